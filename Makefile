@@ -1,0 +1,40 @@
+# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make train-seedling
+PYTHON ?= python3.11
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
+ARGS   ?=
+
+.PHONY: run test check lint types bench train-seedling quickstart clean
+
+$(STAMP): requirements.txt constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
+	touch $(STAMP)
+
+run: $(STAMP)  ## the default job, or any other with ARGS
+	$(PY) run.py $(ARGS)
+
+test: $(STAMP)  ## everything that runs in minutes on two cores
+	$(PY) -m pytest -q -n 2 $(ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+check: lint types test  ## what CI runs
+
+bench: $(STAMP)  ## speed ratios, from one process
+	$(PY) -m harness.measure.bench $(ARGS)
+
+quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and plot
+	$(PY) run.py +experiment=quickstart $(ARGS)
+
+train-seedling: $(STAMP)  ## train the embedded models from scratch (about two hours on two cores)
+	$(PY) -m harness.seedling.train all $(ARGS)
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""One small file for each model family: the facts that the engine cannot guess."""

@@ -1,0 +1,1 @@
+"""The only code that touches a model's internals: sessions, probes, masks, positions, exact dropping."""

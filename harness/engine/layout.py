@@ -1,0 +1,130 @@
+"""Where the visual tokens of a batch are, and which of them are still alive at a decoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Token positions of a left-padded batch, as an adapter reads them off the inputs.
+
+    Rows may hold different numbers of visual tokens; `visual`, `grid` and `source` are padded on the right and
+    `counts` says how many entries of each row are real.
+
+    Attributes:
+        valid: (B, L) True for real tokens, False for padding.
+        visual: (B, N) sequence index of each prunable visual token, in sequence order.
+        counts: prunable visual tokens of each row.
+        text: tokens of each row that are neither padding nor prunable.
+        grid: (B, N, 4) image or frame, tile, row and column of each visual token.
+        source: (B, N) index of each visual token in the flattened tower output (images * patches).
+    """
+
+    valid: Tensor
+    visual: Tensor
+    counts: tuple[int, ...]
+    text: tuple[int, ...]
+    grid: Tensor
+    source: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return len(self.counts)
+
+    def repeat(self, times: int) -> Layout:
+        """Repeat every row `times` times in place, as `generate` does for beams."""
+        if times == 1:
+            return self
+        tensors = {
+            name: getattr(self, name).repeat_interleave(times, 0)
+            for name in ("valid", "visual", "grid", "source")
+        }
+        counts = tuple(n for n in self.counts for _ in range(times))
+        text = tuple(n for n in self.text for _ in range(times))
+        return replace(self, counts=counts, text=text, **tensors)
+
+
+@dataclass(eq=False)
+class Stage:
+    """The tokens alive from decoder layer `first` on.
+
+    Attributes:
+        first: first decoder layer that sees this stage.
+        valid: (B, M) which slots may be attended to.
+        padded: whether any slot is not valid (known on the host, so that no layer has to ask the device).
+        slots: (B, N) slot of each alive visual token, padded on the right.
+        counts: alive visual tokens of each row.
+        origin: (B, N) index of each alive visual token among the row's original ones.
+        rotary: rotary tables of the slots, once a layer has handed them over.
+        mask: attention mask of the prefill, once built.
+    """
+
+    first: int
+    valid: Tensor
+    padded: bool
+    slots: Tensor
+    counts: tuple[int, ...]
+    origin: Tensor
+    rotary: tuple[Tensor, ...] | None = None
+    mask: Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def initial(cls, layout: Layout) -> Stage:
+        """Every token alive."""
+        n_slots = layout.valid.shape[1]
+        padded = any(v + t != n_slots for v, t in zip(layout.counts, layout.text, strict=True))
+        origin = torch.arange(layout.visual.shape[1], device=layout.visual.device)
+        return cls(
+            first=0,
+            valid=layout.valid,
+            padded=padded,
+            slots=layout.visual,
+            counts=layout.counts,
+            origin=origin.expand_as(layout.visual),
+        )
+
+
+def take(tensor: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Gather (B, M) `index` along negative `dim` of a tensor with leading batch axis (size B, or 1 to broadcast)."""
+    axis = tensor.dim() + dim
+    if index.shape[0] == 1 and tensor.shape[0] == 1:
+        return tensor.index_select(axis, index[0])
+    shape = list(tensor.shape)
+    shape[0], shape[axis] = index.shape
+    view = [1] * tensor.dim()
+    view[0], view[axis] = index.shape
+    expanded = tensor.expand(index.shape[0], *tensor.shape[1:])
+    return expanded.gather(axis, index.view(view).expand(shape))
+
+
+def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, bool]:
+    """Turn a boolean (B, M) choice with known row sums into slot indices, rows of fewer tokens padded on the left.
+
+    Returns:
+        index: (B, max(counts)) chosen slots, ascending, padding clamped to slot 0.
+        valid: (B, max(counts)) False for padding.
+        padded: whether there is any padding.
+
+    Cost: one sort of M integers a row, no device synchronisation.
+    """
+    width = max(counts)
+    slot = torch.arange(alive.shape[1], device=alive.device)
+    chosen = torch.where(alive, slot, -1).sort(dim=1).values[:, -width:]
+    return chosen.clamp(min=0), chosen >= 0, any(count != width for count in counts)
+
+
+def groups(keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
+    """Group row numbers by equal keys, in order of first appearance."""
+    found: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return list(found.items())

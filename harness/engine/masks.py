@@ -1,0 +1,61 @@
+"""Attention masks of a shortened batch, in whatever form the model's own attention back end expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import create_causal_mask
+
+
+def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:
+    """Return the causal mask over the slots of `hidden` (B, M, D); the library itself builds it.
+
+    Padding queries are allowed to see themselves, so that no softmax row is empty.
+    """
+    mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
+    if padded and mask is not None and mask.dim() == 4:
+        own = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
+        mask = _allow(mask, (~valid)[:, None, :, None] & own)
+    built: Tensor | None = mask
+    return built
+
+
+def decode_mask(
+    config: Any, hidden: Tensor, valid: Tensor, padded: bool, cache: Any, layer: int
+) -> Tensor | None:
+    """Return the mask of the new tokens of `hidden` (B, t, D) over layer `layer`'s own cache and themselves."""
+    seen = None
+    if padded:
+        n_new = cache.get_seq_length(layer) + hidden.shape[1] - valid.shape[1]
+        seen = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
+    mask: Any = create_causal_mask(config, hidden, seen, cache, layer_idx=layer)
+    built: Tensor | None = mask
+    return built
+
+
+def reference_mask(config: Any, hidden: Tensor, alive: Tensor, n_past: int) -> Tensor:
+    """Return the explicit (B, 1, Q, S) mask of the slow reference: causal, and only alive keys are seen.
+
+    Args:
+        config: text configuration; eager attention takes an additive mask, sdpa a boolean one.
+        hidden: (B, Q, D) new hidden states, for shape, type and device.
+        alive: (B, n_past + Q) keys that may be seen.
+        n_past: keys already cached.
+    """
+    n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
+    key = torch.arange(n_keys, device=hidden.device)
+    query = n_past + torch.arange(n_query, device=hidden.device)
+    own = key[None, :] == query[:, None]
+    causal = key[None, :] <= query[:, None]
+    mask = ((causal & alive[:, None, :]) | own)[:, None]
+    if config._attn_implementation == "eager":
+        zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
+        return torch.where(mask, zero, torch.finfo(hidden.dtype).min)
+    return mask
+
+
+def _allow(mask: Tensor, extra: Tensor) -> Tensor:
+    """Open the positions `extra` in a boolean or additive mask."""
+    return mask | extra if mask.dtype == torch.bool else mask.masked_fill(extra, 0.0)

@@ -1,0 +1,356 @@
+"""One call of `generate`: hooks that shorten the batch at the method's sites and keep what follows consistent."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from harness.engine.layout import Layout, Stage, take
+from harness.engine.masks import decode_mask, prefill_mask, reference_mask
+from harness.engine.record import Generated, Record
+from harness.engine.reduce import Decision, decide, hide, row_generators, shrink, write_merged
+from harness.measure.clock import Clock
+from harness.measure.memory import kv_bytes
+from methods.base import Site
+
+if TYPE_CHECKING:
+    from harness.engine.session import Session
+
+Arguments = dict[str, Any]
+
+
+class Pass:
+    """Carries a batch from the tower to the last decoding step.
+
+    The tokens alive are described by a growing list of stages. A `vision` site decides on tower features and takes
+    effect, like a `prefix` site, on the input of layer 0; a `layer` site gathers the hidden states that enter its layer
+    and hands all later layers the gathered rotary tables and a mask of the new length. Decoding steps need hooks of ours
+    only if some row is padded (or the back end wants explicit masks); otherwise all hooks are gone after the prefill.
+
+    Args:
+        session: method, model and settings.
+        layout: of the batch.
+        samples: one id for each row.
+    """
+
+    def __init__(self, session: Session, layout: Layout, samples: tuple[str, ...]) -> None:
+        self._session = session
+        self._layout = layout
+        self._samples = samples
+        self._decoder = session.adapter.decoder
+        self._clock = Clock(session.adapter.device, enabled=session.timed)
+        self._requested = tuple(
+            session.budget.keep(session.method, session.adapter.facts, visual, text)
+            if visual
+            else (0,) * len(session.sites)
+            for visual, text in zip(layout.counts, layout.text, strict=True)
+        )
+        self._beams = 1
+        self._stages: list[Stage] = []
+        self._vision: Decision | None = None
+        self._in_prefill = False
+        self._shift: Tensor | None = None
+        self._step_masks: dict[int, Tensor | None] = {}
+        self._kept: list[tuple[int, ...]] = []
+        self._cache_bytes = 0
+        self._cache_lengths: tuple[int, ...] = ()
+        self._handles: list[RemovableHandle] = []
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Pass:
+        """Install the hooks of the prefill."""
+        adapter = self._session.adapter
+        self._handles = [
+            adapter.tower.register_forward_pre_hook(self._before_tower),
+            adapter.projector.register_forward_pre_hook(self._before_projector),
+            adapter.projector.register_forward_hook(self._after_projector),
+            self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
+            self._decoder.register_forward_hook(self._after_decoder),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove every hook, also after an error."""
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def prefill_stage(self) -> Stage | None:
+        """Return the stage in force while a prefill runs, None outside one."""
+        return self._stages[-1] if self._in_prefill else None
+
+    # ------------------------------------------------------------------ deciding
+
+    def _decide(self, number: int, stage: Stage, tokens_of: Any) -> Decision:
+        """Ask the method for its plans at site `number`, one for each row of the batch as it runs."""
+        session = self._session
+        keep = [counts[number] for counts in self._requested for _ in range(self._beams)]
+        names = [name for name in self._samples for _ in range(self._beams)]
+        with self._clock.phase("select"):
+            return decide(
+                method=session.method,
+                site=session.sites[number],
+                keep=keep,
+                layout=self._layout.repeat(self._beams),
+                stage=stage,
+                signals=session.signals,
+                generators=row_generators(session.seed, names, number),
+                tokens_of=tokens_of,
+            )
+
+    def _advance(self, site: Site, decision: Decision) -> Tensor | None:
+        """Enter the next stage; return the slots to gather, or None if nothing moves (the slow reference)."""
+        first, stage = effect(site), self._stages[-1]
+        self._kept.append(decision.counts[:: self._beams])
+        if self._session.emulate:
+            self._stages.append(hide(stage, decision, first))
+            return None
+        text = self._layout.repeat(self._beams).text
+        following, index = shrink(stage, decision, text, first)
+        self._stages.append(following)
+        return index
+
+    # ------------------------------------------------------------------ vision
+
+    def _before_tower(self, module: nn.Module, args: Any) -> None:
+        self._clock.start("vision")
+
+    def _after_projector(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._clock.stop("vision")
+
+    def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> Any:
+        """Write merged tower features over the kept tokens' own; the dropped ones leave before layer 0."""
+        for number, site in enumerate(self._session.sites):
+            if site.where != "vision":
+                continue
+            flat, source = args[0].flatten(0, -2), self._layout.source
+            self._vision = self._decide(
+                number,
+                Stage.initial(self._layout),
+                lambda rows, n, flat=flat, source=source: flat[source[rows][:, :n]],
+            )
+            if self._vision.merged:
+                flat = flat.clone()
+                for part in self._vision.merged:
+                    flat[take(source[part.rows], part.kept, -1)] = part.values
+            args = (flat.view_as(args[0]), *args[1:])
+        return args
+
+    # ------------------------------------------------------------------ decoder stack
+
+    def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            return args, self._continue(kwargs)
+        self._clock.start("prefill")
+        self._in_prefill = True
+        self._beams = kwargs["inputs_embeds"].shape[0] // self._layout.rows
+        layout = self._layout.repeat(self._beams)
+        self._session.signals.start(layout)
+        self._stages = [Stage.initial(layout)]
+        for number, site in enumerate(self._session.sites):
+            if site.where == "vision":
+                assert self._vision is not None  # the projector ran before the decoder
+                kwargs = self._shorten_input(kwargs, site, self._vision.repeat(self._beams))
+            elif site.where == "prefix":
+                decision = self._decide(
+                    number, self._stages[-1], self._tokens(kwargs["inputs_embeds"])
+                )
+                kwargs = self._shorten_input(kwargs, site, decision)
+        self._install_layers()
+        return args, kwargs
+
+    def _tokens(self, hidden: Tensor) -> Any:
+        """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
+        slots = self._stages[-1].slots
+        return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
+
+    def _install_layers(self) -> None:
+        """Hook the decoder layers from the first that differs from the plain model."""
+        layers = [site.layer for site in self._session.sites if site.where == "layer"]
+        if self._session.emulate and len(self._stages) > 1:
+            layers.append(0)
+        if not layers:
+            return
+        for index in range(min(layers), len(self._decoder.layers)):
+            layer = self._decoder.layers[index]
+            hook = self._layer_hook(index)
+            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _shorten_input(self, kwargs: Arguments, site: Site, decision: Decision) -> Arguments:
+        """Apply a decision that takes effect before layer 0 to the arguments of the decoder stack."""
+        before = self._stages[-1]
+        hidden = write_merged(kwargs["inputs_embeds"], before.slots, decision)
+        index = self._advance(site, decision)
+        stage = self._stages[-1]
+        position_ids = kwargs["position_ids"]
+        if self._session.renumber:
+            position_ids = (stage.valid.long().cumsum(1) - 1).clamp(min=0)
+            gone = [a - b for a, b in zip(before.counts, stage.counts, strict=True)]
+            shift = torch.tensor(gone, device=hidden.device).unsqueeze(1)
+            self._shift = shift if self._shift is None else self._shift + shift
+        elif index is not None:
+            position_ids = take(position_ids, index, -1)
+        if index is not None:
+            hidden = take(hidden, index, -2)
+            # Never None: gaps in the positions without a mask would be read as packed sequences.
+            kwargs = {**kwargs, "attention_mask": stage.valid}
+        return {**kwargs, "inputs_embeds": hidden, "position_ids": position_ids}
+
+    def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._in_prefill:
+            return
+        self._in_prefill = False
+        self._clock.stop("prefill")
+        cache = output.past_key_values
+        self._cache_bytes = kv_bytes(cache)
+        self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
+        if not self._decode_needs_hooks():
+            self._remove_hooks()
+        self._clock.start("decode")
+
+    def _decode_needs_hooks(self) -> bool:
+        """Whether decoding steps need masks or positions of ours; most batches do not."""
+        if len(self._stages) == 1:
+            return False
+        eager = self._decoder.config._attn_implementation == "eager"
+        own = self._session.emulate or self._session.renumber
+        return own or eager or any(stage.padded for stage in self._stages)
+
+    def _continue(self, kwargs: Arguments) -> Arguments:
+        """Correct the arguments of a decoding step."""
+        self._step_masks.clear()
+        if self._shift is not None:
+            kwargs = {**kwargs, "position_ids": kwargs["position_ids"] - self._shift}
+        stage = self._stage_at(0)
+        if stage is self._stages[0] or self._session.emulate:
+            return kwargs
+        seen = None
+        if stage.padded:
+            cache, hidden = kwargs["past_key_values"], kwargs["inputs_embeds"]
+            n_new = cache.get_seq_length(0) + hidden.shape[1] - stage.valid.shape[1]
+            seen = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
+        return {**kwargs, "attention_mask": seen}
+
+    # ------------------------------------------------------------------ decoder layers
+
+    def _stage_at(self, layer: int) -> Stage:
+        """Return the stage in force at a decoder layer, once the prefill is over."""
+        return next(stage for stage in reversed(self._stages) if stage.first <= layer)
+
+    def _layer_hook(self, layer: int) -> Any:
+        numbered = [
+            (number, site)
+            for number, site in enumerate(self._session.sites)
+            if site.where == "layer" and site.layer == layer
+        ]
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments) -> Any:
+            hidden = args[0]
+            if not self._in_prefill:
+                stage = self._stage_at(layer)
+                if stage is self._stages[0]:
+                    return None
+                mask = self._step_mask(stage, hidden, kwargs["past_key_values"], layer)
+                return args, {**kwargs, "attention_mask": mask}
+            for number, site in numbered:
+                hidden = self._reduce_hidden(number, site, hidden, kwargs["position_embeddings"])
+            stage = self._stages[-1]
+            if stage is self._stages[0]:
+                return None
+            if self._session.emulate and stage.mask is None:
+                stage.mask = reference_mask(self._decoder.config, hidden, stage.valid, 0)
+            if self._session.emulate:
+                kwargs = {**kwargs, "attention_mask": stage.mask}
+            elif stage.first > 0:
+                kwargs = {
+                    **kwargs,
+                    "position_embeddings": stage.rotary,
+                    "attention_mask": stage.mask,
+                    "position_ids": None,
+                }
+            return (hidden, *args[1:]), kwargs
+
+        return hook
+
+    def _reduce_hidden(
+        self, number: int, site: Site, hidden: Tensor, rotary: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Return the hidden states that enter a `layer` site's layer, and prepare the later ones."""
+        before = self._stages[-1]
+        decision = self._decide(number, before, self._tokens(hidden))
+        hidden = write_merged(hidden, before.slots, decision)
+        index = self._advance(site, decision)
+        if index is None:
+            return hidden
+        stage = self._stages[-1]
+        hidden = take(hidden, index, -2)
+        stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
+        stage.mask = prefill_mask(self._decoder.config, hidden, stage.valid, stage.padded)
+        return hidden
+
+    def _step_mask(self, stage: Stage, hidden: Tensor, cache: Any, layer: int) -> Tensor | None:
+        """Return the mask of a decoding step, built once for each stage and step."""
+        if id(stage) in self._step_masks:
+            return self._step_masks[id(stage)]
+        config = self._decoder.config
+        if self._session.emulate:
+            n_past = cache.get_seq_length(layer)
+            n_new = n_past + hidden.shape[1] - stage.valid.shape[1]
+            alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
+            mask: Tensor | None = reference_mask(config, hidden, alive, n_past)
+        else:
+            mask = decode_mask(config, hidden, stage.valid, stage.padded, cache, layer)
+        self._step_masks[id(stage)] = mask
+        return mask
+
+    # ------------------------------------------------------------------ records
+
+    def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
+        """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens."""
+        self._clock.stop("decode")
+        totals, rows = self._clock.totals_ms(), self._layout.rows
+        times = {
+            name: totals.get(name, 0.0) / rows for name in ("vision", "select", "prefill", "decode")
+        }
+        times["decode_per_token"] = times["decode"] / max(ids.shape[1] - 1, 1)
+        new_tokens = (ids != self._session.adapter.pad_id).sum(1).tolist()
+        depth, last = len(self._decoder.layers), self._stages[-1]
+        records = []
+        for row, sample in enumerate(self._samples):
+            beam = row * self._beams
+            entering = tuple(self._stage_at(layer).counts[beam] for layer in range(depth))
+            record = Record(
+                sample=sample,
+                visual=self._layout.counts[row],
+                text=self._layout.text[row],
+                requested=self._requested[row],
+                kept=tuple(kept[row] for kept in self._kept),
+                entering=entering,
+                kv_entries=sum(entering),
+                kv_bytes=self._cache_bytes // (rows * self._beams),
+                new_tokens=new_tokens[row],
+                times_ms=times,
+                origin=last.origin[beam, : last.counts[beam]].cpu(),
+            )
+            records.append(record)
+        stacked = None if logits is None else torch.stack(logits, dim=1)
+        return Generated(ids, tuple(records), stacked, self._cache_lengths)
+
+
+def effect(site: Site) -> int:
+    """Return the decoder layer whose input a site shortens: 0 for everything before the decoder."""
+    return site.layer if site.where == "layer" else 0

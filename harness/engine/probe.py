@@ -1,0 +1,121 @@
+"""Attention scores beside the fused kernel: only the asked query rows are ever computed, in at least fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from harness.errors import UserError
+
+#: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
+Watcher = Callable[[Tensor, Tensor, float], None]
+
+
+class AttentionTap:
+    """Lets watchers see the queries and keys of chosen attention modules while their own kernel runs unchanged.
+
+    The attention functions in use are wrapped under their own names, so mask creation and kernel choice stay as they
+    are, and are put back on exit.
+
+    Raises:
+        UserError: a watched module runs eager attention, which transformers does not dispatch through its table.
+    """
+
+    def __init__(self, watchers: Iterable[tuple[nn.Module, Watcher]]) -> None:
+        self._watchers: dict[nn.Module, list[Watcher]] = {}
+        for module, watcher in watchers:
+            self._watchers.setdefault(module, []).append(watcher)
+        configs: list[Any] = [module.config for module in self._watchers]
+        names = {str(config._attn_implementation) for config in configs}
+        if "eager" in names:
+            raise UserError(
+                "model.attention='eager' hides the queries that this method scores with; "
+                "valid: sdpa, flash_attention_2"
+            )
+        self._names = sorted(names)
+        self._originals: dict[str, Callable[..., Any]] = {}
+
+    def __enter__(self) -> AttentionTap:
+        for name in self._names:
+            self._originals[name] = ALL_ATTENTION_FUNCTIONS[name]
+            AttentionInterface.register(name, self._wrap(self._originals[name]))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name, original in self._originals.items():
+            AttentionInterface.register(name, original)
+        self._originals.clear()
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        watchers = self._watchers
+
+        def attention(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            for watcher in watchers.get(module, ()):
+                scaling = kwargs.get("scaling")
+                watcher(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+            return original(module, query, key, value, *args, **kwargs)
+
+        return attention
+
+
+def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
+    """Return the head-mean attention probabilities of a few query rows.
+
+    Args:
+        query: (B, H, R, Dh) the asked rows, rotary positions applied.
+        key: (B, H_kv, S, Dh) all keys; query head h reads key head h // (H / H_kv).
+        scaling: factor of the logits.
+        visible: boolean, broadcastable to (B, 1, R, S), which keys each row may see; None for all.
+
+    Returns:
+        (B, R, S) in fp32, or fp64 for fp64 inputs. Cost: O(H R S Dh).
+    """
+    n_batch, n_heads, n_rows, _ = query.shape
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.reshape(n_batch, key.shape[1], n_heads // key.shape[1], n_rows, -1)
+    logits = torch.einsum("bkgrd,bksd->bkgrs", grouped.to(accumulator), key.to(accumulator))
+    logits = logits.reshape(n_batch, n_heads, n_rows, -1) * scaling
+    if visible is not None:
+        logits = logits.masked_fill(~visible, torch.finfo(accumulator).min)
+    return logits.softmax(-1).mean(1)
+
+
+def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real."""
+    visible = valid[:, None, None, :]
+    return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
+
+
+def received_mean(
+    query: Tensor, key: Tensor, scaling: float, valid: Tensor, block: int = 256
+) -> Tensor:
+    """Return (B, S): attention each key receives, mean over heads and the real queries that may see it (causal).
+
+    The map is built in blocks of `block` rows, so memory is O(H block S) and not O(H S^2).
+    """
+    n_slots = key.shape[2]
+    slot = torch.arange(n_slots, device=key.device)
+    total = torch.zeros(
+        valid.shape, dtype=torch.promote_types(query.dtype, torch.float32), device=key.device
+    )
+    for start in range(0, n_slots, block):
+        rows = slot[start : start + block]
+        causal = slot[None, :] <= rows[:, None]
+        visible = (causal & valid[:, None, :])[:, None]
+        weights = attention_rows(query[:, :, start : start + block], key, scaling, visible)
+        total += (weights * valid[:, start : start + block, None]).sum(1)
+    # Queries that can see key j: the real ones at j or later.
+    seen_by = valid.flip(1).cumsum(1).flip(1).clamp(min=1)
+    return total / seen_by

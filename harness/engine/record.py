@@ -1,0 +1,53 @@
+"""What really happened to one sample: the counts and times that its row of results is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """Telemetry of one sample.
+
+    Attributes:
+        sample: its id.
+        visual: prunable visual tokens.
+        text: other prompt tokens.
+        requested: tokens to keep after each site, as the budget asked.
+        kept: tokens really kept after each site.
+        entering: visual tokens that entered each decoder layer.
+        kv_entries: visual entries held in the KV cache after prefill, summed over layers.
+        kv_bytes: bytes of the whole cache after prefill, divided by the rows of the batch.
+        new_tokens: tokens generated, end of sequence included.
+        times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
+            each the batch's time divided by its rows.
+        origin: (n,) original indices of the visual tokens alive in the last layer.
+    """
+
+    sample: str
+    visual: int
+    text: int
+    requested: tuple[int, ...]
+    kept: tuple[int, ...]
+    entering: tuple[int, ...]
+    kv_entries: int
+    kv_bytes: int
+    new_tokens: int
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+    origin: Tensor | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Answers of one batch: `ids` (B, T) new tokens only, padded after the end of sequence, and a record for each row.
+
+    `logits` is (B, T, V) if the caller asked for `output_logits`.
+    """
+
+    ids: Tensor
+    records: tuple[Record, ...]
+    logits: Tensor | None = None
+    cache_lengths: tuple[int, ...] = ()

@@ -1,0 +1,136 @@
+"""The session: installs one method on one model for the length of a `with` block, and always restores the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget
+from harness.engine.guards import check_generation, check_text_config
+from harness.engine.passes import Pass
+from harness.engine.probe import AttentionTap
+from harness.engine.record import Generated
+from harness.engine.signals import Signals
+from harness.errors import UserError
+from methods.base import MethodError, TokenReducer
+
+Backend = Literal["drop", "emulate"]
+PositionPolicy = Literal["original", "renumbered", "method"]
+
+
+class Session:
+    """Runs `generate` with visual tokens reduced by a method.
+
+    `backend="drop"` removes tokens physically: hidden states, rotary tables, masks and cache all get shorter.
+    `backend="emulate"` is the slow reference: the full sequence runs everywhere and explicit masks hide what was
+    dropped. Both make the same choices; tests hold them against each other.
+
+    Args:
+        adapter: the model.
+        method: the reducer; a method without sites leaves the model alone.
+        budget: rule and ratio.
+        seed: run seed, from which every sample's generator is derived.
+        backend: `drop` or `emulate`.
+        positions: `original` keeps the position ids of kept tokens, `renumbered` closes the gaps, `method` does what
+            the method's released code does.
+        prior: (h, w) calibrated prior for methods that need one.
+        timed: whether phases are timed (the device is synchronised at both ends of each).
+
+    Raises:
+        MethodError: the model cannot carry the method.
+        UserError: the model's attention or layers are not supported.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        method: TokenReducer,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        backend: Backend = "drop",
+        positions: PositionPolicy = "original",
+        prior: Tensor | None = None,
+        timed: bool = True,
+    ) -> None:
+        if not isinstance(method, TokenReducer):
+            raise MethodError(
+                f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
+            )
+        check_text_config(adapter.decoder.config)
+        self.adapter = adapter
+        self.method = method
+        self.budget = budget
+        self.seed = seed
+        self.emulate = backend == "emulate"
+        self.timed = timed
+        self.sites = method.sites(adapter.facts.text.layers)
+        policy = method.positions if positions == "method" else positions
+        self.renumber = policy == "renumbered" and bool(self.sites)
+        if self.renumber and any(site.where == "layer" for site in self.sites):
+            raise UserError(
+                "engine.positions='renumbered' works before layer 0 only, this method acts between "
+                "layers; valid: original"
+            )
+        self._pass: Pass | None = None
+        self.signals = Signals(
+            adapter,
+            method,
+            self.sites,
+            prior,
+            stage=lambda: self._pass.prefill_stage() if self._pass else None,
+        )
+        self._tap = AttentionTap(self.signals.watchers())
+        self._open = False
+
+    def __enter__(self) -> Session:
+        """Wrap the attention functions that the method's signals need."""
+        self._tap.__enter__()
+        self._open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Restore the model."""
+        self._open = False
+        self._tap.__exit__(kind, error, trace)
+
+    @torch.inference_mode()
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
+    ) -> Generated:
+        """Generate answers for one left-padded batch.
+
+        Args:
+            inputs: what the adapter's `encode` returned.
+            samples: one unique id for each row; they seed the rows' generators.
+            **generation: arguments of transformers' `generate`.
+
+        Raises:
+            UserError: an argument that the engine cannot honour.
+            PlanError: the method broke its contract.
+        """
+        if not self._open:
+            raise RuntimeError("Session.generate was called outside its `with` block")
+        check_generation({**inputs, **generation})
+        layout = self.adapter.layout(inputs)
+        names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
+        if len(names) != layout.rows:
+            raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")
+        with Pass(self, layout, names) as self._pass:
+            output = self.adapter.model.generate(
+                **inputs, **generation, return_dict_in_generate=True
+            )
+            ids = output.sequences[:, inputs["input_ids"].shape[1] :]
+            generated = self._pass.finish(ids, getattr(output, "logits", None))
+        self._pass = None
+        return generated

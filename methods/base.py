@@ -1,0 +1,272 @@
+"""What a method is: three small bases, and the plain data that passes between a method and the engine.
+
+A method never sees a model. It declares where it acts (`Site`) and what it must read (`Need`), receives a frozen
+`View` of tensors, and answers with a `Plan`. The engine alone touches the model: it gathers the views, applies the
+plans and restores everything afterwards. The same five words carry all kinds of method:
+
+| kind                       | base            | where                          | answers with          |
+| -------------------------- | --------------- | ------------------------------ | --------------------- |
+| prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
+| diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
+| KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
+| speculative decoding       | Decoder         | `decode`                       | `Window`              |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+Where = Literal["vision", "prefix", "layer", "cache", "decode"]
+Positions = Literal["original", "renumbered"]
+
+#: Every signal a method may ask for. Shapes are those of `View.signals`; producers live in harness/engine/signals.py.
+SIGNALS: Mapping[str, str] = {
+    "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32",
+    "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
+    "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
+    "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+    "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a method acts.
+
+    `vision` is the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
+    the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `cache` the
+    key-value cache after prefill, `decode` the generation loop.
+    """
+
+    where: Where
+    layer: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A signal that must be in the view. `layer=None` means the natural one.
+
+    For attention signals that is the decoder layer just before the site; for tower signals the layer whose output the
+    projector reads.
+    """
+
+    signal: str
+    layer: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Name under which the tensor stands in `View.signals`."""
+        return self.signal if self.layer is None else f"{self.signal}@{self.layer}"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a method may read at one site. Rectangular: all B rows have the same number N of visual tokens.
+
+    The engine groups the rows of a batch by their token count and budget, so a method never meets padding.
+
+    Attributes:
+        site: where the method is asked.
+        tokens: (B, N, D) visual tokens as they stand at the site, in sequence order.
+        grid: (B, N, 4) integer coordinates of each token: image or frame, tile, row, column.
+        signals: tensors asked for through `TokenReducer.needs`, by `Need.key`.
+        generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
+        text: (B, T, D) hidden states of the text tokens at the site, left-padded.
+        text_valid: (B, T) which of them are real.
+        step: denoising step of a diffusion model, 0 otherwise.
+    """
+
+    site: Site
+    tokens: Tensor
+    grid: Tensor
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    generators: Sequence[torch.Generator] = ()
+    text: Tensor | None = None
+    text_valid: Tensor | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Merging in which every token goes to at most one kept slot: `new[k] = sum of weight[j] * token[j], slot[j] == k`.
+
+    Attributes:
+        slot: (B, N) index into the kept tokens, or -1 for a token that is only dropped.
+        weight: (B, N) weight of each token in its slot; a kept token's own weight counts too.
+    """
+
+    slot: Tensor
+    weight: Tensor
+
+    def apply(self, tokens: Tensor, n_keep: int) -> Tensor:
+        """Return the merged tokens (B, n_keep, D), accumulated in fp32. Cost: O(N D)."""
+        merged = tokens.new_zeros(
+            tokens.shape[0], n_keep + 1, tokens.shape[2], dtype=_accumulator(tokens)
+        )
+        slot = torch.where(
+            self.slot < 0, n_keep, self.slot
+        )  # the extra row swallows what is dropped
+        weighted = tokens.to(merged.dtype) * self.weight.to(merged.dtype).unsqueeze(-1)
+        merged.scatter_add_(1, slot.unsqueeze(-1).expand_as(weighted), weighted)
+        return merged[:, :n_keep].to(tokens.dtype)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Merging in which a token may flow into several kept slots: `new = matrix @ tokens` with matrix (B, K, N)."""
+
+    matrix: Tensor
+
+    def apply(self, tokens: Tensor, n_keep: int) -> Tensor:
+        """Return the merged tokens (B, n_keep, D), accumulated in fp32. Cost: O(n_keep N D)."""
+        accumulator = _accumulator(tokens)
+        return (self.matrix.to(accumulator) @ tokens.to(accumulator)).to(tokens.dtype)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a token reducer decided. Plans are data; harness/engine applies them in one place.
+
+    Attributes:
+        kept: (B, K) indices of the kept tokens, ascending, relative to `View.tokens`.
+        merge: how dropped tokens flow into kept ones, or None for pure pruning.
+    """
+
+    kept: Tensor
+    merge: Assignment | Mixture | None = None
+
+    def check(self, n_tokens: int, keep: int | None) -> None:
+        """Raise PlanError unless `kept` is strictly ascending, inside [0, n_tokens) and exactly `keep` wide.
+
+        `keep=None` accepts any width of at least one (adaptive methods).
+        """
+        width = self.kept.shape[1]
+        if width == 0 or (keep is not None and width != keep):
+            raise PlanError(f"plan keeps {width} tokens, the budget asks for {keep}")
+        steps = torch.diff(self.kept, dim=1) > 0
+        inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
+        if not bool(steps.all() & inside.all()):
+            raise PlanError(f"kept indices must ascend strictly within [0, {n_tokens})")
+
+
+class PlanError(ValueError):
+    """A method broke the contract of `Plan`."""
+
+
+class MethodError(ValueError):
+    """A method cannot work with these hyper-parameters or on this model."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Common to all bases: a frozen dataclass whose fields are the hyper-parameters under the paper's names."""
+
+    #: How positions go on after dropping; `engine.positions` can override it.
+    positions: ClassVar[Positions] = "original"
+
+    @abstractmethod
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return where the method acts in a model of `depth` decoder layers, first to last.
+
+        Raises:
+            MethodError: a layer hyper-parameter lies outside the model.
+        """
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the signals that `View.signals` must hold at `site`."""
+        del site
+        return ()
+
+
+@dataclass(frozen=True)
+class TokenReducer(Method):
+    """Drops or merges visual tokens at `vision`, `prefix` or `layer` sites."""
+
+    #: True if `plan` may return another count than asked (then only the mean over a set is controlled).
+    adaptive: ClassVar[bool] = False
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Return the share of the original visual tokens kept after each site, for one scalar in (0, 1].
+
+        Must not increase from site to site, and must grow with `share`; harness/budget.py solves it for the budget
+        rule and turns it into integers. The default keeps the same share from the first site on.
+        """
+        return (share,) * n_sites
+
+    @abstractmethod
+    def plan(self, view: View, keep: int) -> Plan:
+        """Choose `keep` of the view's N tokens; a pure function of its arguments."""
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """What a cache compressor may read of one layer after prefill.
+
+    Attributes:
+        layer: decoder layer.
+        keys: (B, H_kv, N, Dh) keys of the candidate entries, rotary positions applied, one copy for each KV head.
+        values: (B, H_kv, N, Dh) their values.
+        grid: (B, N, 4) coordinates as in `View`.
+        signals: as in `View`; attention signals are those of this very layer.
+    """
+
+    layer: int
+    keys: Tensor
+    values: Tensor
+    grid: Tensor
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheCompressor(Method):
+    """Evicts visual entries of the KV cache once, after prefill, each layer by its own budget."""
+
+    @abstractmethod
+    def score(self, view: CacheView) -> Tensor:
+        """Return (B, H, N) scores of the entries, H = 1 (shared by all heads) or H_kv; larger stays longer."""
+
+    def allocate(self, scores: Sequence[Tensor], keep: int) -> tuple[int, ...]:
+        """Split `keep * n_layers` entries over the layers. The default gives each layer `keep`."""
+        return (keep,) * len(scores)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A decoder's next move: how many tokens the draft proposes, and what runs at the same time.
+
+    Attributes:
+        draft: tokens to draft now (0: none).
+        verify: drafted but unverified tokens to verify now.
+        overlap: True if drafting goes on while the target verifies.
+    """
+
+    draft: int
+    verify: int
+    overlap: bool = False
+
+
+@dataclass(frozen=True)
+class Decoder(Method):
+    """Speculative decoding: a pure policy over one state machine; the draft may carry a token reducer of its own."""
+
+    #: What reduces the draft's visual tokens, or None.
+    draft_reducer: TokenReducer | None = None
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the generation loop as the only site."""
+        return (Site("decode"),)
+
+    @abstractmethod
+    def window(self, drafted: int, accepted: int, rejected: bool) -> Window:
+        """Choose the next move from what is drafted, what was accepted last, and whether the last draft was rejected."""
+
+
+def _accumulator(tokens: Tensor) -> torch.dtype:
+    """Accumulate half precision in fp32 and leave wider types as they are."""
+    return torch.promote_types(tokens.dtype, torch.float32)
