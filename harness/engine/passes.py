@@ -165,7 +165,7 @@ class Pass:
             if site.where == "vision":
                 assert self._vision is not None  # the projector ran before the decoder
                 kwargs = self._shorten_input(kwargs, site, self._vision.repeat(self._beams))
-            elif site.where == "prefix":
+            elif effect(site) == 0:
                 decision = self._decide(
                     number, self._stages[-1], self._tokens(kwargs["inputs_embeds"])
                 )
@@ -180,7 +180,7 @@ class Pass:
 
     def _install_layers(self) -> None:
         """Hook the decoder layers from the first that differs from the plain model."""
-        layers = [site.layer for site in self._session.sites if site.where == "layer"]
+        layers = [effect(site) for site in self._session.sites if effect(site) > 0]
         if self._session.emulate and len(self._stages) > 1:
             layers.append(0)
         if not layers:
@@ -255,7 +255,7 @@ class Pass:
         numbered = [
             (number, site)
             for number, site in enumerate(self._session.sites)
-            if site.where == "layer" and site.layer == layer
+            if effect(site) == layer > 0
         ]
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments) -> Any:

@@ -1,0 +1,319 @@
+"""Dropping is exact: against the plain model, against the slow reference, across batches and beams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.engine.session import Session
+from harness.errors import UserError
+from methods.base import MethodError, Plan, PlanError
+from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
+
+GENERATION = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "suppress_tokens": [4]}
+PLACES = [("prefix",), ("vision",), (1,), (2,), (1, 3), ("prefix", 2), (0,)]
+NONE = Budget("kept", 0.0)
+MOST = Budget("kept", 0.6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_llava(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def double(folder):
+    return load_llava(folder, "float64")
+
+
+@pytest.fixture(scope="module")
+def single(folder):
+    return load_llava(folder, "float32")
+
+
+@pytest.fixture(scope="module")
+def eager(folder):
+    return load_llava(folder, "float32", "eager")
+
+
+def plain(adapter, inputs, **extra):
+    with torch.inference_mode():
+        out = adapter.model.generate(
+            **inputs, **{**GENERATION, **extra}, return_dict_in_generate=True
+        )
+    return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits, 1)
+
+
+def run(adapter, method, budget, chats=CHATS, samples=None, **options):
+    generation = {**GENERATION, **options.pop("generation", {})}
+    with Session(adapter, method, budget, **options) as session:
+        return session.generate(adapter.encode(chats), samples, **generation)
+
+
+@pytest.mark.parametrize("kind", ["double", "single", "eager"])
+@pytest.mark.parametrize("where", PLACES)
+def test_ratio_zero_is_bit_identical(kind, where, request):
+    adapter = request.getfixturevalue(kind)
+    if kind == "eager" and adapter.model.dtype == torch.float64:
+        pytest.fail("eager fp64 with padding is NaN in the library itself")
+    for chats in (CHATS[:1], CHATS):
+        ids, logits = plain(adapter, adapter.encode(chats))
+        got = run(adapter, Scatter(where), NONE, chats)
+        assert torch.equal(got.ids, ids)
+        assert torch.equal(got.logits, logits)
+        assert got.records[0].kept == (16,) * len(where)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("where", PLACES)
+def test_dropping_equals_emulation(double, where, merge):
+    """Prefill and six decoding steps in fp64: nothing but the summation order may differ."""
+    for chats in (CHATS[:1], CHATS):
+        fast = run(double, Scatter(where, merge), MOST, chats)
+        slow = run(double, Scatter(where, merge), MOST, chats, backend="emulate")
+        _, untouched = plain(double, double.encode(chats))
+        assert torch.equal(fast.ids, slow.ids)
+        assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
+        assert (fast.logits[:, 0] - untouched[:, 0]).abs().max() > 1e-2  # the test is not vacuous
+        for a, b in zip(fast.records, slow.records, strict=True):
+            assert (a.kept, a.entering) == (b.kept, b.entering)
+            assert torch.equal(a.origin, b.origin)
+
+
+@pytest.mark.parametrize("kind", ["single", "eager"])
+@pytest.mark.parametrize("where", PLACES)
+def test_dropping_equals_emulation_in_single_precision(kind, where, request):
+    adapter = request.getfixturevalue(kind)
+    fast = run(adapter, Scatter(where), MOST)
+    slow = run(adapter, Scatter(where), MOST, backend="emulate")
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() <= 5e-6 * slow.logits.abs().max()
+
+
+@pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
+def test_dropping_equals_a_full_forward_with_handwritten_masks(double, where):
+    """An oracle that shares no code with the engine: one uncached forward, a mask a layer."""
+    for one in CHATS:
+        inputs = double.encode([one])
+        got = run(double, Scatter(where), MOST, [one])
+        first = 0 if where == ("prefix",) else where[0]
+        ids = torch.cat([inputs["input_ids"], got.ids[:, :-1]], 1)
+        visual = (ids[0] == 4).nonzero()[:, 0]
+        hidden = torch.ones(visual.shape[0], dtype=torch.bool)
+        hidden[got.records[0].origin] = False
+        seen = torch.ones(ids.shape[1], dtype=torch.bool)
+        seen[visual[hidden]] = False
+        causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        own = torch.eye(ids.shape[1], dtype=torch.bool)
+        masks = {
+            layer: ((causal & seen) | own if layer >= first else causal)[None, None]
+            for layer in range(DEPTH)
+        }
+        handles = [
+            module.register_forward_pre_hook(
+                lambda m, a, k, layer=layer: (a, {**k, "attention_mask": masks[layer]}),
+                with_kwargs=True,
+            )
+            for layer, module in enumerate(double.decoder.layers)
+        ]
+        with torch.inference_mode():
+            logits = double.model(
+                input_ids=ids, pixel_values=inputs["pixel_values"], use_cache=False
+            ).logits
+        for handle in handles:
+            handle.remove()
+        expected = logits[:, inputs["input_ids"].shape[1] - 1 :]
+        assert (got.logits - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("where", PLACES)
+def test_padded_batch_equals_single_rows(double, where, merge):
+    batch = run(double, Scatter(where, merge), MOST, samples=["a", "b", "c"])
+    for row, one in enumerate(CHATS):
+        alone = run(double, Scatter(where, merge), MOST, [one], samples=["abc"[row]])
+        assert torch.equal(batch.ids[row], alone.ids[0])
+        assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
+        assert batch.records[row].kept == alone.records[0].kept
+        assert batch.records[row].entering == alone.records[0].entering
+        assert torch.equal(batch.records[row].origin, alone.records[0].origin)
+
+
+@pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
+def test_beams_equal_beams_of_single_rows(double, where):
+    beams = {"num_beams": 3, "output_logits": False}
+    batch = run(double, Scatter(where), MOST, generation=beams)
+    for row, one in enumerate(CHATS):
+        alone = run(double, Scatter(where), MOST, [one], generation=beams)
+        assert torch.equal(batch.ids[row], alone.ids[0])
+
+
+@pytest.mark.parametrize(
+    ("where", "lengths"),
+    [
+        (("prefix",), [10] * 5),
+        ((2,), [20, 20, 10, 10, 10]),
+        ((1, 3), [20, 14, 14, 10, 10]),
+    ],
+)
+def test_cache_lengths_are_as_planned(double, where, lengths):
+    """16 visual and 4 text tokens; 6 of 16 stay in the end, 10 on the way of the progressive one."""
+    got = run(double, Scatter(where), MOST, [chat("w1", 0)])
+    record = got.records[0]
+    assert record.visual + record.text == 20
+    assert list(got.cache_lengths) == lengths
+    assert [n + record.text for n in record.entering] == lengths
+    assert record.kv_entries == sum(record.entering)
+    # keys and values, 2 heads of 8 numbers of 8 bytes
+    assert record.kv_bytes == sum(lengths) * 2 * 2 * 8 * 8
+
+
+def test_merging_before_the_decoder_computes_the_plan(double):
+    """What layer 0 receives is the kept tokens' merged values at the kept tokens' positions."""
+    seen = {}
+
+    def spy(module, args, kwargs):
+        seen.update(hidden=args[0], rotary=kwargs["position_embeddings"])
+
+    one = [chat("w1 w2", 5)]
+    inputs = double.encode(one)
+    handle = double.decoder.layers[0].register_forward_pre_hook(spy, with_kwargs=True)
+    generation = {"max_new_tokens": 1, "do_sample": False}
+    with Session(double, Scatter(("prefix",)), NONE) as session:
+        session.generate(inputs, **generation)
+    full = {**seen}
+    with Session(double, Scatter(("prefix",), merge=True), MOST) as session:
+        record = session.generate(inputs, **generation).records[0]
+    handle.remove()
+    start = int((inputs["input_ids"][0] == 4).nonzero()[0])
+    kept = record.origin.tolist()
+    slot = [next((k for k, j in enumerate(kept) if j >= i), len(kept) - 1) for i in range(16)]
+    for k, j in enumerate(kept):
+        members = [start + i for i in range(16) if slot[i] == k]
+        expected = 0.5 * full["hidden"][0, members].sum(0)
+        assert torch.allclose(seen["hidden"][0, start + k], expected, rtol=0, atol=1e-9)
+        assert torch.equal(seen["rotary"][0][0, start + k], full["rotary"][0][0, start + j])
+
+
+@pytest.mark.parametrize("where", [("prefix",), ("vision",)])
+def test_renumbered_equals_a_prompt_with_fewer_placeholders(double, where):
+    """Closing the gaps is the same as feeding only the kept features to a shorter prompt."""
+    for one in CHATS:
+        inputs = double.encode([one])
+        got = run(double, Scatter(where), MOST, [one], positions="renumbered")
+        kept = got.records[0].origin
+        ids = inputs["input_ids"][0]
+        visual = (ids == 4).nonzero()[:, 0]
+        stays = torch.ones(ids.shape[0], dtype=torch.bool)
+        stays[visual] = False
+        stays[visual[kept]] = True
+        with torch.inference_mode():
+            features = double.model.model.get_image_features(
+                pixel_values=inputs["pixel_values"]
+            ).pooler_output
+            embeds = double.model.get_input_embeddings()(ids[stays])[None]
+            slots = (ids[stays] == 4).nonzero()[:, 0]
+            embeds[0, slots] = torch.cat(list(features))[kept]
+            out = double.model.generate(
+                inputs_embeds=embeds,
+                attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long),
+                **GENERATION,
+                return_dict_in_generate=True,
+            )
+        assert torch.equal(got.ids, out.sequences)
+        assert (got.logits - torch.stack(out.logits, 1)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("where", [("prefix",), ("vision",)])
+def test_renumbered_batch_and_emulation_agree(double, where):
+    fast = run(double, Scatter(where), MOST, positions="renumbered")
+    slow = run(double, Scatter(where), MOST, positions="renumbered", backend="emulate")
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() < 1e-6
+    for row, one in enumerate(CHATS):
+        alone = run(double, Scatter(where), MOST, [one], positions="renumbered")
+        assert (fast.logits[row] - alone.logits[0]).abs().max() < 1e-6
+
+
+def hooks(model) -> int:
+    return sum(
+        len(m._forward_pre_hooks) + len(m._forward_hooks) + len(m._forward_hooks_with_kwargs)
+        for m in model.modules()
+    )
+
+
+class Broken(Scatter):
+    def plan(self, view, keep):
+        raise RuntimeError("the method failed")
+
+
+class Greedy(Scatter):
+    def plan(self, view, keep):
+        return Plan(torch.arange(keep + 1).expand(view.tokens.shape[0], -1))
+
+
+class Unsorted(Scatter):
+    def plan(self, view, keep):
+        return Plan(torch.arange(keep).flip(0).expand(view.tokens.shape[0], -1))
+
+
+@pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
+def test_the_model_is_restored_even_after_an_error(double, where):
+    inputs = double.encode(CHATS)
+    before_ids, before = plain(double, inputs)
+    own = hooks(double.model)  # the library hooks its tower for hidden states
+    with pytest.raises(RuntimeError, match="the method failed"):
+        run(double, Broken(where), MOST)
+    assert hooks(double.model) == own
+    run(double, Scatter(where), MOST)
+    assert hooks(double.model) == own
+    after_ids, after = plain(double, inputs)
+    assert torch.equal(before_ids, after_ids)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("method", [Greedy(), Unsorted(), Greedy((2,)), Unsorted((2,))])
+def test_a_plan_that_breaks_its_contract_is_an_error(double, method):
+    with pytest.raises(PlanError):
+        run(double, method, MOST)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("cache_implementation", "static"),
+        ("prefill_chunk_size", 8),
+        ("use_cache", False),
+        ("prompt_lookup_num_tokens", 3),
+    ],
+)
+def test_what_cannot_be_done_right_is_refused(double, argument, value):
+    with pytest.raises(UserError, match=rf"generation\.{argument}"):
+        run(double, Scatter(), MOST, generation={argument: value})
+
+
+def test_sliding_layers_are_refused(double, monkeypatch):
+    monkeypatch.setattr(
+        double.decoder.config, "layer_types", ["full_attention", "sliding_attention"], raising=False
+    )
+    with pytest.raises(UserError, match="layer 1 is 'sliding_attention'"):
+        Session(double, Scatter(), MOST)
+
+
+def test_renumbering_between_layers_is_refused(double):
+    with pytest.raises(UserError, match=r"engine\.positions"):
+        Session(double, Scatter((2,)), MOST, positions="renumbered")
+
+
+def test_only_token_reducers_are_carried(double):
+    with pytest.raises(MethodError, match="not a token reducer"):
+        Session(double, object(), MOST)
+
+
+def test_generate_outside_the_block_is_refused(double):
+    session = Session(double, Scatter(), MOST)
+    with pytest.raises(RuntimeError, match="outside"):
+        session.generate(double.encode(CHATS))

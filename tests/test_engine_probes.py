@@ -1,0 +1,195 @@
+"""Signals equal what eager attention would have returned, without eager attention ever running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.engine.probe import received_mean
+from harness.engine.session import Session
+from harness.errors import UserError
+from methods.base import MethodError, Need, Plan, Site, TokenReducer
+from tests.tiny import CHATS, chat, load_llava, save_llava
+
+PLAIN = {"max_new_tokens": 1, "do_sample": False}
+
+
+@dataclass(frozen=True)
+class Recorder(TokenReducer):
+    """Keeps a fixed prefix of the tokens at every site and remembers what it was shown."""
+
+    where: tuple[Site, ...] = (Site("layer", 2),)
+    wants: tuple[Need, ...] = (Need("last_attention"),)
+    views: list = field(default_factory=list, compare=False)
+
+    def sites(self, depth):
+        return self.where
+
+    def needs(self, site):
+        return self.wants
+
+    def plan(self, view, keep):
+        self.views.append(view)
+        return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_llava(tmp_path_factory.mktemp("tiny"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def sdpa(folder):
+    return load_llava(folder, "float32")
+
+
+@pytest.fixture(scope="module")
+def eager(folder):
+    return load_llava(folder, "float32", "eager")
+
+
+def record(adapter, recorder, chats, ratio=0.0, **options):
+    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
+        session.generate(adapter.encode(chats), **PLAIN)
+    return recorder.views
+
+
+def attentions(eager, chats):
+    """Return the text stack's maps (layers, B, H, L, L) and the positions that generate would use."""
+    inputs = eager.encode(chats)
+    mask = inputs["attention_mask"]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.inference_mode():
+        out = eager.model(**inputs, position_ids=positions, output_attentions=True)
+    return inputs, out.attentions
+
+
+@pytest.mark.parametrize("layer", [1, 2, 4])
+def test_last_row_equals_eager(sdpa, eager, layer):
+    for one in CHATS:
+        views = record(sdpa, Recorder((Site("layer", layer),)), [one])
+        inputs, maps = attentions(eager, [one])
+        visual = inputs["input_ids"][0] == 4
+        expected = maps[layer - 1][0, :, -1, visual].mean(0)
+        assert (views[0].signals["last_attention"][0] - expected).abs().max() <= 5e-6
+
+
+def test_an_explicit_layer_is_honoured(sdpa, eager):
+    need = Need("last_attention", layer=0)
+    views = record(sdpa, Recorder((Site("layer", 3),), (need,)), CHATS[:1])
+    inputs, maps = attentions(eager, CHATS[:1])
+    visual = inputs["input_ids"][0] == 4
+    expected = maps[0][0, :, -1, visual].mean(0)
+    assert (views[0].signals["last_attention@0"][0] - expected).abs().max() <= 5e-6
+
+
+def test_mean_received_equals_eager(sdpa, eager):
+    for one in CHATS:
+        views = record(sdpa, Recorder(wants=(Need("mean_attention"),)), [one])
+        inputs, maps = attentions(eager, [one])
+        visual = (inputs["input_ids"][0] == 4).nonzero()[:, 0]
+        column = maps[1][0].mean(0)[:, visual].sum(0)
+        expected = column / (inputs["input_ids"].shape[1] - visual)
+        assert (views[0].signals["mean_attention"][0] - expected).abs().max() <= 5e-6
+
+
+def test_blocks_do_not_change_the_mean():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 11, 8, generator=generator)
+    key = torch.randn(2, 2, 11, 8, generator=generator)
+    valid = torch.ones(2, 11, dtype=torch.bool)
+    valid[1, :4] = False
+    whole = received_mean(query, key, 0.3, valid, block=64)
+    parts = received_mean(query, key, 0.3, valid, block=3)
+    assert torch.allclose(whole, parts, atol=1e-6)
+
+
+def test_padded_batch_gives_the_signals_of_single_rows(sdpa):
+    needs = tuple(map(Need, ("last_attention", "mean_attention", "cls_attention", "tower_keys")))
+    batch = record(sdpa, Recorder(wants=needs), CHATS)
+    together = {}
+    for view in batch:  # one view for each token count
+        for position, row in enumerate([1] if view.tokens.shape[1] == 32 else [0, 2]):
+            together[row] = {key: value[position] for key, value in view.signals.items()}
+    for row, one in enumerate(CHATS):
+        alone = record(sdpa, Recorder(wants=needs), [one])[0].signals
+        for need in needs:
+            assert torch.allclose(together[row][need.key], alone[need.key][0], atol=5e-6)
+
+
+def test_signals_after_an_earlier_drop_see_only_what_is_left(sdpa):
+    """The second site's row comes from a layer where half of the tokens are gone; emulation agrees."""
+    where = (Site("layer", 1), Site("layer", 3))
+    fast = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5)
+    slow = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5, backend="emulate")
+    assert fast[1].tokens.shape == slow[1].tokens.shape
+    assert fast[1].tokens.shape[1] < 16
+    difference = fast[1].signals["last_attention"] - slow[1].signals["last_attention"]
+    assert difference.abs().max() <= 5e-6
+    assert torch.equal(fast[1].grid, slow[1].grid)
+    assert (fast[1].tokens - slow[1].tokens).abs().max() <= 2e-5 * slow[1].tokens.abs().max()
+
+
+def test_tower_signals_equal_eager(sdpa, eager):
+    needs = (Need("cls_attention"), Need("tower_keys"))
+    views = record(sdpa, Recorder((Site("vision"),), needs), CHATS[:1])
+    inputs = eager.encode(CHATS[:1])
+    captured = {}
+    feature = eager.tower.encoder.layers[1]  # hidden_states[-2] of three layers is the output of layer 1
+    handle = feature.self_attn.k_proj.register_forward_hook(
+        lambda module, args, output: captured.update(key=output)
+    )
+    with torch.inference_mode():
+        maps = eager.tower(inputs["pixel_values"], output_attentions=True).attentions
+    handle.remove()
+    expected = maps[1][0, :, 0, 1:].mean(0)
+    assert (views[0].signals["cls_attention"][0] - expected).abs().max() <= 5e-6
+    keys = captured["key"][0, 1:].view(16, 4, 8).mean(1)
+    assert (views[0].signals["tower_keys"][0] - keys).abs().max() <= 5e-6
+
+
+def test_tower_signals_follow_their_own_image(sdpa):
+    """Two images in one row: its signals are those of the images alone, one after the other."""
+    needs = (Need("cls_attention"),)
+    both = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
+    one = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
+    two = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 2)])[0]
+    expected = torch.cat([one.signals["cls_attention"], two.signals["cls_attention"]], 1)
+    assert torch.allclose(both.signals["cls_attention"], expected, atol=1e-6)
+    assert both.grid[0, :, 0].tolist() == [0] * 16 + [1] * 16
+
+
+def test_watching_leaves_the_logits_alone(sdpa):
+    needs = tuple(map(Need, ("last_attention", "mean_attention", "cls_attention", "tower_keys")))
+    inputs = sdpa.encode(CHATS)
+    generation = {"max_new_tokens": 4, "do_sample": False, "output_logits": True}
+    with torch.inference_mode():
+        plain = sdpa.model.generate(**inputs, **generation, return_dict_in_generate=True)
+    with Session(sdpa, Recorder(wants=needs), Budget("kept", 0.0)) as session:
+        watched = session.generate(inputs, **generation)
+    assert torch.equal(watched.logits, torch.stack(plain.logits, 1))
+
+
+def test_eager_attention_is_refused_for_probes(eager):
+    with pytest.raises(UserError, match=r"model\.attention='eager'"):
+        Session(eager, Recorder(), Budget("kept", 0.5))
+
+
+def test_a_missing_prior_is_refused(sdpa):
+    with pytest.raises(MethodError, match="calibrat"):
+        Session(sdpa, Recorder(wants=(Need("prior"),)), Budget("kept", 0.5))
+
+
+def test_generators_depend_on_run_seed_and_sample_alone(sdpa):
+    def draws(samples, seed=0):
+        with Session(sdpa, recorder := Recorder(), Budget("kept", 0.0), seed=seed) as session:
+            session.generate(sdpa.encode([CHATS[0]] * len(samples)), samples, **PLAIN)
+        return [torch.rand(3, generator=g).tolist() for v in recorder.views for g in v.generators]
+
+    first = draws(["a", "b"])
+    assert first == [draws(["a"])[0], draws(["b"])[0]]
+    assert first[0] != first[1]
+    assert draws(["a"], seed=1)[0] != first[0]
