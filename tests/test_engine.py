@@ -13,7 +13,12 @@ from harness.errors import UserError
 from methods.base import MethodError, Plan, PlanError
 from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
 
-GENERATION = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "suppress_tokens": [4]}
+GENERATION = {
+    "max_new_tokens": 6,
+    "do_sample": False,
+    "output_logits": True,
+    "suppress_tokens": [4],
+}
 PLACES = [("prefix",), ("vision",), (1,), (2,), (1, 3), ("prefix", 2), (0,)]
 NONE = Budget("kept", 0.0)
 MOST = Budget("kept", 0.6)
@@ -114,7 +119,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(double, where):
         }
         handles = [
             module.register_forward_pre_hook(
-                lambda m, a, k, layer=layer: (a, {**k, "attention_mask": masks[layer]}),
+                lambda m, a, k, mask=masks[layer]: (a, {**k, "attention_mask": mask}),
                 with_kwargs=True,
             )
             for layer, module in enumerate(double.decoder.layers)
@@ -317,3 +322,17 @@ def test_generate_outside_the_block_is_refused(double):
     session = Session(double, Scatter(), MOST)
     with pytest.raises(RuntimeError, match="outside"):
         session.generate(double.encode(CHATS))
+
+
+def test_only_kept_features_are_projected(double):
+    seen = []
+    handle = double.projector.linear_1.register_forward_hook(
+        lambda module, args, output: seen.append(args[0].shape[:-1].numel())
+    )
+    run(double, Scatter(("vision",)), MOST)
+    run(double, Scatter(("vision",)), MOST, backend="emulate")
+    handle.remove()
+    assert seen == [
+        6 + 13 + 6,
+        4 * 16,
+    ]  # 40 % of 16, 32 and 16; the reference projects all four images

@@ -138,7 +138,9 @@ def test_tower_signals_equal_eager(sdpa, eager):
     views = record(sdpa, Recorder((Site("vision"),), needs), CHATS[:1])
     inputs = eager.encode(CHATS[:1])
     captured = {}
-    feature = eager.tower.encoder.layers[1]  # hidden_states[-2] of three layers is the output of layer 1
+    feature = eager.tower.encoder.layers[
+        1
+    ]  # hidden_states[-2] of three layers is the output of layer 1
     handle = feature.self_attn.k_proj.register_forward_hook(
         lambda module, args, output: captured.update(key=output)
     )

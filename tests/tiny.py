@@ -23,7 +23,16 @@ from harness.facts import ModelFacts, StackFacts
 from harness.spec import ModelSpec
 from methods.base import SIGNALS, Assignment, Plan, Site, TokenReducer, View
 
-WORDS = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "USER:", "ASSISTANT:", *(f"w{i}" for i in range(57))]
+WORDS = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<image>",
+    "USER:",
+    "ASSISTANT:",
+    *(f"w{i}" for i in range(57)),
+]
 DEPTH = 5
 TEMPLATE = (
     "<s> {% for m in messages %}USER: {% for c in m['content'] %}"
@@ -161,6 +170,8 @@ class Scatter(TokenReducer):
         if not self.merge:
             return Plan(kept)
         n_tokens = view.tokens.shape[1]
-        slot = torch.searchsorted(kept, torch.arange(n_tokens).expand(kept.shape[0], -1).contiguous())
+        slot = torch.searchsorted(
+            kept, torch.arange(n_tokens).expand(kept.shape[0], -1).contiguous()
+        )
         slot = slot.clamp(max=keep - 1)
         return Plan(kept, Assignment(slot, torch.full(slot.shape, 0.5)))

@@ -28,8 +28,8 @@ class Pass:
 
     The tokens alive are described by a growing list of stages. A `vision` site decides on tower features and takes
     effect, like a `prefix` site, on the input of layer 0; a `layer` site gathers the hidden states that enter its layer
-    and hands all later layers the gathered rotary tables and a mask of the new length. Decoding steps need hooks of ours
-    only if some row is padded (or the back end wants explicit masks); otherwise all hooks are gone after the prefill.
+    and hands all later layers the gathered rotary tables and a mask of the new length. Decoding steps need hooks only
+    if some row is padded (or the back end wants explicit masks); otherwise all hooks are gone after the prefill.
 
     Args:
         session: method, model and settings.
@@ -52,6 +52,7 @@ class Pass:
         self._beams = 1
         self._stages: list[Stage] = []
         self._vision: Decision | None = None
+        self._projected: tuple[Tensor, torch.Size] | None = None
         self._in_prefill = False
         self._shift: Tensor | None = None
         self._step_masks: dict[int, Tensor | None] = {}
@@ -128,26 +129,34 @@ class Pass:
     def _before_tower(self, module: nn.Module, args: Any) -> None:
         self._clock.start("vision")
 
-    def _after_projector(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_projector(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Put the projected tokens back at their places; the others are never looked at again."""
+        if self._projected is not None:
+            index, shape = self._projected
+            full = output.new_zeros(shape.numel(), output.shape[-1])
+            full[index] = output[0]
+            output = full.view(*shape, -1)
         self._clock.stop("vision")
+        return output
 
     def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> Any:
-        """Write merged tower features over the kept tokens' own; the dropped ones leave before layer 0."""
-        for number, site in enumerate(self._session.sites):
-            if site.where != "vision":
-                continue
-            flat, source = args[0].flatten(0, -2), self._layout.source
-            self._vision = self._decide(
-                number,
-                Stage.initial(self._layout),
-                lambda rows, n, flat=flat, source=source: flat[source[rows][:, :n]],
-            )
-            if self._vision.merged:
-                flat = flat.clone()
-                for part in self._vision.merged:
-                    flat[take(source[part.rows], part.kept, -1)] = part.values
-            args = (flat.view_as(args[0]), *args[1:])
-        return args
+        """Write merged tower features over the kept tokens' own and project only those."""
+        number = next((n for n, s in enumerate(self._session.sites) if s.where == "vision"), None)
+        if number is None:
+            return None
+        features, source = args[0], self._layout.source
+        flat = features.flatten(0, -2)
+        stage = Stage.initial(self._layout)
+        self._vision = self._decide(number, stage, lambda rows, n: flat[source[rows][:, :n]])
+        written = flat.clone() if self._vision.merged else flat
+        for part in self._vision.merged:
+            written[take(source[part.rows], part.kept, -1)] = part.values
+        kept = take(source, self._vision.kept, -1)
+        index = torch.cat([row[:n] for row, n in zip(kept, self._vision.counts, strict=True)])
+        if self._session.emulate or index.shape[0] == flat.shape[0]:
+            return (written.view_as(features), *args[1:])
+        self._projected = (index, features.shape[:-1])
+        return (written[index].unsqueeze(0), *args[1:])
 
     # ------------------------------------------------------------------ decoder stack
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from harness.engine.layout import Layout, Stage, take
