@@ -1,0 +1,1 @@
+"""One file for each method, found by name through methods/registry.py."""

@@ -264,7 +264,7 @@ class Decoder(Method):
 
     @abstractmethod
     def window(self, drafted: int, accepted: int, rejected: bool) -> Window:
-        """Choose the next move from what is drafted, what was accepted last, and whether the last draft was rejected."""
+        """Choose the next move from what is drafted, accepted last, and whether the last draft was rejected."""
 
 
 def _accumulator(tokens: Tensor) -> torch.dtype:

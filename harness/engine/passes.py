@@ -42,7 +42,7 @@ class Pass:
         self._layout = layout
         self._samples = samples
         self._decoder = session.adapter.decoder
-        self._clock = Clock(session.adapter.device, enabled=session.timed)
+        self.clock = Clock(session.adapter.device, enabled=session.timed)
         self._requested = tuple(
             session.budget.keep(session.method, session.adapter.facts, visual, text)
             if visual
@@ -100,7 +100,7 @@ class Pass:
         session = self._session
         keep = [counts[number] for counts in self._requested for _ in range(self._beams)]
         names = [name for name in self._samples for _ in range(self._beams)]
-        with self._clock.phase("select"):
+        with self.clock.phase("select"):
             return decide(
                 method=session.method,
                 site=session.sites[number],
@@ -127,7 +127,7 @@ class Pass:
     # ------------------------------------------------------------------ vision
 
     def _before_tower(self, module: nn.Module, args: Any) -> None:
-        self._clock.start("vision")
+        self.clock.start("vision")
 
     def _after_projector(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Put the projected tokens back at their places; the others are never looked at again."""
@@ -136,7 +136,7 @@ class Pass:
             full = output.new_zeros(shape.numel(), output.shape[-1])
             full[index] = output[0]
             output = full.view(*shape, -1)
-        self._clock.stop("vision")
+        self.clock.stop("vision")
         return output
 
     def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> Any:
@@ -164,7 +164,7 @@ class Pass:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             return args, self._continue(kwargs)
-        self._clock.start("prefill")
+        self.clock.start("prefill")
         self._in_prefill = True
         self._beams = kwargs["inputs_embeds"].shape[0] // self._layout.rows
         layout = self._layout.repeat(self._beams)
@@ -223,13 +223,13 @@ class Pass:
         if not self._in_prefill:
             return
         self._in_prefill = False
-        self._clock.stop("prefill")
+        self.clock.stop("prefill")
         cache = output.past_key_values
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
         if not self._decode_needs_hooks():
             self._remove_hooks()
-        self._clock.start("decode")
+        self.clock.start("decode")
 
     def _decode_needs_hooks(self) -> bool:
         """Whether decoding steps need masks or positions of ours; most batches do not."""
@@ -330,8 +330,8 @@ class Pass:
 
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
         """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens."""
-        self._clock.stop("decode")
-        totals, rows = self._clock.totals_ms(), self._layout.rows
+        self.clock.stop("decode")
+        totals, rows = self.clock.totals_ms(), self._layout.rows
         times = {
             name: totals.get(name, 0.0) / rows for name in ("vision", "select", "prefill", "decode")
         }

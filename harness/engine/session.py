@@ -13,7 +13,7 @@ from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.passes import Pass
-from harness.engine.probe import AttentionTap
+from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.record import Generated
 from harness.engine.signals import Signals
 from harness.errors import UserError
@@ -85,8 +85,20 @@ class Session:
             prior,
             stage=lambda: self._pass.prefill_stage() if self._pass else None,
         )
-        self._tap = AttentionTap(self.signals.watchers())
+        self._tap = AttentionTap(
+            (module, self._as_selection(watcher)) for module, watcher in self.signals.watchers()
+        )
         self._open = False
+
+    def _as_selection(self, watcher: Watcher) -> Watcher:
+        """Count a watcher's work as selection, and let it see nothing outside `generate`."""
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            if self._pass is not None:
+                with self._pass.clock.phase("select"):
+                    watcher(query, key, scaling)
+
+        return watch
 
     def __enter__(self) -> Session:
         """Wrap the attention functions that the method's signals need."""
@@ -126,11 +138,12 @@ class Session:
         names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
         if len(names) != layout.rows:
             raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")
-        with Pass(self, layout, names) as self._pass:
-            output = self.adapter.model.generate(
-                **inputs, **generation, return_dict_in_generate=True
-            )
-            ids = output.sequences[:, inputs["input_ids"].shape[1] :]
-            generated = self._pass.finish(ids, getattr(output, "logits", None))
-        self._pass = None
-        return generated
+        try:
+            with Pass(self, layout, names) as self._pass:
+                output = self.adapter.model.generate(
+                    **inputs, **generation, return_dict_in_generate=True
+                )
+                ids = output.sequences[:, inputs["input_ids"].shape[1] :]
+                return self._pass.finish(ids, getattr(output, "logits", None))
+        finally:
+            self._pass = None

@@ -73,7 +73,7 @@ class Signals:
                 f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(known))}"
             )
         if need.signal == "prior" and self._prior is None:
-            raise MethodError("signal 'prior' needs a calibration: python -m harness.calibrate")
+            raise MethodError("signal 'prior' needs a calibration (python -m harness.calibrate)")
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return what an `AttentionTap` must watch."""

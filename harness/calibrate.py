@@ -1,0 +1,198 @@
+"""Calibration of the positional prior: `python -m harness.calibrate method=d2pruner model=seedling`.
+
+The prior of decoder layer l is the mean, over many images and one generic prompt, of the attention that the last
+prompt token pays each place of the patch grid in layer l (D2Pruner, arXiv 2512.19443: 1,000 images). Models whose
+weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
+
+    images=1000               how many images
+    images_dir=<folder>       where they lie (.jpg, .png, ...); `images` of them are drawn with the run's seed
+    prompt=<text>             the generic prompt, in the model's own chat template
+    layer=<l> or layer=1,4    which layers; without it, those that `method` needs
+    batch_size=8
+
+Everything else is a config override as for run.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import fields
+from harness.calibration import Recorder, calibrate
+from harness.calibration_images import folder_images, scene_images
+from harness.errors import UserError
+from harness.priors import (
+    artifact_path,
+    is_shipped,
+    load_prior,
+    prior_for,
+    prior_layers,
+    require_prior,
+    resize_prior,
+    save_prior,
+)
+from methods.base import MethodError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from harness.spec import RunSpec
+
+__all__ = [
+    "artifact_path",
+    "calibrate",
+    "load_prior",
+    "main",
+    "prior_for",
+    "require_prior",
+    "resize_prior",
+]
+
+#: The paper's prompt, and the one among the seedling's own questions that asks for nothing in particular.
+PROMPT = "Please describe the provided image."
+SCENE_PROMPT = "describe the image ."
+OPTIONS = ("images", "images_dir", "prompt", "layer", "batch_size")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked command line: which layers of which model, from which images."""
+
+    spec: RunSpec
+    layers: tuple[int, ...]
+    n_images: int
+    images_dir: Path | None
+    prompt: str
+    batch_size: int
+
+    def images(self) -> Iterator[Image]:
+        """Return the calibration images."""
+        if self.images_dir is None:
+            return scene_images(self.n_images, self.spec.seed)
+        return folder_images(self.images_dir, self.n_images, self.spec.seed)
+
+    @property
+    def source(self) -> str:
+        """Say where the images come from, without any path of this machine."""
+        if self.images_dir is None:
+            return f"seedling train scenes, seed {self.spec.seed}, 0 to {self.n_images - 1}"
+        return f"{self.n_images} images of folder {self.images_dir.name}, seed {self.spec.seed}"
+
+
+def read_request(argv: Sequence[str]) -> Request:
+    """Check a command line before anything is loaded.
+
+    Raises:
+        UserError: one line with the key, the value and what is valid.
+    """
+    from harness.compose import read_command
+    from harness.spec import RunSpec
+
+    flags = [text for text in argv if text.startswith("-")]
+    if flags:
+        raise UserError(
+            f"{flags[0]} is not an option of calibration; valid: key=value, or --help alone"
+        )
+    given = dict(text.split("=", 1) for text in argv if text.partition("=")[0] in OPTIONS)
+    command = read_command([text for text in argv if text.partition("=")[0] not in OPTIONS])
+    assert command is not None  # flags are refused above
+    assert not command.sweep
+    spec = RunSpec.from_config(command.cells[0])
+    shipped = is_shipped(spec.model)
+    if not shipped and "images_dir" not in given:
+        raise UserError(
+            f"images_dir is missing: model={spec.model.name!r} needs a folder of images"
+        )
+    folder = Path(given["images_dir"]).expanduser() if "images_dir" in given else None
+    return Request(
+        spec=spec,
+        layers=_layers(given.get("layer"), spec),
+        n_images=_integer("images", given.get("images", "1000")),
+        images_dir=folder,
+        prompt=fields.text("prompt", given.get("prompt", SCENE_PROMPT if shipped else PROMPT)),
+        batch_size=_integer("batch_size", given.get("batch_size", "8")),
+    )
+
+
+def _integer(key: str, text: str, at_least: int = 1) -> int:
+    return fields.integer(key, int(text) if text.isdecimal() else text, at_least)
+
+
+def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
+    from methods.registry import build_method
+
+    depth = spec.model.facts.text.layers
+    if given is not None:
+        layers = tuple(sorted({_integer("layer", text, 0) for text in given.split(",")}))
+        Recorder(layers, lambda *_: None).sites(depth)  # raises for a layer outside the model
+        return layers
+    method = build_method(spec.method.name, spec.method.params)
+    layers = prior_layers(method, depth)
+    if not layers:
+        raise UserError(
+            f"method={spec.method.name!r} reads no prior; valid: a method that does, or layer=<l>"
+        )
+    return layers
+
+
+def run(request: Request) -> list[Path]:
+    """Calibrate, store one artifact for each layer and return their paths."""
+    from harness.adapters.base import load_adapter
+    from harness.runner import OFFLINE
+
+    images = request.images()  # a folder that cannot serve is refused before the model loads
+    if request.spec.offline:
+        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    adapter = load_adapter(request.spec.model)
+    with _progress(request.n_images) as advance:
+        found = calibrate(
+            adapter, request.layers, images, request.prompt, request.batch_size, advance
+        )
+    made_from = {
+        "images": found.n_images,
+        "images_sha256": found.pixels.hexdigest(),
+        "source": request.source,
+        "prompt": request.prompt,
+    }
+    return [
+        save_prior(request.spec.model, layer, mean.mean(), {**made_from, "maps": mean.n_maps})
+        for layer, mean in found.means.items()
+    ]
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that moves a bar on standard error; without a terminal it shows nothing."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("calibrating", total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or 2 after one line on standard error."""
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv) == ["--help"]:
+        sys.stdout.write(f"{__doc__}")
+        return 0
+    try:
+        paths = run(read_request(argv))
+    except (UserError, MethodError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    for path in paths:
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

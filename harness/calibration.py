@@ -1,0 +1,147 @@
+"""Measuring the positional prior: the mean attention map of some decoder layers over many images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from harness.errors import UserError
+from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from harness.adapters.base import Adapter
+
+
+@dataclass(frozen=True)
+class Recorder(TokenReducer):
+    """Drops nothing and hands on the last prompt token's attention in some layers.
+
+    Attributes:
+        layers: decoder layers to record.
+        collect: called with (layer, grid (B, N, 4), attention (B, N)).
+    """
+
+    layers: tuple[int, ...]
+    collect: Callable[[int, Tensor, Tensor], None]
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the site after each layer."""
+        outside = [layer for layer in self.layers if not 0 <= layer < depth - 1]
+        if outside:
+            raise MethodError(f"layer={outside[0]} is out of range; valid: 0 to {depth - 2}")
+        return tuple(Site("layer", layer + 1) for layer in self.layers)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the attention of the layer before the site."""
+        del site
+        return (Need("last_attention"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Record and keep everything."""
+        self.collect(view.site.layer - 1, view.grid, view.signals["last_attention"])
+        n_rows, n_tokens = view.grid.shape[:2]
+        return Plan(torch.arange(n_tokens, device=view.grid.device).expand(n_rows, n_tokens))
+
+
+@dataclass
+class MapMean:
+    """Running mean of attention maps in double precision; maps on other grids are resized to the first one's."""
+
+    total: Tensor | None = None
+    n_maps: int = 0
+
+    def add(self, grid: Tensor, attention: Tensor) -> None:
+        """Add every tile of every row of grid (B, N, 4) and attention (B, N)."""
+        for places, values in zip(grid.cpu(), attention.double().cpu(), strict=True):
+            for tile in places[:, :2].unique(dim=0):
+                inside = (places[:, :2] == tile).all(dim=1)
+                self._add_map(places[inside, 2], places[inside, 3], values[inside])
+
+    def _add_map(self, row: Tensor, column: Tensor, values: Tensor) -> None:
+        found = values.new_zeros(int(row.max()) + 1, int(column.max()) + 1)
+        found[row, column] = values
+        if self.total is None:
+            self.total = torch.zeros_like(found)
+        if found.shape != self.total.shape:
+            size = tuple(self.total.shape)
+            found = interpolate(found[None, None], size=size, mode="bilinear", align_corners=False)[
+                0, 0
+            ]
+        self.total += found
+        self.n_maps += 1
+
+    def mean(self) -> Tensor:
+        """Return the mean map (h, w)."""
+        if self.total is None:
+            raise UserError("images: no image gave any visual token")
+        return self.total / self.n_maps
+
+
+@dataclass
+class Calibration:
+    """Means by layer, and the hash of the pixels they were made from."""
+
+    means: dict[int, MapMean]
+    n_images: int = 0
+    pixels: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def see(self, image: Image) -> None:
+        """Count an image and add its size and pixels to the hash."""
+        self.n_images += 1
+        self.pixels.update(f"{image.width}x{image.height}".encode())
+        self.pixels.update(image.convert("RGB").tobytes())
+
+
+def calibrate(
+    adapter: Adapter,
+    layers: Sequence[int],
+    images: Iterable[Image],
+    prompt: str,
+    batch_size: int = 8,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Calibration:
+    """Return the mean attention maps of some decoder layers over images.
+
+    Args:
+        adapter: a loaded model.
+        layers: decoder layers, 0-based.
+        images: RGB images.
+        prompt: the same text for every image, put into the model's chat template.
+        batch_size: images in one pass.
+        advance: called with the number of images done after each pass.
+
+    Raises:
+        MethodError: a layer lies outside the model.
+    """
+    from harness.budget import Budget
+    from harness.engine.session import Session
+
+    found = Calibration({layer: MapMean() for layer in layers})
+    recorder = Recorder(tuple(layers), lambda layer, grid, rows: found.means[layer].add(grid, rows))
+    text = {"type": "text", "text": prompt}
+    with Session(adapter, recorder, Budget(rule="kept", ratio=0.0)) as session:
+        for batch in _batches(images, batch_size):
+            chats = [
+                [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
+                for image in batch
+            ]
+            names = [str(found.n_images + number) for number in range(len(batch))]
+            session.generate(adapter.encode(chats), names, max_new_tokens=1, do_sample=False)
+            for image in batch:
+                found.see(image)
+            advance(len(batch))
+    return found
+
+
+def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:
+    waiting = iter(images)
+    return iter(lambda: list(islice(waiting, size)), [])

@@ -1,0 +1,51 @@
+"""Checks that every method makes: ranges of hyper-parameters, layers inside the model, finite numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.base import MethodError, Positions, Site
+
+
+def require(holds: bool, key: str, value: Any, valid: str) -> None:
+    """Raise MethodError with the config key, the value and what is valid, unless `holds`."""
+    if not holds:
+        raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
+
+
+def layer_site(key: str, layer: int, depth: int) -> Site:
+    """Return the site before decoder layer `layer`, for methods that read the layer below it.
+
+    Raises:
+        MethodError: there is no layer below, or the model ends before.
+    """
+    valid = f"1 to {depth - 1} (the model has {depth} decoder layers)"
+    require(1 <= layer < depth, key, layer, valid)
+    return Site("layer", layer)
+
+
+def early_site(layer: int, depth: int) -> Site:
+    """Return the prefix for layer 0 and the site before a decoder layer for any other.
+
+    Raises:
+        MethodError: the model ends before that layer.
+    """
+    valid = f"0 (before the decoder) to {depth - 1} (the model has {depth} decoder layers)"
+    require(0 <= layer < depth, "layer", layer, valid)
+    return Site("layer", layer) if layer else Site("prefix")
+
+
+def early_positions(layer: int) -> Positions:
+    """Return the published habit: renumbered before the decoder, where the prompt is built, original inside it."""
+    return "original" if layer else "renumbered"
+
+
+def require_finite(values: Tensor, what: str) -> Tensor:
+    """Return `values`, or raise MethodError if any of them is NaN or infinite. Waits for the device once."""
+    if not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).sum())
+        raise MethodError(f"{what}: {bad} of {values.numel()} values are NaN or infinite")
+    return values

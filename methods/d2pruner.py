@@ -1,0 +1,118 @@
+"""D2Pruner: debiased importance and structural diversity (AAAI 2026, arXiv 2512.19443).
+
+Acts before decoder layer K on the hidden states h that leave layer K-1. Attention at shallow layers favours
+places, not contents, so the attention of the last prompt token is divided by its mean over many images
+(harness/calibrate.py):
+
+    (3)  A_rel = A_ori / (A_bias + eps)                             debiased importance, eps = 1e-7
+    (4)  S_sem(i, j) = cos(h_i, h_j)
+    (5)  S^_sem = (S_sem - min S_sem) / (max S_sem - min S_sem)     over the whole matrix
+    (6)  S_spat(i, j) = 1 if j is one of i's 8 neighbours in the grid of its tile, else 0
+    (7)  S_fused = alpha S^_sem + (1 - alpha) S_spat
+    (8)  i and j are adjacent if S_fused(i, j) > theta_sim
+
+floor(r_pivot keep) pivots with the highest A_rel are kept; their neighbours leave the pool. Then the most
+important token of the pool is kept and its neighbours leave, until `keep` are found; if the pool empties first,
+the most important tokens not yet kept fill the rest. The paper's main text leaves open whether pivots may be
+neighbours of one another: they may here, and `pivot_exclusion=true` is the other reading. If all tokens are alike
+(max = min), S^_sem is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.checks import layer_site, require, require_finite
+from methods.select.independent import independent_set
+from methods.select.ranking import top
+from methods.select.similarity import cosine, grid_neighbours
+
+EPSILON = 1e-7
+#: A spread of cosines below this is rounding of fp32: such tokens count as identical.
+FLAT = 1e-6
+Selection = Literal["graph", "importance"]
+
+
+@dataclass(frozen=True)
+class D2Pruner(TokenReducer):
+    """Keeps important tokens that are not alike.
+
+    Attributes:
+        K: decoder layer before which tokens go: 2, and 5 for localization with LLaVA.
+        alpha: weight of semantic against spatial similarity: 1 for understanding, 0.5 for localization.
+        theta_sim: tokens more similar than this are adjacent.
+        r_pivot: share of the kept tokens that are chosen by importance alone.
+        pivot_exclusion: keep no two adjacent pivots either; the whole selection is then one independent set.
+        selection: `graph`, or `importance` for the ablation without the graph (debiased importance only).
+    """
+
+    K: int = 2
+    alpha: float = 1.0
+    theta_sim: float = 0.8
+    r_pivot: float = 0.7
+    pivot_exclusion: bool = False
+    selection: Selection = "graph"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.K >= 1, "K", self.K, "1 or more (the attention of layer K-1 is read)")
+        for key in ("alpha", "theta_sim", "r_pivot"):
+            value = getattr(self, key)
+            require(0 <= value <= 1, key, value, "a number from 0 to 1")
+        valid = get_args(Selection)
+        require(self.selection in valid, "selection", self.selection, ", ".join(valid))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the site before layer K."""
+        return (layer_site("K", self.K, depth),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the last prompt token's attention in layer K-1 and its calibrated mean."""
+        del site
+        return (Need("last_attention"), Need("prior"))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep pivots and an independent set.
+
+        Cost: O(N^2 D) for the similarities and O(N^2) for the graph, then (1 - r_pivot) `keep` steps of O(N);
+        `selection=importance`: O(N log N).
+        """
+        scores = debiased(view.signals["last_attention"], view.signals["prior"])
+        if self.selection == "importance":
+            return Plan(top(scores, keep))
+        # The small term keeps 0.7 * 10 from coming out as 6.999...
+        n_pivots = 0 if self.pivot_exclusion else math.floor(self.r_pivot * keep + 1e-9)
+        return Plan(independent_set(scores, self.adjacent(view), keep, n_pivots))
+
+    def adjacent(self, view: View) -> Tensor:
+        """Return the graph of equations (4) to (8) as (B, N, N) booleans, false on the diagonal."""
+        fused = rescaled(cosine(view.tokens)).mul_(self.alpha)
+        if self.alpha < 1:
+            fused += (1 - self.alpha) * grid_neighbours(view.grid)
+        edges = fused > self.theta_sim
+        edges.diagonal(dim1=1, dim2=2).fill_(False)
+        return edges
+
+
+def debiased(attention: Tensor, prior: Tensor) -> Tensor:
+    """Return A_rel (B, N), equation (3), in fp32."""
+    return attention.float() / (prior.float() + EPSILON)
+
+
+def rescaled(similarity: Tensor) -> Tensor:
+    """Return the (B, N, N) similarities stretched to [0, 1] row of the batch by row, equation (5).
+
+    Raises:
+        MethodError: a similarity is NaN or infinite.
+    """
+    low, high = torch.aminmax(similarity.flatten(1), dim=1)
+    spread = require_finite(high - low, "similarities")
+    flat = spread < FLAT
+    stretched = (similarity - low[:, None, None]) / spread.masked_fill(flat, 1)[:, None, None]
+    return stretched.masked_fill_(flat[:, None, None], 1)

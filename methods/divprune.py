@@ -1,0 +1,52 @@
+"""DivPrune: "Diversity-based Visual Token Pruning for LMMs" (Alvar et al., CVPR 2025, arXiv 2503.02175).
+
+The kept set S of the projected tokens greedily maximises the smallest distance between its members (max-min
+diversity):
+
+    d(i, j) = 1 - cos(x_i, x_j),    first: argmax_i min_{j != i} d(i, j),    next: argmax_i min_{j in S} d(i, j)
+
+Kept tokens are emitted in their order. Where the released code can return a token twice (all that is left
+duplicates what is kept), a kept token is never picked again here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.base import Plan, Positions, Site, TokenReducer, View
+from methods.checks import early_positions, early_site, require
+from methods.select.maxmin import farthest_first
+from methods.select.similarity import cosine
+
+#: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
+DUPLICATE = 1e-6
+
+
+@dataclass(frozen=True)
+class DivPrune(TokenReducer):
+    """Keeps tokens that are as unlike one another as possible.
+
+    Attributes:
+        layer: decoder layer before which tokens go; 0, before the decoder, is the paper's place.
+    """
+
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.layer >= 0, "layer", self.layer, "0 (before the decoder) or a decoder layer")
+
+    @property
+    def positions(self) -> Positions:  # type: ignore[override]
+        """Follow the habit of the methods that act at the same place."""
+        return early_positions(self.layer)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the prefix, or the site before `layer`."""
+        return (early_site(self.layer, depth),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep a max-min diverse set. Cost: O(N^2 D) for the distances, then `keep` steps of O(N)."""
+        distances = cosine(view.tokens).neg_().add_(1)
+        distances.masked_fill_(distances < DUPLICATE, 0)
+        return Plan(farthest_first(distances, keep))

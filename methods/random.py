@@ -1,0 +1,51 @@
+"""Random tokens: the floor that a method must beat.
+
+Uniform sampling without replacement, the same share in each image or tile. Every sample has its own generator,
+seeded by the run's seed and the sample's id, so the choice depends neither on the batch nor on the order of the
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from methods.base import MethodError, Plan, Positions, Site, TokenReducer, View
+from methods.checks import early_positions, early_site, require
+from methods.select.tiles import top_in_tiles
+
+
+@dataclass(frozen=True)
+class Random(TokenReducer):
+    """Keeps tokens at random.
+
+    Attributes:
+        layer: decoder layer before which tokens go; 0 is before the decoder. Set it to the layer of the method that
+            this control stands beside.
+    """
+
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.layer >= 0, "layer", self.layer, "0 (before the decoder) or a decoder layer")
+
+    @property
+    def positions(self) -> Positions:  # type: ignore[override]
+        """Follow the habit of the methods that act at the same place."""
+        return early_positions(self.layer)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the prefix, or the site before `layer`."""
+        return (early_site(self.layer, depth),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep the tokens with the largest of N random numbers. Cost: O(N log N)."""
+        n_rows, n_tokens, _ = view.tokens.shape
+        if len(view.generators) != n_rows:
+            raise MethodError(
+                f"random: {len(view.generators)} generators for {n_rows} samples; one each is needed"
+            )
+        noise = torch.stack([torch.rand(n_tokens, generator=g) for g in view.generators])
+        return Plan(top_in_tiles(noise.to(view.tokens.device), view.grid, keep))

@@ -1,0 +1,44 @@
+"""Uniform stride: tokens spread evenly over the patch grid, whatever the image shows.
+
+A stride over the flat raster order would line up with the width of the grid and keep whole columns. Here the grid
+is cut into exactly `keep` regions of nearly equal size, in bands of rows and runs of columns
+(`select.tiles.regions`), and the central token of each is kept: the count is exact, and spacing is as even in both
+directions as the count allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.base import Plan, Positions, Site, TokenReducer, View
+from methods.checks import early_positions, early_site, require
+from methods.select.tiles import regions
+
+
+@dataclass(frozen=True)
+class Uniform(TokenReducer):
+    """Keeps the central token of each of `keep` regions of the grid.
+
+    Attributes:
+        layer: decoder layer before which tokens go; 0 is before the decoder.
+    """
+
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.layer >= 0, "layer", self.layer, "0 (before the decoder) or a decoder layer")
+
+    @property
+    def positions(self) -> Positions:  # type: ignore[override]
+        """Follow the habit of the methods that act at the same place."""
+        return early_positions(self.layer)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the prefix, or the site before `layer`."""
+        return (early_site(self.layer, depth),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep the centres. Cost: O(N log N)."""
+        _, centre = regions(view.grid, keep)
+        return Plan(centre)

@@ -1,0 +1,225 @@
+"""The contract that every method keeps, whatever it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from methods.base import MethodError, Plan, TokenReducer
+from methods.registry import METHODS
+from tests.method_cases import (
+    CASES,
+    DEPTH,
+    build,
+    case_id,
+    make_view,
+    permuted,
+    replaced,
+    rows_of_view,
+)
+
+every_method = pytest.mark.parametrize("case", CASES, ids=case_id)
+Case = tuple[str, dict[str, Any]]
+
+#: Methods whose choice follows the tokens wherever they stand in the sequence.
+FOLLOWS_TOKENS = [case for case in CASES if case[0] in ("fastv", "divprune", "d2pruner")]
+
+
+def outcome(method: TokenReducer, plan: Plan, tokens: torch.Tensor) -> torch.Tensor:
+    """The tokens (B, K, D) that go on."""
+    if plan.merge is not None:
+        return plan.merge.apply(tokens, plan.kept.shape[1])
+    return tokens.gather(1, plan.kept.unsqueeze(-1).expand(-1, -1, tokens.shape[2]))
+
+
+def test_every_registered_method_is_under_test():
+    assert {name for name, _ in CASES} | {"none"} == set(METHODS.names())
+
+
+@every_method
+@pytest.mark.parametrize("keep", [1, 2, 3, 7, 12, 24, 41, 47, 48])
+def test_keeps_exactly_what_was_asked_in_order(case: Case, keep: int):
+    method = build(case)
+    view = make_view(method)
+    plan = method.plan(view, keep)
+    plan.check(view.tokens.shape[1], keep)
+    assert plan.kept.dtype == torch.long
+    assert outcome(method, plan, view.tokens).shape == (3, keep, view.tokens.shape[2])
+
+
+@every_method
+def test_keeping_all_changes_nothing(case: Case):
+    method = build(case)
+    view = make_view(method)
+    plan = method.plan(view, 48)
+    assert torch.equal(plan.kept, torch.arange(48).expand(3, 48))
+    assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
+
+
+@every_method
+@pytest.mark.parametrize("keep", [5, 24])
+def test_a_batch_equals_its_rows_alone(case: Case, keep: int):
+    method = build(case)
+    view = make_view(method)
+    together = method.plan(view, keep)
+    merged = outcome(method, together, view.tokens)
+    for row in range(3):
+        part = rows_of_view(view, [row])
+        alone = method.plan(part, keep)
+        assert torch.equal(alone.kept[0], together.kept[row])
+        assert torch.allclose(outcome(method, alone, part.tokens)[0], merged[row], atol=1e-6)
+
+
+@every_method
+def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
+    method = build(case)
+    first = make_view(method)
+    before = first.tokens.clone(), {key: value.clone() for key, value in first.signals.items()}
+    kept = method.plan(first, 13).kept
+    assert torch.equal(kept, method.plan(make_view(method), 13).kept)
+    assert torch.equal(first.tokens, before[0])
+    assert all(torch.equal(first.signals[key], value) for key, value in before[1].items())
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_are_decided_in_fp32(case: Case, dtype: torch.dtype):
+    method = build(case)
+    view = make_view(method)
+    halves = {key: value.to(dtype) for key, value in view.signals.items()}
+    half = replaced(view, view.tokens.to(dtype), **halves)
+    wide = replaced(
+        view, half.tokens.float(), **{key: value.float() for key, value in halves.items()}
+    )
+    plan = method.plan(half, 17)
+    assert torch.equal(plan.kept, method.plan(wide, 17).kept)
+    assert outcome(method, plan, half.tokens).dtype == dtype
+
+
+@every_method
+def test_identical_tokens_with_equal_scores_are_no_obstacle(case: Case):
+    method = build(case)
+    view = make_view(method)
+    flat = {key: torch.full_like(value, 0.25) for key, value in view.signals.items()}
+    plan = method.plan(replaced(view, torch.ones_like(view.tokens), **flat), 10)
+    plan.check(48, 10)
+    # The rule for ties is the lower index first; with alpha < 1 grid neighbours still exclude each other.
+    if case in FOLLOWS_TOKENS and "alpha" not in case[1]:
+        assert torch.equal(plan.kept, torch.arange(10).expand(3, 10))
+
+
+@every_method
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_an_error(case: Case, poison: float):
+    method = build(case)
+    view = make_view(method)
+    for key, value in view.signals.items():
+        bad = value.clone()
+        bad[1, 5] = poison
+        if (key, poison) == ("prior", float("inf")):
+            continue  # an infinite prior means a score of 0
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            method.plan(replaced(view, **{key: bad}), 12)
+    if case[0] == "divprune" or (case[0] == "d2pruner" and "selection" not in case[1]):
+        bad = view.tokens.clone()
+        bad[1, 5, 0] = poison
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            method.plan(replaced(view, bad), 12)
+
+
+@pytest.mark.parametrize("case", FOLLOWS_TOKENS, ids=case_id)
+def test_the_choice_follows_the_tokens(case: Case):
+    method = build(case)
+    tilings = (((0, 0, 6, 8),), ((0, 0, 6, 8),))
+    view = make_view(method, tilings)
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+    kept = method.plan(view, 11).kept
+    moved = method.plan(permuted(view, order), 11).kept
+    assert torch.equal(order[moved].sort(dim=1).values, kept)
+
+
+@every_method
+def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
+    from methods.base import SIGNALS
+
+    method = build(case)
+    for site in method.sites(DEPTH):
+        assert site.where in ("vision", "prefix", "layer")
+        assert 0 <= site.layer < DEPTH
+        assert {need.signal for need in method.needs(site)} <= set(SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("fastv", "K"),
+        ("d2pruner", "K"),
+        ("random", "layer"),
+        ("uniform", "layer"),
+        ("divprune", "layer"),
+    ],
+)
+def test_a_layer_outside_the_model_names_the_key_and_the_range(name: str, key: str):
+    method = build((name, {key: DEPTH}))
+    with pytest.raises(MethodError, match=rf"method\.params\.{key}=6 .*to 5 \(the model has 6 "):
+        method.sites(DEPTH)
+
+
+@every_method
+def test_positions_are_renumbered_before_the_decoder_only(case: Case):
+    method = build(case)
+    inside = method.sites(DEPTH)[0].where == "layer"
+    assert method.positions == ("original" if inside else "renumbered")
+
+
+# ---------------------------------------------------------------- planted signals
+
+IMPORTANCE = {
+    "fastv": "last_attention",
+    "visionzip": "cls_attention",
+    "d2pruner": "last_attention",
+}
+
+
+def planted_recall(name: str, invert: bool) -> float:
+    """Share of 6 planted tokens kept among 9 of 48, mean over rows; `invert` turns the scores upside down."""
+    method = build((name, {}))
+    view = make_view(method, [((0, 0, 6, 8),)] * 16)
+    generator = torch.Generator().manual_seed(3)
+    planted = torch.rand(16, 48, generator=generator).argsort(dim=1)[:, :6]
+    if name in IMPORTANCE:
+        scores = torch.rand(16, 48, generator=generator).scatter(1, planted, 3.0)
+        scores = 1 / (scores + 0.1) if invert else scores
+        flat = {"prior": torch.ones(16, 48)} if name == "d2pruner" else {}
+        view = replaced(view, **{IMPORTANCE[name]: scores}, **flat)
+    kept = method.plan(view, 9).kept
+    return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
+
+
+@pytest.mark.parametrize("name", IMPORTANCE)
+def test_importance_finds_what_was_planted_and_random_does_not(name: str):
+    floor = planted_recall("random", invert=False)
+    assert abs(floor - 9 / 48) < 0.12
+    assert planted_recall(name, invert=False) > 0.95
+    # The canary: a method that kept the worst tokens would fall below the floor, so the line above can fail.
+    assert planted_recall(name, invert=True) < floor
+
+
+def test_divprune_covers_clusters_that_random_misses():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.nn.functional.normalize(torch.randn(16, 16, generator=generator), dim=1)
+    # 33 tokens of one cluster, one token of each of the others.
+    cluster = torch.cat([torch.zeros(33, dtype=torch.long), torch.arange(1, 16)])
+    cluster = cluster[torch.randperm(48, generator=generator)]
+    tokens = centres[cluster] + 0.01 * torch.randn(8, 48, 16, generator=generator)
+
+    def covered(name: str) -> float:
+        method = build((name, {}))
+        view = replaced(make_view(method, [((0, 0, 6, 8),)] * 8), tokens)
+        kept = method.plan(view, 16).kept
+        return sum(len(cluster[row].unique()) for row in kept) / (8 * 16)
+
+    assert covered("divprune") == 1.0
+    assert covered("random") < 0.7
