@@ -1,0 +1,222 @@
+"""From rows and per-sample scores in the store to points with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import UserError, unknown_name
+from harness.evaluation.samples import Key, read_scores
+from harness.stats import Interval, difference_interval, mean_interval, permutation_pvalue
+from harness.stats import retention_interval as retained
+from harness.store import RunDir
+
+#: Method without reduction, and methods that no paper proposes: the floor every other is read by.
+FULL = "none"
+FLOOR = "random"
+CONTROLS = (FLOOR, "uniform", "pooled")
+
+#: Bootstrap resamples for one cell of a table; the end points move by about 0.1 standard errors.
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row with the headline score of each sample; tokens go first at layer `place`."""
+
+    method: str
+    label: str
+    ratio: float
+    seed: int
+    place: int | None
+    metric: str
+    scores: Mapping[Key, float]
+
+    @property
+    def name(self) -> str:
+        """Method with what differs from its defaults: the name of the curve."""
+        return f"{self.method} {self.label}".strip()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method at one ratio.
+
+    Attributes:
+        ratio: share of visual tokens removed.
+        score: mean over samples (seeds averaged first).
+        retention: score over the unpruned score, paired by sample; None without an unpruned run.
+        gain: score minus that of random dropping at the same place; None where there is none.
+        pvalue: of the paired permutation test behind `gain`.
+    """
+
+    ratio: float
+    score: Interval
+    retention: Interval | None = None
+    gain: Interval | None = None
+    pvalue: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All points of one method, by increasing ratio; `floor` names the curve behind `gain`."""
+
+    name: str
+    control: bool
+    floor: str | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One benchmark: its headline metric, the unpruned score if measured, and the curves."""
+
+    benchmark: str
+    metric: str
+    n_samples: int
+    full: Interval | None
+    curves: tuple[Curve, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """All ratios that some curve has, increasing."""
+        return tuple(sorted({point.ratio for curve in self.curves for point in curve.points}))
+
+
+def read_panels(
+    store: Path,
+    benchmarks: Sequence[str],
+    model: str | None = None,
+    rule: str = "kept",
+    run_keys: Collection[str] | None = None,
+) -> list[Panel]:
+    """Return a panel for each benchmark (for all in the store, in alphabetical order, if empty).
+
+    Of several rows for one (method, ratio, seed) the newest counts, and only rows with the largest
+    number of samples, because curves are compared sample by sample.
+
+    Raises:
+        UserError: no rows for a benchmark, several models and none chosen, or a run without
+            per-sample scores.
+    """
+    rows = [
+        (path.parent, row)
+        for path in sorted(store.glob("runs/*/row.json"), key=lambda path: path.stat().st_mtime)
+        if (row := RunDir(path.parent).row()) is not None
+        and row["budget_rule"] == rule
+        and (run_keys is None or row["run_key"] in run_keys)
+    ]
+    if not rows:
+        raise UserError(f"store={str(store)!r} holds no finished runs with budget={rule}")
+    models = sorted({row["model"] for _, row in rows})
+    if model is None and len(models) > 1:
+        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
+    if model is not None and model not in models:
+        raise unknown_name("--model", model, models)
+    rows = [(path, row) for path, row in rows if row["model"] == (model or models[0])]
+    present = sorted({row["benchmark"] for _, row in rows})
+    panels = []
+    for name in benchmarks or present:
+        if name not in present:
+            raise unknown_name("--benchmarks", name, present)
+        panels.append(_panel(name, [(p, row) for p, row in rows if row["benchmark"] == name]))
+    return panels
+
+
+def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> Panel:
+    most = max(row["n_samples"] for _, row in rows)
+    newest = {}
+    for path, row in rows:
+        if row["n_samples"] == most:
+            run = _read(path, row)
+            newest[run.name, run.ratio, run.seed] = run
+    runs = list(newest.values())
+    if len({frozenset(run.scores) for run in runs}) > 1:
+        raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
+    order = sorted(runs[0].scores)
+    groups: dict[str, dict[float, NDArray[np.float64]]] = {}
+    first = {run.name: run for run in reversed(runs)}
+    for name in first:
+        for ratio in sorted({run.ratio for run in runs if run.name == name}):
+            same = [run for run in runs if (run.name, run.ratio) == (name, ratio)]
+            # Seeds first: a sample counts once, however many seeds answered it.
+            groups.setdefault(name, {})[ratio] = np.mean(
+                [[run.scores[key] for key in order] for run in same], axis=0
+            )
+    plain = next((name for name, run in first.items() if run.method == FULL), None)
+    unpruned = {} if plain is None else groups.pop(plain)
+    full = unpruned[min(unpruned)] if unpruned else None
+    floors = {run.place: name for name, run in first.items() if run.method == FLOOR}
+    curves = [
+        _curve(first[name], groups, floors.get(first[name].place), full)
+        for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
+    ]
+    return Panel(
+        benchmark=benchmark,
+        metric=runs[0].metric,
+        n_samples=most,
+        full=None if full is None else _mean(full),
+        curves=tuple(curves),
+    )
+
+
+def _curve(
+    run: Run,
+    groups: Mapping[str, Mapping[float, NDArray[np.float64]]],
+    floor: str | None,
+    full: NDArray[np.float64] | None,
+) -> Curve:
+    points = []
+    for ratio, scores in groups[run.name].items():
+        below = groups[floor].get(ratio) if floor not in (None, run.name) else None
+        # At ratio 0 nothing was chosen, so there is nothing to gain.
+        below = None if ratio == 0 else below
+        kept = None
+        if full is not None and full.any():
+            kept = retained(scores, full, resamples=RESAMPLES)
+        gain = None if below is None else difference_interval(scores, below, resamples=RESAMPLES)
+        points.append(
+            Point(
+                ratio=ratio,
+                score=_mean(scores),
+                retention=kept,
+                gain=gain,
+                pvalue=None if below is None else permutation_pvalue(scores, below),
+            )
+        )
+    floor = None if floor == run.name else floor
+    return Curve(run.name, run.method in CONTROLS, floor, tuple(points))
+
+
+def _mean(scores: Iterable[float]) -> Interval:
+    return mean_interval(np.asarray(list(scores)), resamples=RESAMPLES)
+
+
+def _read(path: Path, row: Mapping[str, Any]) -> Run:
+    extra = row["extra"]
+    metric = extra["headline"]
+    scores = {
+        key: values[metric]
+        for key, values in read_scores(RunDir(path).journal.entries()).items()
+        if metric in values
+    }
+    if len(scores) != row["n_samples"]:
+        raise UserError(
+            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scores)} of "
+            f"{row['n_samples']} samples; run it again with force=true"
+        )
+    sites = extra.get("sites") or [{}]
+    return Run(
+        method=row["method"],
+        label=extra.get("label") or "",
+        ratio=row["ratio"],
+        seed=row["seed"],
+        place=sites[0].get("layer"),
+        metric=metric,
+        scores=scores,
+    )

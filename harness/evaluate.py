@@ -1,0 +1,213 @@
+"""Evaluate a model under a method on one benchmark.
+
+lmms-eval asks and scores, the engine answers, the journal remembers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.errors import UserError
+from harness.evaluation.samples import (
+    Failure,
+    Journal,
+    Key,
+    Sample,
+    SampleErrors,
+    score_entries,
+)
+from harness.evaluation.summary import time_medians, token_means
+from harness.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.adapters.base import Adapter
+    from harness.engine.session import Backend, PositionPolicy
+    from methods.base import TokenReducer
+
+__all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that one benchmark run yields.
+
+    Attributes:
+        metrics: {name: {"value", "stderr"}} of the benchmark; None where it is not known.
+        n_samples: samples that were scored.
+        samples: answers with telemetry, in the order of the benchmark.
+        scores: {(task, doc id): {metric: value}} for metrics that are a mean over samples.
+        failures: samples that raised; excluded from everything above.
+        resumed: how many answers came from the journal.
+        seconds: wall time spent answering the others, warm-up excluded.
+        versions: {task: version} as lmms-eval reports them.
+    """
+
+    metrics: Mapping[str, Mapping[str, float | None]]
+    n_samples: int
+    samples: tuple[Sample, ...]
+    scores: Mapping[Key, Mapping[str, float]]
+    failures: tuple[Failure, ...]
+    resumed: int
+    seconds: float
+    versions: Mapping[str, Any]
+
+    @property
+    def tokens(self) -> dict[str, float]:
+        """Means of token counts over samples, as the row names them."""
+        return token_means([sample.record for sample in self.samples])
+
+    @property
+    def time(self) -> dict[str, float | None]:
+        """Medians of phase times over samples in milliseconds, as the row names them."""
+        return time_medians([sample.record for sample in self.samples])
+
+    @property
+    def kv_bytes(self) -> float:
+        """Mean bytes of the KV cache of one sample after prefill."""
+        return sum(sample.record.kv_bytes for sample in self.samples) / len(self.samples)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Answers per second of this process; None if every answer came from the journal."""
+        fresh = len(self.samples) - self.resumed
+        return fresh / self.seconds if fresh and self.seconds else None
+
+
+def evaluate(
+    spec: RunSpec,
+    adapter: Adapter,
+    method: TokenReducer,
+    journal: Journal,
+    progress: Progress | None = None,
+    *,
+    prior: Tensor | None = None,
+) -> Evaluation:
+    """Open an engine session for `method` and evaluate; see `evaluate_session`.
+
+    `prior` is the calibrated (h, w) map for methods that need one.
+    """
+    from harness.engine.session import Session
+
+    with Session(
+        adapter,
+        method,
+        spec.budget,
+        seed=spec.seed,
+        backend=cast("Backend", spec.engine.backend),
+        positions=cast("PositionPolicy", spec.engine.positions),
+        prior=prior,
+    ) as session:
+        return evaluate_session(spec, adapter, session, journal, progress)
+
+
+def evaluate_session(
+    spec: RunSpec, adapter: Any, session: Any, journal: Journal, progress: Progress | None = None
+) -> Evaluation:
+    """Answer the samples that the journal lacks, score all, and write the scores to the journal.
+
+    Args:
+        spec: the run; benchmark, engine, seed and the model's generation settings are read.
+        adapter: encodes chats and decodes ids.
+        session: has `generate(inputs, samples, **settings)`, already open.
+        journal: finished samples; gains one entry for each new answer or failure.
+        progress: called with (finished, total).
+
+    Raises:
+        UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
+        SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
+    """
+    # lmms-eval takes seconds to import; whoever only reads rows need not pay.
+    from lmms_eval.evaluator import simple_evaluate
+
+    from harness.evaluation.chat import ChatModel
+    from harness.evaluation.scores import collect
+    from harness.evaluation.tasks import check_metrics, guard_scoring, load_tasks, quiet
+
+    bench = spec.benchmark
+    check_limit(bench.limit)
+    check_single_process()
+    with quiet():
+        loaded = load_tasks(bench.task, bench.include_path, spec.offline)
+        tasks = loaded.tasks
+        check_metrics(tasks, bench.metrics)
+        unscored: list[Failure] = []
+        for task in tasks:
+            guard_scoring(task, unscored)
+        model = ChatModel(adapter, session, journal, spec, tasks, progress)
+        results = simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            task_manager=loaded.manager,
+            limit=bench.limit,
+            batch_size=spec.engine.batch_size,
+            # The response cache of lmms-eval stores nothing before a run ends; the journal is ours.
+            use_cache=None,
+            cache_requests=False,
+            # Standard errors are computed from the samples (harness/evaluation/scores.py).
+            bootstrap_iters=0,
+            log_samples=True,
+            process_docs_parallel=1,
+            # The other back end would create an Accelerator and its global state in every process.
+            distributed_executor_backend="torchrun",
+            cli_args=argparse.Namespace(
+                process_with_media=False, output_path=str(spec.store), reasoning_tags=None
+            ),
+        )
+    failures = (*model.failures, *unscored)
+    if len(failures) > spec.engine.max_errors:
+        raise SampleErrors(failures, len(model.samples) + len(model.failures))
+    samples = _gather(model.samples.values(), unscored)
+    # Aggregations of foreign tasks may write files or ask a server; they run once only.
+    metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
+    journal.append(*score_entries(scores))
+    return Evaluation(
+        metrics=metrics,
+        n_samples=len(samples),
+        samples=samples,
+        scores=scores,
+        failures=failures,
+        resumed=model.resumed,
+        seconds=model.seconds,
+        versions=dict(results["versions"]),
+    )
+
+
+def check_limit(limit: object) -> None:
+    """Raise UserError unless `limit` is None or a positive integer.
+
+    Inside lmms-eval a fraction would become the first task's count for every following task.
+    """
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
+
+
+def check_single_process() -> None:
+    """Raise UserError under a launcher that starts several processes.
+
+    lmms-eval would deal the samples out over them, and each would believe its share to be all.
+    """
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world != "1":
+        raise UserError(
+            f"WORLD_SIZE={world}: one process a run; valid: 1, or start runs separately"
+        )
+
+
+def _gather(samples: Sequence[Sample] | Any, unscored: Sequence[Failure]) -> tuple[Sample, ...]:
+    """Return the scored samples of all processes, in benchmark order.
+
+    Today one process answers everything. With data parallelism this is the place to collect the
+    ranks' samples: telemetry does not pass through lmms-eval's own gathering.
+    """
+    dropped = {failure.key for failure in unscored}
+    return tuple(sorted((s for s in samples if s.key not in dropped), key=lambda one: one.key))

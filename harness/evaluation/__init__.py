@@ -1,0 +1,1 @@
+"""The bridge to lmms-eval: tasks in, answers through the engine, metrics and telemetry out."""

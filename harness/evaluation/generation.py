@@ -1,0 +1,67 @@
+"""Generation settings: what a task asks for, in the words of `generate`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from transformers import GenerationConfig
+
+log = logging.getLogger(__name__)
+
+#: Used when neither task, benchmark nor model set `max_new_tokens`, as in lmms-eval's own models.
+DEFAULT_NEW_TOKENS = 1024
+
+#: Settings that only mean something when sampling; `generate` warns about them otherwise.
+SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one group of requests: arguments of `generate`, and the strings that end an answer."""
+
+    generate: Mapping[str, Any]
+    until: tuple[str, ...]
+
+
+def settings(
+    task: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    benchmark: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Merge model defaults, the task's settings and the benchmark's overrides; later ones win.
+
+    A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
+    `generate` does not know (some tasks carry image options there) are dropped with a warning.
+    """
+    merged = {**(model or {}), **task, **(benchmark or {})}
+    until = merged.pop("until", None) or ()
+    until = (until,) if isinstance(until, str) else tuple(until)
+    known = _known()
+    unknown = sorted(name for name in merged if name not in known)
+    if unknown:
+        log.warning("generation settings ignored, `generate` has no such: %s", ", ".join(unknown))
+    chosen = {k: v for k, v in merged.items() if k in known and v is not None}
+    sample = bool(chosen.get("do_sample", float(chosen.get("temperature", 0)) > 0))
+    if float(chosen.get("temperature", 1)) == 0:
+        sample = False
+    if not sample:
+        chosen = {name: value for name, value in chosen.items() if name not in SAMPLING_ONLY}
+    chosen["do_sample"] = sample
+    chosen.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)
+    return Settings(generate=chosen, until=tuple(stop for stop in until if stop))
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(GenerationConfig().to_dict())
+
+
+def cut(text: str, until: tuple[str, ...]) -> str:
+    """Return the text before the first stop string."""
+    for stop in until:
+        text = text.split(stop, 1)[0]
+    return text

@@ -1,0 +1,151 @@
+"""One finished sample: the answer, its telemetry, and their form in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from harness.engine.record import Record
+
+#: Identity of a sample inside a run: (task, doc id).
+Key = tuple[str, int]
+
+#: Fields of a record that the journal keeps; the rest is tensors.
+RECORDED = tuple(field.name for field in fields(Record) if field.name != "origin")
+
+#: How many failures an error line spells out.
+NAMED = 5
+
+
+class Journal(Protocol):
+    """What the evaluation needs of a run's journal (harness/store.py has the real one)."""
+
+    def append(self, *entries: Mapping[str, Any]) -> None:
+        """Add entries so that they survive the death of the process."""
+
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """Return the whole entries in the order of writing."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An answer with what it cost.
+
+    Attributes:
+        task: name of the lmms-eval task.
+        doc_id: index of the document in its split.
+        answer: text after the stop strings are applied.
+        input_tokens: prompt tokens before any reduction, text and visual.
+        output_tokens: new tokens, end token included.
+        record: what the engine measured.
+    """
+
+    task: str
+    doc_id: int
+    answer: str
+    input_tokens: int
+    output_tokens: int
+    record: Record
+
+    @property
+    def key(self) -> Key:
+        """Identity inside the run."""
+        return (self.task, self.doc_id)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form that goes into the journal."""
+        return {
+            "task": self.task,
+            "doc_id": self.doc_id,
+            "answer": self.answer,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "record": {name: getattr(self.record, name) for name in RECORDED},
+        }
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
+        """Rebuild from the JSON form; tuples come back as tuples."""
+        measured: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in entry["record"].items()
+            if name in RECORDED
+        }
+        return cls(
+            task=entry["task"],
+            doc_id=entry["doc_id"],
+            answer=entry["answer"],
+            input_tokens=entry["input_tokens"],
+            output_tokens=entry["output_tokens"],
+            record=Record(**measured),
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that raised: it has no answer, is never scored, and is tried again on resume."""
+
+    task: str
+    doc_id: int
+    error: str
+
+    @property
+    def key(self) -> Key:
+        """Identity inside the run."""
+        return (self.task, self.doc_id)
+
+    def __str__(self) -> str:
+        """Return `task/doc: error`."""
+        return f"{self.task}/{self.doc_id}: {self.error}"
+
+    @classmethod
+    def from_exception(cls, key: Key, error: BaseException) -> Failure:
+        """Describe an exception in one line."""
+        first = next(iter(str(error).splitlines()), "")
+        return cls(*key, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form that goes into the journal."""
+        return {"task": self.task, "doc_id": self.doc_id, "error": self.error}
+
+
+class SampleErrors(RuntimeError):
+    """Some samples failed; all others are in the journal and are not computed again."""
+
+    def __init__(self, failures: Sequence[Failure], total: int) -> None:
+        """Name the failures in one line; `total` counts the samples asked for."""
+        self.failures = tuple(failures)
+        named = "; ".join(str(failure) for failure in self.failures[:NAMED])
+        more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
+        super().__init__(
+            f"{len(failures)} of {total} samples failed: {named}{more} "
+            "(finished samples are saved; engine.max_errors allows failures)"
+        )
+
+
+def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
+    """Return the answered samples of a journal; a repeated key keeps its first answer."""
+    found: dict[Key, Sample] = {}
+    for entry in entries:
+        if "answer" in entry:
+            sample = Sample.from_entry(entry)
+            found.setdefault(sample.key, sample)
+    return found
+
+
+def score_entries(scores: Mapping[Key, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return the JSON form of the metric values of each sample, journalled after scoring."""
+    return [
+        {"task": task, "doc_id": doc_id, "scores": dict(values)}
+        for (task, doc_id), values in scores.items()
+    ]
+
+
+def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
+    """Return the metric values of each sample; of a repeated key the last scoring counts."""
+    return {
+        (entry["task"], entry["doc_id"]): dict(entry["scores"])
+        for entry in entries
+        if "scores" in entry
+    }

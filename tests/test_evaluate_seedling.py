@@ -1,0 +1,132 @@
+"""The evaluation with the real engine on the trained embedded model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.compose import read_command
+from harness.evaluate import Evaluation, SampleErrors, evaluate
+from harness.spec import RunSpec
+from harness.store import Journal
+from methods.base import TokenReducer
+from methods.registry import build_method
+
+LIMIT = 8
+
+
+@pytest.fixture(autouse=True)
+def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def make_spec(*overrides: str) -> RunSpec:
+    command = read_command(
+        [f"limit={LIMIT}", "model.device=cpu", "benchmark=seedling_rec", "ratio=0.75", *overrides]
+    )
+    assert command is not None
+    return RunSpec.from_config(command.cells[0])
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Adapter:
+    return load_adapter(make_spec("method=random").model)
+
+
+def run(spec: RunSpec, adapter: Adapter, journal: Journal) -> Evaluation:
+    method: TokenReducer = build_method(spec.method.name, spec.method.params)
+    return evaluate(spec, adapter, method, journal)
+
+
+def untimed(result: Evaluation) -> tuple[Any, ...]:
+    """Everything that must not depend on batches, breaks or the clock."""
+    samples = [
+        replace(sample, record=replace(sample.record, times_ms={}, kv_bytes=0))
+        for sample in result.samples
+    ]
+    return samples, result.metrics, result.scores, result.n_samples
+
+
+@pytest.fixture(scope="module")
+def whole(adapter: Adapter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
+    path = tmp_path_factory.mktemp("whole") / "journal.jsonl"
+    spec = make_spec("method=random", "engine.batch_size=4")
+    return run(spec, adapter, Journal(path)), path
+
+
+def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter) -> None:
+    result, _ = whole
+    depth = adapter.facts.text.layers
+    assert [sample.doc_id for sample in result.samples] == list(range(LIMIT))
+    for sample in result.samples:
+        record = sample.record
+        assert record.sample == f"seedling_rec/{sample.doc_id}"
+        assert (record.visual, record.requested, record.kept) == (144, (36,), (36,))
+        assert record.entering == (36,) * depth
+        assert record.kv_entries == 36 * depth
+        assert record.kv_bytes > 0
+        assert sample.output_tokens == record.new_tokens > 0
+        assert sample.answer
+        for phase in ("vision", "select", "prefill", "decode_per_token"):
+            assert record.times_ms[phase] > 0
+        assert {"acc_at_50", "mean_iou"} <= set(result.scores[sample.key])
+    assert result.tokens["kept_final"] == 36
+    assert result.time["select_ms"] is not None
+    value = result.metrics["mean_iou"]["value"]
+    assert value is not None
+    assert 0 < value < 1
+
+
+def test_batch_of_one_gives_the_same(
+    whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
+) -> None:
+    spec = make_spec("method=random", "engine.batch_size=1", "engine.warmup=0")
+    alone = run(spec, adapter, Journal(tmp_path / "journal.jsonl"))
+    assert untimed(alone) == untimed(whole[0])
+
+
+def test_resumed_run_gives_the_same(
+    whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
+) -> None:
+    lines = whole[1].read_bytes().splitlines(keepends=True)
+    journal = Journal(tmp_path / "journal.jsonl")
+    # Killed while the second batch was written: two samples of it whole, the third torn.
+    journal.path.write_bytes(b"".join(lines[:6]) + lines[6][:40])
+    spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
+    result = run(spec, adapter, journal)
+    assert result.resumed == 6
+    assert untimed(result) == untimed(whole[0])
+    assert [sample.record.kv_bytes for sample in result.samples] == [
+        sample.record.kv_bytes for sample in whole[0].samples
+    ]
+
+
+def test_failing_sample_is_named_and_leaves_the_model_working(
+    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scene that cannot be read fails alone; the session goes on with the others."""
+    plain = adapter.encode
+    seen: list[Any] = []
+
+    def encode(chats: Sequence[Any]) -> Any:
+        seen.extend(chats)
+        if seen[2] in chats:
+            raise OSError("truncated image")
+        return plain(chats)
+
+    monkeypatch.setattr(adapter, "encode", encode)
+    spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(SampleErrors, match=r"1 of 8 .*seedling_rec/2: OSError: truncated image"):
+        run(spec, adapter, journal)
+    assert sorted(e["doc_id"] for e in journal.entries() if "answer" in e) == [0, 1, 3, 4, 5, 6, 7]
+    monkeypatch.undo()
+    assert run(spec, adapter, journal).resumed == LIMIT - 1
