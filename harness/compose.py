@@ -1,0 +1,195 @@
+"""From a command line to configs, with every mistake turned into one UserError line before anything runs.
+
+Hydra's own messages span several lines, and a sweep finds a bad cell only when its turn comes. So the command line is
+composed here first, cell by cell; hydra.main then repeats it for the real launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import fields
+from harness.errors import UserError, unknown_name
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A checked command line.
+
+    Attributes:
+        argv: what hydra.main shall see; the model comes first, because the last override of a sweep varies fastest.
+        cells: one composed config for each run.
+        sweep: whether Hydra runs it as a multirun.
+    """
+
+    argv: tuple[str, ...]
+    cells: tuple[DictConfig, ...]
+    sweep: bool
+
+
+def read_command(argv: Sequence[str]) -> Command | None:
+    """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
+
+    Raises:
+        UserError: an unknown option, key, group or choice, or a value that does not parse.
+    """
+    options = _options(argv)
+    if (
+        options.help
+        or options.hydra_help
+        or options.cfg
+        or options.info
+        or options.shell_completion
+    ):
+        return None
+    for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+        if getattr(options, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
+            )
+    overrides = sorted(options.overrides, key=lambda text: not text.startswith("model="))
+    flags = [text for text in argv if text.startswith("-")]
+    with _hydra() as loader:
+        parsed = _parse(overrides, loader)
+        for override in parsed:
+            _check_choice(override, loader)
+        sweeps = [override for override in parsed if override.is_sweep_override()]
+        single = [str(override.input_line) for override in parsed if override not in sweeps]
+        base = _compose(single, loader)
+        if options.multirun or base.hydra.mode == RunMode.MULTIRUN:
+            params = base.hydra.sweeper.params or {}
+            preset = [f"{key}={value}" for key, value in params.items()]
+            batches = _expand(_parse([*preset, *overrides], loader))
+        elif sweeps:
+            text = sweeps[0].input_line
+            raise UserError(f"{text} is a sweep; add -m to run all its values, or give one value")
+        else:
+            return Command((*flags, *overrides), (_job(base),), sweep=False)
+        cells = tuple(_job(_compose(batch, loader)) for batch in batches)
+    return Command((*flags, *overrides), cells, sweep=True)
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return get_args_parser().parse_intermixed_args(list(argv))
+    except SystemExit as error:
+        if error.code in (0, None):
+            raise
+        reason = complaint.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        raise UserError(
+            f"command line: {reason}; valid: key=value overrides, -m, --cfg job, --help"
+        ) from error
+
+
+@contextlib.contextmanager
+def _hydra() -> Iterator[ConfigLoaderImpl]:
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        yield loader
+
+
+def _parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = []
+    for text in overrides:
+        try:
+            parsed += parser.parse_overrides([text])
+        except HydraException as error:
+            raise UserError(
+                f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
+            ) from error
+    return parsed
+
+
+def _check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
+    """Raise if the override picks an unknown option of a config group."""
+    group = override.key_or_group
+    options = loader.get_group_options(group)
+    if not options:
+        return
+    value = override.value()
+    picked = override.sweep_string_iterator() if override.is_sweep_override() else iter([value])
+    for name in picked:
+        if not isinstance(name, str) or name not in options:
+            raise unknown_name(group, str(name), options)
+
+
+def _expand(overrides: list[Override]) -> list[list[str]]:
+    for override in overrides:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
+            )
+    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+
+
+def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
+    try:
+        return compose("config", overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explain(error, overrides, loader) from error
+
+
+def _explain(error: Exception, overrides: Sequence[str], loader: ConfigLoaderImpl) -> UserError:
+    """Name the override that Hydra stumbled over and what would be valid in its place."""
+    fallback = UserError(f"config: {' '.join(str(error).split())}")
+    values = [text for text in overrides if not loader.get_group_options(_key(text))]
+    try:
+        valid = compose("config", overrides=[text for text in overrides if text not in values])
+    except HydraException:
+        return fallback
+    for text in values:
+        # Added keys (`+key=`) are judged by RunSpec, Hydra's own by Hydra.
+        if not text.startswith("+") and not _key(text).startswith("hydra"):
+            problem = _absent(_key(text), valid)
+            if problem is not None:
+                return problem
+    return fallback
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def _absent(key: str, config: DictConfig) -> UserError | None:
+    """Return the error for the first part of a dotted key that the config lacks, or None if it is there."""
+    table, prefix = config, ""
+    for part in key.split("."):
+        if not isinstance(table, DictConfig):
+            return UserError(
+                f"{key} is not a config key: {prefix[:-1]} is a value; valid: {prefix[:-1]}"
+            )
+        if part not in table:
+            return fields.unknown_key(key, (f"{prefix}{name!s}" for name in table))
+        table, prefix = table[part], f"{prefix}{part}."
+    return None
+
+
+def _job(cfg: DictConfig) -> DictConfig:
+    job = cfg.copy()
+    OmegaConf.set_struct(job, False)
+    del job["hydra"]
+    return job

@@ -1,0 +1,54 @@
+"""Where a run happened: versions, device, attention back end, commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from harness.spec import ROOT, RunSpec
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """Return the environment block of a row. Cost: one call of git."""
+    import torch
+
+    model = spec.model
+    cuda = model.device.startswith("cuda")
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "lmms_eval": version("lmms-eval"),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": model.device,
+        "device_name": torch.cuda.get_device_name(model.device) if cuda else processor_name(),
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "backend": spec.engine.backend,
+        "batch_size": spec.engine.batch_size,
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux gives it, else the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def commit() -> str | None:
+    """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,100 @@
+"""Checks of single config values: each returns the value in its final type or raises one UserError line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from harness.errors import UserError, unknown_name
+
+
+def choice(key: str, value: Any, valid: Iterable[str]) -> str:
+    """Return `value` if it is one of `valid`."""
+    names = tuple(valid)
+    if value not in names:
+        raise unknown_name(key, str(value), names)
+    return str(value)
+
+
+def text(key: str, value: Any) -> str:
+    """Return `value` if it is a non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{key}={value!r} must be a non-empty string")
+    return value
+
+
+def optional_text(key: str, value: Any) -> str | None:
+    """Return `value` if it is None or a non-empty string."""
+    return None if value is None else text(key, value)
+
+
+def flag(key: str, value: Any) -> bool:
+    """Return `value` if it is a boolean."""
+    if not isinstance(value, bool):
+        raise UserError(f"{key}={value!r} must be true or false")
+    return value
+
+
+def integer(key: str, value: Any, at_least: int) -> int:
+    """Return `value` if it is an integer of at least `at_least`."""
+    # bool is a subclass of int, and `limit=true` is a slip, not a one.
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise UserError(f"{key}={value!r} must be an integer of at least {at_least}")
+    return value
+
+
+def optional_integer(key: str, value: Any, at_least: int) -> int | None:
+    """Return `value` if it is None (written `null`) or an integer of at least `at_least`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise UserError(f"{key}={value!r} must be an integer of at least {at_least}, or null")
+    return value
+
+
+def ratio(key: str, value: Any) -> float:
+    """Return `value` if it is a number in [0, 1)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value < 1:
+        raise UserError(
+            f"{key}={value!r} must be a number in [0, 1): the share of visual tokens removed"
+        )
+    return float(value)
+
+
+def table(key: str, value: Any) -> dict[str, Any]:
+    """Return `value` as a dictionary with string keys; None is the empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{key}={value!r} must be a table of key: value pairs")
+    return {str(name): item for name, item in value.items()}
+
+
+def names(key: str, value: Any, empty: bool = False) -> tuple[str, ...]:
+    """Return `value` as a tuple of strings; it may have no entries only where `empty` says so."""
+    if not isinstance(value, list | tuple) or not (value or empty):
+        raise UserError(f"{key}={value!r} must be a {'' if empty else 'non-empty '}list of names")
+    return tuple(text(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+
+def only_known(prefix: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise unless the keys of `given` are exactly `known`; `prefix` is the config key of the table ("" at the top)."""
+    expected = set(known)
+    dot = f"{prefix}." if prefix else ""
+    for name in given:
+        if name not in expected:
+            raise unknown_key(f"{dot}{name}", (f"{dot}{key}" for key in expected))
+    missing = sorted(expected - set(given))
+    if missing:
+        raise UserError(f"config key {dot}{missing[0]} is missing")
+
+
+def unknown_key(name: str, valid: Iterable[str]) -> UserError:
+    """Return the error for a config key that does not exist: the key, the nearest and all valid ones of its table."""
+    keys = sorted(valid)
+    near = get_close_matches(name, keys, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return UserError(f"{name} is not a config key{hint}; valid: {', '.join(keys)}")

@@ -1,0 +1,205 @@
+"""The run key: a hash of everything that can change the numbers of a run, and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from inspect import getfile
+from pathlib import Path
+from typing import Any
+
+from harness.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
+from methods.base import Method
+
+#: Raised when the meaning of the key itself changes.
+KEY_VERSION = 1
+
+#: Packages whose version can change an answer or a measurement.
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "lmms-eval",
+    "numpy",
+    "pillow",
+    "scikit-learn",
+    "rapidfuzz",
+)
+
+#: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py).
+ENGINE_SOURCES = (
+    "harness/adapters",
+    "harness/engine",
+    "harness/measure",
+    "harness/evaluation",
+    "harness/evaluate.py",
+    "harness/budget.py",
+    "harness/facts.py",
+    "harness/priors.py",
+    "harness/priors.py",
+    "harness/row.py",
+)
+METHOD_SOURCES = ("methods/base.py", "methods/checks.py", "methods/select")
+
+#: Files of a model directory that shape its input or output.
+MODEL_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model")
+
+#: Files of a benchmark's folder that shape its samples or its scores.
+TASK_FILES = ("*.py", "*.yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
+
+
+@dataclass
+class Digests:
+    """SHA-256 of files, remembered by path, size and time of change so that a sweep reads each weight file once."""
+
+    _known: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+    def file(self, path: Path) -> str:
+        """Return the SHA-256 of one file as hex. Cost: one read of the file, once."""
+        stat = path.stat()
+        key = (str(path), stat.st_size, stat.st_mtime_ns)
+        if key not in self._known:
+            with path.open("rb") as stream:
+                self._known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return self._known[key]
+
+    def files(self, paths: Iterable[Path], root: Path) -> str:
+        """Return one digest of several files' names (relative to `root`) and contents, in whatever order they come."""
+        listing = sorted((path.relative_to(root).as_posix(), self.file(path)) for path in paths)
+        return _digest(listing)
+
+
+def run_key(parts: Mapping[str, Any]) -> str:
+    """Return the key of `key_parts` as 16 hex digits."""
+    return _digest(parts)[:16]
+
+
+def key_parts(
+    spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path] = ()
+) -> dict[str, Any]:
+    """Return everything that the key is computed from, ready for JSON.
+
+    Left out on purpose: names of log back ends, the store, `force`, threads, error limits, where files lie.
+
+    Args:
+        spec: the run.
+        method: the built method; its fields are the hyper-parameters with defaults filled in.
+        digests: remembers file hashes over a sweep.
+        artifacts: calibration files that the method reads.
+    """
+    return {
+        "key_version": KEY_VERSION,
+        "config": _config(spec, method),
+        "method_source": digests.files(_method_files(method), ROOT),
+        "engine_source": digests.files(_python_files(ENGINE_SOURCES), ROOT),
+        "model_revision": model_revision(spec.model, digests),
+        "task_version": _task_version(spec.benchmark, digests),
+        "artifacts": sorted(digests.file(path) for path in artifacts),
+        "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
+    }
+
+
+def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
+    model, benchmark, engine = spec.model, spec.benchmark, spec.engine
+    facts = asdict(model.facts)
+    facts["signals"] = sorted(facts["signals"])
+    return {
+        "model": {
+            "name": model.name,
+            "adapter": model.adapter,
+            "dtype": model.dtype,
+            "attention": model.attention,
+            "weights": model.weights,
+            "device": model.device,
+            "template": model.template,
+            "generation": dict(model.generation),
+            "facts": facts,
+        },
+        "method": {
+            "name": spec.method.name,
+            "variant": spec.method.variant,
+            "class": type(method).__qualname__,
+            "params": asdict(method),
+        },
+        "benchmark": {
+            "name": benchmark.name,
+            "task": benchmark.task,
+            "limit": benchmark.limit,
+            "metrics": list(benchmark.metrics),
+            "headline": benchmark.headline,
+            "generation": dict(benchmark.generation),
+        },
+        "budget": asdict(spec.budget),
+        "engine": {
+            "backend": engine.backend,
+            "batch_size": engine.batch_size,
+            "positions": engine.positions,
+            "warmup": engine.warmup,
+        },
+        "seed": spec.seed,
+    }
+
+
+def _method_files(method: Method) -> set[Path]:
+    own = {Path(getfile(base)) for base in type(method).__mro__ if base.__module__ != "builtins"}
+    inside = {path for path in own if path.is_relative_to(ROOT)}
+    return inside | set(_python_files(METHOD_SOURCES))
+
+
+def _python_files(sources: Iterable[str]) -> list[Path]:
+    found: list[Path] = []
+    for source in sources:
+        path = ROOT / source
+        inside = [path] if path.is_file() else sorted(path.rglob("*.py"))
+        found += [file for file in inside if not file.stem.startswith("bench")]
+    return found
+
+
+def model_revision(model: ModelSpec, digests: Digests) -> str:
+    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit."""
+    if model.weights == "random":
+        return "random"
+    if model.path is not None:
+        files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
+        return digests.files(files, model.path)
+    return f"{model.hub}@{cached_commit(model) or model.revision}"
+
+
+def cached_commit(model: ModelSpec) -> str | None:
+    """Return the commit of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model.hub or "", "config.json", revision=model.revision)
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _task_version(benchmark: BenchmarkSpec, digests: Digests) -> list[str]:
+    return [_tree(source, digests) for source in benchmark.sources]
+
+
+def _tree(source: Path, digests: Digests) -> str:
+    files = [source] if source.is_file() else [f for kind in TASK_FILES for f in source.rglob(kind)]
+    return digests.files(files, source.parent)
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str | None]:
+    return {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _digest(content: object) -> str:
+    # NaN is refused: it is not equal to itself, so no key could ever be found again.
+    canonical = json.dumps(
+        content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()

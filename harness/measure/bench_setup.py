@@ -1,0 +1,151 @@
+"""What the parts of the benchmark share: figures, the model, real inputs, and paired timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median, quantiles
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from harness.compose import read_command
+from harness.errors import UserError
+from harness.spec import RunSpec
+from methods.base import TokenReducer
+from methods.registry import build_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.adapters.base import Adapter
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        part: the part of the benchmark it comes from.
+        name: what was measured.
+        value: the number, a median where there are repeats.
+        unit: `x` for ratios, otherwise a unit of time or size.
+        quartiles: first and third quartile over the repeats.
+        at_most: the target, if it is an upper one.
+        at_least: the target, if it is a lower one.
+    """
+
+    part: str
+    name: str
+    value: float
+    unit: str
+    quartiles: tuple[float, float] | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One bench run: which model, how thoroughly, and what is loaded at most once."""
+
+    model: str = "seedling"
+    quick: bool = False
+    overrides: tuple[str, ...] = field(default=())
+
+    def repeats(self, full: int, quick: int) -> int:
+        """Return how often to repeat a measurement."""
+        return quick if self.quick else full
+
+    def spec(self, *overrides: str) -> RunSpec:
+        """Return the run that these overrides of the config describe, on the benchmarked model."""
+        command = read_command([f"model={self.model}", *self.overrides, *overrides])
+        assert command is not None  # only requests for help compose nothing
+        return RunSpec.from_config(command.cells[0])
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        """The model, loaded when first asked for."""
+        from transformers.utils import logging
+
+        from harness.adapters.base import load_adapter
+
+        logging.disable_progress_bar()
+        return load_adapter(self.spec().model)
+
+    def inputs(self, rows: int) -> dict[str, Tensor]:
+        """Return one encoded batch of held-out scenes, each with a question about an object."""
+        from harness.seedling.questions import questions_for
+        from harness.seedling.scenes import Scenes
+
+        scenes = Scenes()
+        chats: list[list[dict[str, Any]]] = []
+        for index in range(rows):
+            scene = scenes.scene("test", 0, index)
+            question = questions_for(scene, {"attr": 1})[0]
+            image = {"type": "image", "image": scene.to_pil()}
+            text = {"type": "text", "text": question.text}
+            chats.append([{"role": "user", "content": [image, text]}])
+        return self.adapter.encode(chats)
+
+
+def reducer(spec: RunSpec) -> TokenReducer:
+    """Return the method of a run, which must be a token reducer.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    method = build_method(spec.method.name, spec.method.params)
+    if not isinstance(method, TokenReducer):
+        raise UserError(f"method={spec.method.name!r} is not a token reducer")
+    return method
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Times of two procedures measured in turns, in seconds, and their ratio pair by pair."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """First over second, one for each turn."""
+        return tuple(a / b for a, b in zip(self.first, self.second, strict=True))
+
+    def figure(self, part: str, name: str, at_most: float | None = None) -> Figure:
+        """Return the median ratio with its quartiles."""
+        low, _, high = quantiles(self.ratios, n=4, method="inclusive")
+        return Figure(part, name, median(self.ratios), "x", (low, high), at_most)
+
+
+def paired(
+    first: Callable[[], object], second: Callable[[], object], repeats: int, calls: int = 1
+) -> Pair:
+    """Time two procedures in turns, the order changing each time, after one untimed call of each.
+
+    Neighbours on the machine and clock speeds drift; two calls that follow each other drift
+    together, so the ratio of a pair is far steadier than the ratio of two medians.
+    """
+    first(), second()
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats):
+        order: Sequence[int] = (0, 1) if turn % 2 == 0 else (1, 0)
+        for side in order:
+            times[side].append(_seconds((first, second)[side], calls))
+    return Pair(tuple(times[0]), tuple(times[1]))
+
+
+def _seconds(procedure: Callable[[], object], calls: int) -> float:
+    started = perf_counter()
+    for _ in range(calls):
+        procedure()
+    return (perf_counter() - started) / calls

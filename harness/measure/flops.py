@@ -1,0 +1,188 @@
+"""Arithmetic of one prefill from architecture facts and token counts, and the papers' own formula.
+
+The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
+one image and one prompt; norms, activations, softmax, rotary embedding and additions are left out,
+as is the patch embedding, whose patch size the facts do not carry. For n tokens, width d, q = heads
+x head_dim, kv = kv_heads x head_dim, MLP width m:
+
+| term                 | FLOPs of one layer                                                  |
+| -------------------- | ------------------------------------------------------------------- |
+| query and output     | 4 n d q                                                             |
+| key and value        | 4 n d kv (grouped heads cost what they cost)                        |
+| scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not       |
+| MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
+
+| component   | what it is                                                                   |
+| ----------- | ---------------------------------------------------------------------------- |
+| `tower`     | the vision tower's layers that run, over all its tokens                      |
+| `projector` | two linear maps, tower width -> text width -> text width, on what reaches it |
+| `text`      | every decoder layer on the tokens that enter it                              |
+| `head`      | the output head at the last position, all that generation asks for           |
+
+The papers (FastV, D2Pruner) print MULTIPLY-ADDS of a two-matrix MLP, full-width keys and unmasked
+attention, decoder layers alone: 4 n d^2 + 2 n^2 d + 2 n d m. The two are never mixed:
+`prefill_exact` and `prefill_paper` stand apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.facts import ModelFacts, StackFacts
+
+
+@dataclass(frozen=True)
+class Components:
+    """Exact FLOPs of one prefill by part of the model."""
+
+    tower: int
+    projector: int
+    text: int
+    head: int
+
+    @property
+    def language(self) -> int:
+        """FLOPs of the language model: decoder layers and head, as the papers delimit prefill."""
+        return self.text + self.head
+
+    @property
+    def total(self) -> int:
+        """FLOPs from pixels to the first token."""
+        return self.tower + self.projector + self.language
+
+
+@dataclass(frozen=True)
+class SampleFlops:
+    """One sample's prefill as it ran and with every token, in both ways of counting."""
+
+    exact: Components
+    exact_full: Components
+    paper: int
+    paper_full: int
+
+    @property
+    def share_of_full(self) -> float:
+        """Exact language-model FLOPs over those of the same sample without reduction."""
+        return self.exact.language / self.exact_full.language
+
+    @property
+    def share_with_tower(self) -> float:
+        """The same share with tower and projector on both sides."""
+        return self.exact.total / self.exact_full.total
+
+
+def layer_flops(stack: StackFacts, tokens: int, causal: bool | None = None) -> int:
+    """Return the exact FLOPs of one layer on `tokens` tokens.
+
+    `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused
+    kernel's mask is invisible to profilers that count whole products.
+    """
+    linear, pairs = _coefficients(stack)
+    masked = stack.causal if causal is None else causal
+    n_pairs = tokens * (tokens + 1) // 2 if masked else tokens * tokens
+    return linear * tokens + pairs * n_pairs
+
+
+def quadratic(stack: StackFacts) -> tuple[float, float]:
+    """Return (a, b) such that one layer costs `a n + b n^2` FLOPs under the stack's own mask."""
+    linear, pairs = _coefficients(stack)
+    return (linear + pairs / 2, pairs / 2) if stack.causal else (float(linear), float(pairs))
+
+
+def tower_flops(facts: ModelFacts, images: int = 1) -> int:
+    """Return the exact FLOPs of the tower's layers for `images` images."""
+    return images * facts.tower.layers * layer_flops(facts.tower, facts.tower_tokens)
+
+
+def projector_flops(facts: ModelFacts, tokens: int) -> int:
+    """Return the exact FLOPs of a two-layer projector on `tokens` tower tokens."""
+    return 2 * tokens * facts.text.hidden * (facts.tower.hidden + facts.text.hidden)
+
+
+def text_flops(
+    facts: ModelFacts, entering: Sequence[int], n_text: int, causal: bool | None = None
+) -> int:
+    """Return the exact FLOPs of the decoder layers, layer l entered by `entering[l]` tokens."""
+    return sum(layer_flops(facts.text, visual + n_text, causal) for visual in entering)
+
+
+def head_flops(facts: ModelFacts, positions: int = 1) -> int:
+    """Return the exact FLOPs of the output head at `positions` positions."""
+    return 2 * positions * facts.text.hidden * facts.vocabulary
+
+
+def paper_layer_macs(hidden: int, intermediate: int, tokens: int) -> int:
+    """Return one layer's 4nd^2 + 2n^2d + 2ndm multiply-adds, as in FastV (arXiv 2403.06764)."""
+    return 4 * tokens * hidden**2 + 2 * tokens**2 * hidden + 2 * tokens * hidden * intermediate
+
+
+def paper_flops(facts: ModelFacts, entering: Sequence[int], n_text: int) -> int:
+    """Return the papers' "FLOPs" (multiply-adds) of the decoder layers."""
+    text = facts.text
+    return sum(paper_layer_macs(text.hidden, text.intermediate, v + n_text) for v in entering)
+
+
+def sample_flops(
+    facts: ModelFacts,
+    entering: Sequence[int],
+    n_visual: int,
+    n_text: int,
+    projected: int | None = None,
+) -> SampleFlops:
+    """Count one sample's prefill.
+
+    Args:
+        facts: the model.
+        entering: visual tokens that entered each decoder layer.
+        n_visual: visual tokens before any reduction; also tells how many nominal images the tower
+            saw.
+        n_text: text tokens of the prompt.
+        projected: tokens that went through the projector; fewer than `n_visual` after a `vision`
+            site. None: all.
+    """
+    full = (n_visual,) * len(entering)
+    tower = tower_flops(facts, max(1, round(n_visual / facts.visual_tokens)))
+    head = head_flops(facts)
+    through = n_visual if projected is None else projected
+
+    def components(counts: Sequence[int], into_projector: int) -> Components:
+        return Components(
+            tower, projector_flops(facts, into_projector), text_flops(facts, counts, n_text), head
+        )
+
+    return SampleFlops(
+        exact=components(entering, through),
+        exact_full=components(full, n_visual),
+        paper=paper_flops(facts, entering, n_text),
+        paper_full=paper_flops(facts, full, n_text),
+    )
+
+
+def flops_block(samples: Iterable[SampleFlops]) -> dict[str, float]:
+    """Return the `flops` block of a row: means over samples, shares as ratios of those means.
+
+    `prefill_exact` is the language model's exact count; tower and projector stand beside it.
+    """
+    counted = list(samples)
+    language = fmean(s.exact.language for s in counted)
+    total = fmean(s.exact.total for s in counted)
+    return {
+        "prefill_exact": language,
+        "prefill_paper": fmean(s.paper for s in counted),
+        "share_of_full": language / fmean(s.exact_full.language for s in counted),
+        "tower": fmean(s.exact.tower for s in counted),
+        "projector": fmean(s.exact.projector for s in counted),
+        "share_with_tower": total / fmean(s.exact_full.total for s in counted),
+        "share_of_full_paper": fmean(s.paper for s in counted)
+        / fmean(s.paper_full for s in counted),
+    }
+
+
+def _coefficients(stack: StackFacts) -> tuple[int, int]:
+    """Return FLOPs for each token and FLOPs for each attended pair of tokens, of one layer."""
+    queries, keys = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
+    matrices = 3 if stack.gated else 2
+    linear = stack.hidden * (4 * queries + 4 * keys + 2 * matrices * stack.intermediate)
+    return linear, 4 * queries

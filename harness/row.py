@@ -1,0 +1,149 @@
+"""One run as one row: the contract of the last line of run.py, filled from what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from statistics import fmean, quantiles
+from typing import TYPE_CHECKING, Any
+
+from harness.measure.bound import speedup
+from harness.measure.flops import flops_block, sample_flops
+from harness.measure.memory import Peak
+from harness.preflight import Job
+from harness.store import SCHEMA
+from methods.base import Method
+
+if TYPE_CHECKING:
+    from harness.engine.record import Record
+    from harness.evaluate import Evaluation
+
+
+def build_row(
+    job: Job, evaluation: Evaluation, peak: Peak, environment: Mapping[str, Any], status: str
+) -> dict[str, Any]:
+    """Return the row of a finished run: means over samples for tokens, medians for times.
+
+    Raises:
+        BudgetMismatch: a sample kept another number of tokens than its budget asked for.
+    """
+    spec = job.spec
+    records = [sample.record for sample in evaluation.samples]
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "run_key": job.key,
+        "model": spec.model.name,
+        "method": spec.method.name,
+        "variant": spec.method.variant,
+        "benchmark": spec.benchmark.name,
+        "ratio": spec.budget.ratio,
+        "budget_rule": spec.budget.rule,
+        "seed": spec.seed,
+        "n_samples": evaluation.n_samples,
+        "metrics": {name: _finite(values) for name, values in evaluation.metrics.items()},
+        "tokens": evaluation.tokens,
+        "flops": flops_block(_flops(job, record) for record in records),
+        "time": evaluation.time,
+        "memory": {"kv_bytes": evaluation.kv_bytes, "peak_bytes": peak.bytes},
+        "extra": {
+            "label": label(job.method, spec.method.variant),
+            "params": asdict(job.method),
+            "headline": spec.benchmark.headline,
+            "higher_is_better": spec.benchmark.higher_is_better,
+            "sites": _sites(job, records),
+            "achieved": _achieved(job, records),
+            "time_iqr": _spreads(records),
+            "new_tokens": fmean(record.new_tokens for record in records),
+            "text_tokens": fmean(record.text for record in records),
+            "samples_per_second": evaluation.samples_per_second,
+            "resumed_samples": evaluation.resumed,
+            "failures": [str(failure) for failure in evaluation.failures],
+            "peak_note": peak.note,
+            "task_versions": dict(evaluation.versions),
+            "environment": dict(environment),
+        },
+    }
+
+
+def label(method: Method, variant: str) -> str:
+    """Return what tells configurations of one method apart: parameters off their default, the variant."""
+    changed = [
+        f"{field.name}={getattr(method, field.name)}"
+        for field in fields(method)
+        if field.default is not MISSING and getattr(method, field.name) != field.default
+    ]
+    return " ".join([*changed, *([] if variant == "paper" else [variant])])
+
+
+def bound(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the speed-up that the FLOPs allow beside the measured one, against the unreduced run.
+
+    The unreduced run is the row of `method=none` on the same model, benchmark, sample count, seed and environment;
+    without one in the store there is nothing to compare with, and the result is None.
+    """
+    plain = next((one for one in rows if one["method"] == "none" and _comparable(row, one)), None)
+    if plain is None:
+        return None
+    return {"reference": plain["run_key"], **asdict(speedup(row, plain))}
+
+
+def _comparable(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    same = ("model", "benchmark", "n_samples", "seed")
+    ours, theirs = row["extra"]["environment"], other["extra"]["environment"]
+    kept = [name for name in ours if name != "commit"]
+    return all(row[key] == other[key] for key in same) and all(
+        ours[k] == theirs.get(k) for k in kept
+    )
+
+
+def _flops(job: Job, record: Record) -> Any:
+    sites = job.method.sites(job.spec.model.facts.text.layers)
+    reduced = [
+        kept for site, kept in zip(sites, record.kept, strict=True) if site.where == "vision"
+    ]
+    return sample_flops(
+        job.spec.model.facts,
+        record.entering,
+        record.visual,
+        record.text,
+        projected=reduced[-1] if reduced else None,
+    )
+
+
+def _achieved(job: Job, records: Sequence[Record]) -> dict[str, float]:
+    """Verify the budget of every sample; return the mean equivalent tokens under each rule."""
+    facts, budget = job.spec.model.facts, job.spec.budget
+    found = [asdict(budget.verify(job.method, facts, record)) for record in records]
+    return {rule: fmean(one[rule] for one in found) for rule in found[0]}
+
+
+def _sites(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
+    sites = job.method.sites(job.spec.model.facts.text.layers)
+    return [
+        {
+            "where": site.where,
+            "layer": site.layer,
+            "requested": fmean(record.requested[place] for record in records),
+            "kept": fmean(record.kept[place] for record in records),
+        }
+        for place, site in enumerate(sites)
+    ]
+
+
+def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the quartiles [25 %, 75 %] of each phase's time in milliseconds."""
+    phases = sorted({phase for record in records for phase in record.times_ms})
+    spreads = {}
+    for phase in phases:
+        times = [record.times_ms[phase] for record in records if phase in record.times_ms]
+        if len(times) > 1:
+            low, _, high = quantiles(times, n=4, method="inclusive")
+            spreads[phase] = [low, high]
+    return spreads
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    # JSON has no NaN; an undefined number is null.
+    return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}

@@ -1,0 +1,151 @@
+"""What run.py needs around one run: checked jobs, one loaded model at a time, stored rows, a quiet stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from harness import console, preflight, wandb_log
+from harness.keys import Digests
+from harness.preflight import Job
+from harness.priors import prior_for
+from harness.row import bound, build_row
+from harness.spec import ModelSpec, RunSpec
+from harness.store import RunDir, Store
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+
+#: Hugging Face libraries read these when they are imported.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+@dataclass
+class Pool:
+    """Holds the model of the last run, so that a sweep loads each model once."""
+
+    _spec: ModelSpec | None = None
+    _adapter: Adapter | None = None
+
+    def adapter(self, spec: ModelSpec) -> Adapter:
+        """Return the loaded model of `spec`; a different one is dropped first, two may not fit."""
+        if self._adapter is None or self._spec != spec:
+            self._adapter = None
+            from transformers.utils import logging
+
+            from harness.adapters.base import load_adapter
+
+            logging.disable_progress_bar()
+            self._adapter, self._spec = load_adapter(spec), spec
+        return self._adapter
+
+
+@dataclass
+class Runner:
+    """Runs checked jobs one after the other and reports their rows.
+
+    Args:
+        sweep: whether rows are printed as one table instead of one sheet.
+        out: where tables and JSON lines go.
+        pool: the loaded model.
+        digests: hashes of files read so far.
+        rows: what has finished.
+    """
+
+    sweep: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    pool: Pool = field(default_factory=Pool)
+    digests: Digests = field(default_factory=Digests)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def check(self, spec: RunSpec) -> Job:
+        """Return the job of a spec that can run; see harness.preflight.check."""
+        if spec.offline:
+            os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        if spec.log == "wandb":
+            wandb_log.check_installed()
+        return preflight.check(spec, self.digests)
+
+    def evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
+        """Run a job, or the rest of it, and return its row.
+
+        Raises:
+            SampleErrors: samples failed; the others are in the journal.
+            BudgetMismatch: a sample kept another number of tokens than asked.
+        """
+        from harness.environment import describe
+        from harness.evaluate import evaluate
+        from harness.measure.memory import peak_memory
+
+        spec = job.spec
+        if spec.force:
+            directory.journal.clear()
+        directory.describe(job.parts)
+        status = "resumed" if len(directory.journal) else "done"
+        title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
+        with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
+            adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
+            with peak_memory(spec.model.device) as peak, console.progress_bar(title) as progress:
+                evaluation = evaluate(
+                    spec, adapter, job.method, directory.journal, progress, prior=prior
+                )
+            row = build_row(job, evaluation, peak, describe(spec), status)
+        row["extra"]["speedup"] = bound(row, Store(spec.store).rows())
+        return row
+
+    def accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
+        """Say whether a stored row stands: `force` asks for a new one, but only once in a sweep."""
+        return not job.spec.force or any(done["run_key"] == row["run_key"] for done in self.rows)
+
+    def log(self, job: Job, row: Mapping[str, Any]) -> None:
+        """Mirror a committed row in the configured log."""
+        spec = job.spec
+        if spec.log == "wandb":
+            wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
+
+    def report(self, row: dict[str, Any]) -> None:
+        """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
+        if self.rows:
+            self._print_json()
+        self.rows.append(row)
+
+    def finish(self, spec: RunSpec) -> None:
+        """Print the table of all rows, draw curves if `spec` asks for them, and end with the last row's JSON line.
+
+        Raises:
+            UserError: the rows do not give curves.
+        """
+        if not self.rows:
+            return
+        console.print_rows(self.rows, self.out, full=not self.sweep)
+        try:
+            if spec.curves is not None:
+                from harness.curves import write_quickstart
+
+                keys = {row["run_key"] for row in self.rows}
+                for path in write_quickstart(spec.store, spec.curves, run_keys=keys):
+                    print(f"wrote {path}", file=self.out)
+        finally:
+            self._print_json()
+
+    def _print_json(self) -> None:
+        print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Use `count` threads inside the block; None leaves the setting alone."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,188 @@
+"""The seedling models: configurations, tokenizer, processor, and saving as Hugging Face folders."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .scenes import WIDTH
+from .targets import PATCH
+from .vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
+
+if TYPE_CHECKING:
+    from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+
+NAMES = ("seedling", "seedling_draft")
+LAYERS = {"seedling": 6, "seedling_draft": 2}
+VISUAL_TOKENS = (WIDTH // PATCH) ** 2
+FEATURE_LAYER = -2
+"""Hidden state of the tower the language model reads, as in LLaVA."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ 'USER: ' }}{% else %}{{ 'ASSISTANT: ' }}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] | trim + ' ' }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image> ' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}"
+    "{{ part['text'] | trim + ' ' }}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def weights_dir(name: str = "seedling") -> Path:
+    """Returns the folder of a shipped model, "seedling" or "seedling_draft"."""
+    if name not in NAMES:
+        raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(NAMES)}")
+    return Path(__file__).parent / "weights" / name
+
+
+def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForConditionalGeneration:
+    """Builds a randomly initialised model.
+
+    Args:
+        name: "seedling" (6 language layers) or "seedling_draft" (2).
+        init_range: Standard deviation of the language model's initial weights.
+
+    Returns:
+        A float32 model on CPU.
+    """
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=WIDTH,
+        patch_size=PATCH,
+        projection_dim=128,
+        hidden_act="gelu",
+    )
+    text = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=192,
+        intermediate_size=384,
+        num_hidden_layers=LAYERS[name],
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        initializer_range=init_range,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE,
+        projector_hidden_act="gelu",
+        vision_feature_select_strategy="default",
+        vision_feature_layer=FEATURE_LAYER,
+        tie_word_embeddings=True,
+        image_seq_length=VISUAL_TOKENS,
+    )
+    config.architectures = ["LlavaForConditionalGeneration"]
+    return LlavaForConditionalGeneration(config)
+
+
+def normalise(images: np.ndarray) -> torch.Tensor:
+    """Scales uint8 images ``(B, 96, 96, 3)`` to float ``(B, 3, 96, 96)`` in -1..1, as the processor."""
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    return pixels.float().mul_(2 / 255).sub_(1)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=["<image>"],
+        padding_side="left",
+        model_max_length=512,
+    )
+
+
+def build_processor() -> LlavaProcessor:
+    """Builds the processor: tokenizer, CLIP image processor and chat template."""
+    import transformers
+
+    # The PIL variant needs no torchvision and gives the same pixels everywhere.
+    build = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+    images = build(
+        size={"height": WIDTH, "width": WIDTH},
+        do_resize=True,
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=build_tokenizer(),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
+    """Saves a model and its processor as a Hugging Face folder in float16.
+
+    Tower keys are written in the older ``vision_tower.vision_model.*`` form: both old and new
+    versions of transformers load it completely, while the new form loads with a random tower in
+    older ones.
+
+    Args:
+        model: The model; converted to float16 in place.
+        folder: Folder to write.
+
+    Returns:
+        The sha256 of the weights file.
+    """
+    from safetensors.torch import load_file, save_file
+    from transformers import GenerationConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=80
+    )
+    model.half().save_pretrained(folder)
+    build_processor().save_pretrained(folder)
+    path = folder / "model.safetensors"
+    weights = {_portable_key(key): value for key, value in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    return file_sha256(path)
+
+
+def _portable_key(key: str) -> str:
+    return re.sub(r"^((?:model\.)?vision_tower\.)(?!vision_model\.)", r"\1vision_model.", key)
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the sha256 of a file in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,153 @@
+"""What every training stage shares: workers, optimiser, learning rate, checkpoints and logs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+RECIPE = Path(__file__).with_name("recipe.yaml")
+
+
+def load_recipe(path: Path = RECIPE) -> dict[str, Any]:
+    """Reads a training recipe."""
+    recipe: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return recipe
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One data-parallel process: its rank and how many there are."""
+
+    rank: int
+    count: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes logs and checkpoints."""
+        return self.rank == 0
+
+    def share(self, step: int, batch: int, first: int) -> range:
+        """Returns the scene indices of this worker's part of a global batch."""
+        local = batch // self.count
+        start = first + step * batch + self.rank * local
+        return range(start, start + local)
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Averages gradients over the workers in one exchange; missing ones count as zero."""
+        if self.count == 1:
+            return
+        parameters = list(parameters)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat)
+        flat /= self.count
+        parts = flat.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def run_workers(stage: Callable[..., None], count: int, *args: Any) -> None:
+    """Runs ``stage(worker, *args)`` in ``count`` processes of one thread each.
+
+    Processes of one thread beat one process of many threads here: the model is so small that
+    threads spend their time at barriers, above all when something else uses a core.
+    """
+    if count == 1:
+        _start_worker(0, stage, 1, 0, args)
+        return
+    port = 20000 + os.getpid() % 20000
+    spawn(_start_worker, args=(stage, count, port, args), nprocs=count, join=True)
+
+
+def _start_worker(
+    rank: int, stage: Callable[..., None], count: int, port: int, args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    if count > 1:
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=count)
+    stage(Worker(rank, count), *args)
+    if count > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def make_optimiser(
+    parameters: Iterable[nn.Parameter], lr: float, betas: Sequence[float], weight_decay: float
+) -> torch.optim.AdamW:
+    """Returns AdamW that decays matrices only."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), fused=True)
+
+
+def cosine_lr(step: int, steps: int, warmup: int, peak: float, floor: float = 0.01) -> float:
+    """Returns the learning rate of a step: linear warm-up, then a cosine down to ``floor * peak``."""
+    cosine = 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
+    return peak * min(1.0, (step + 1) / warmup) * (cosine * (1 - floor) + floor)
+
+
+def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """Sets the learning rate of every group."""
+    for group in optimiser.param_groups:
+        group["lr"] = lr
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint so that an interruption leaves the old or the new file, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any] | None:
+    """Reads a checkpoint, or returns None where there is none."""
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
+
+
+class TrainingLog:
+    """Appends JSON lines to a file, and shows them when a terminal is attached."""
+
+    def __init__(self, path: Path, stage: str) -> None:
+        """Opens the log for one stage."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._stage = stage
+        self._start = time.monotonic()
+
+    def write(self, **values: Any) -> None:
+        """Appends one record; floats are rounded to keep the file small."""
+        seconds = round(time.monotonic() - self._start)
+        record = {"stage": self._stage, "seconds": seconds, **_rounded(values)}
+        line = json.dumps(record, separators=(",", ":"))
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+        if sys.stdout.isatty():
+            sys.stdout.write(line + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,269 @@
+"""Synthetic scenes: framed real digits and coloured shapes on a cluttered background.
+
+A scene is a pure function of (split, seed, index). Drawing uses integer arithmetic only, so pixels
+are identical on every machine and nothing has to be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .hashing import draws, uniform
+from .sprites import DISTORTIONS, FRAME, SHAPES, SIZES, Digits, noise_bank, shape_mask
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+WIDTH = 96
+CELL = 32
+MAX_OBJECTS = 6
+MAX_CLUTTER = 12
+COLOURS = {
+    "red": (222, 44, 40),
+    "green": (36, 170, 60),
+    "blue": (52, 84, 232),
+    "yellow": (236, 216, 44),
+    "cyan": (44, 208, 220),
+    "purple": (156, 60, 204),
+    "orange": (244, 140, 32),
+    "white": (236, 236, 236),
+}
+COLOUR_NAMES = tuple(COLOURS)
+BOX = tuple[int, int, int, int]
+
+_DRAWS = 160
+_LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
+_SLOTS = np.arange(MAX_OBJECTS)
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One object of a scene.
+
+    Attributes:
+        kind: "digit" or "shape".
+        name: The digit ("0".."9") or the shape's name.
+        colour: Name of the colour of the frame (digit) or of the body (shape); unique in a scene.
+        box: Pixels ``(x0, y0, x1, y1)``; x1 and y1 are exclusive.
+    """
+
+    kind: str
+    name: str
+    colour: str
+    box: BOX
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A drawn scene: its address, pixels ``(96, 96, 3)`` uint8 and objects in reading order."""
+
+    split: str
+    seed: int
+    index: int
+    image: np.ndarray
+    objects: tuple[SceneObject, ...]
+
+    def to_pil(self) -> Image.Image:
+        """Returns the image as an RGB PIL image."""
+        from PIL import Image
+
+        return Image.fromarray(self.image)
+
+
+@dataclass
+class Layout:
+    """Parameters of B scenes. Object arrays are ``(B, 6)``; only the first ``count`` slots are real."""
+
+    split: str
+    count: np.ndarray
+    is_digit: np.ndarray
+    colour: np.ndarray
+    digit: np.ndarray
+    shape: np.ndarray
+    size: np.ndarray
+    left: np.ndarray
+    top: np.ndarray
+    draws: np.ndarray
+
+    def __len__(self) -> int:
+        """Returns the number of scenes."""
+        return len(self.count)
+
+    def objects(self, row: int) -> tuple[SceneObject, ...]:
+        """Returns the objects of one scene of the batch."""
+        return tuple(self._object(row, slot) for slot in range(int(self.count[row])))
+
+    def _object(self, row: int, slot: int) -> SceneObject:
+        x, y, size = (int(a[row, slot]) for a in (self.left, self.top, self.size))
+        is_digit = bool(self.is_digit[row, slot])
+        name = str(self.digit[row, slot]) if is_digit else SHAPES[self.shape[row, slot]]
+        return SceneObject(
+            kind="digit" if is_digit else "shape",
+            name=name,
+            colour=COLOUR_NAMES[self.colour[row, slot]],
+            box=(x, y, x + size, y + size),
+        )
+
+
+def make_layout(
+    split: str,
+    seed: int,
+    index: np.ndarray | Sequence[int],
+    min_objects: int = 3,
+    max_objects: int = MAX_OBJECTS,
+) -> Layout:
+    """Places the objects of B scenes.
+
+    Args:
+        split: "train", "val" or "test".
+        seed: Scene seed.
+        index: Scene indices ``(B,)``.
+        min_objects: Fewest objects; below 3 only for the training curriculum.
+        max_objects: Most objects, at most 6.
+
+    Returns:
+        The layouts, one row per index.
+    """
+    bits = draws(seed, split, index, _DRAWS)
+    count = min_objects + uniform(bits[:, 0], max_objects - min_objects + 1)
+    mixed_digits = 1 + uniform(bits[:, 1], np.maximum(count - 1, 1))
+    any_digits = uniform(bits[:, 1], count + 1)
+    digits = np.where(count >= 3, mixed_digits, any_digits)
+    real = _SLOTS[None] < count[:, None]
+
+    # Distinct cells of a 3x3 grid, in reading order; unused slots sort to the end.
+    cells = np.argsort(bits[:, 2:11], axis=1)[:, :MAX_OBJECTS]
+    cells = np.sort(cells + np.where(real, 0, 100), axis=1)
+    order = np.argsort(np.where(real, bits[:, 11:17], _LARGEST), axis=1, kind="stable")
+    is_digit = np.zeros(real.shape, bool)
+    np.put_along_axis(is_digit, order, _SLOTS[None] < digits[:, None], axis=1)
+    size = np.array(SIZES)[uniform(bits[:, 37:43], len(SIZES))]
+    return Layout(
+        split=split,
+        count=count,
+        is_digit=is_digit,
+        colour=np.argsort(bits[:, 17:25], axis=1)[:, :MAX_OBJECTS],
+        digit=uniform(bits[:, 25:31], 10),
+        shape=uniform(bits[:, 31:37], len(SHAPES)),
+        size=size,
+        left=(cells % 3) * CELL + uniform(bits[:, 43:49], CELL - size + 1),
+        top=(cells // 3) * CELL + uniform(bits[:, 49:55], CELL - size + 1),
+        draws=bits,
+    )
+
+
+class Scenes:
+    """Draws scenes. Holds the digit images, shape masks and noise; cheap to build, no randomness."""
+
+    def __init__(self) -> None:
+        """Loads the digits and prepares masks and noise."""
+        self.digits = Digits()
+        self._masks = [[shape_mask(name, size) for size in SIZES] for name in SHAPES]
+        self._rgb = np.array(list(COLOURS.values()), np.int32)
+
+    @cached_property
+    def _noise(self) -> np.ndarray:
+        return noise_bank()
+
+    def scene(self, split: str, seed: int, index: int) -> Scene:
+        """Returns one scene; the same arguments always give the same pixels and objects."""
+        layout = make_layout(split, seed, [index])
+        return Scene(split, seed, index, self.render(layout)[0], layout.objects(0))
+
+    def batch(
+        self,
+        split: str,
+        seed: int,
+        index: np.ndarray | Sequence[int],
+        min_objects: int = 3,
+        max_objects: int = MAX_OBJECTS,
+        distort: bool = False,
+    ) -> tuple[Layout, np.ndarray]:
+        """Returns the layouts and pixels ``(B, 96, 96, 3)`` of many scenes.
+
+        Args:
+            split: "train", "val" or "test".
+            seed: Scene seed.
+            index: Scene indices ``(B,)``.
+            min_objects: See :func:`make_layout`.
+            max_objects: See :func:`make_layout`.
+            distort: Distort the digits (training of the vision tower only).
+
+        Returns:
+            The layout and uint8 pixels.
+        """
+        layout = make_layout(split, seed, index, min_objects, max_objects)
+        return layout, self.render(layout, distort)
+
+    def digit_image_numbers(self, layout: Layout) -> np.ndarray:
+        """Returns which digit image each slot shows ``(B, 6)``; meaningful where ``is_digit``."""
+        pools = self.digits.pools[layout.split]
+        sizes = np.array([len(pool) for pool in pools])
+        chosen = uniform(layout.draws[:, 136:142], sizes[layout.digit])
+        padded = np.zeros((10, sizes.max()), np.int64)
+        for value, pool in enumerate(pools):
+            padded[value, : len(pool)] = pool
+        numbers: np.ndarray = padded[layout.digit, chosen]
+        return numbers
+
+    def render(self, layout: Layout, distort: bool = False) -> np.ndarray:
+        """Draws the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""
+        bits = layout.draws
+        images = self._backgrounds(bits)
+        jitter = uniform(bits[:, 130:136], 25).astype(np.int32) - 12
+        colours = np.clip(self._rgb[layout.colour] + jitter[:, :, None], 0, 255).astype(np.uint8)
+        strokes = 190 + uniform(bits[:, 142:148], 60)
+        numbers = self.digit_image_numbers(layout)
+        variants = uniform(bits[:, 148:154], len(DISTORTIONS))
+        size_slot = np.searchsorted(SIZES, layout.size)
+        for row, image in enumerate(images):
+            for slot in range(int(layout.count[row])):
+                size = int(layout.size[row, slot])
+                x, y = int(layout.left[row, slot]), int(layout.top[row, slot])
+                region = image[y : y + size, x : x + size]
+                if not layout.is_digit[row, slot]:
+                    mask = self._masks[layout.shape[row, slot]][size_slot[row, slot]]
+                    region[mask] = colours[row, slot]
+                    continue
+                number = numbers[row, slot]
+                if distort:
+                    sprite = self.digits.distorted_sprites[size][variants[row, slot], number]
+                else:
+                    sprite = self.digits.sprites[size][number]
+                _draw_digit(region, sprite, colours[row, slot], int(strokes[row, slot]))
+        return images
+
+    def _backgrounds(self, bits: np.ndarray) -> np.ndarray:
+        """Returns tinted noise with grey clutter ``(B, 96, 96, 3)`` uint8."""
+        level = 40 + uniform(bits[:, 60], 50)
+        field, top, left = (uniform(bits[:, 61 + i], n) for i, n in enumerate((8, 33, 33)))
+        tint = uniform(bits[:, 64:67], 17).astype(np.int32) - 8
+        # The noise bank carries an offset of 30, so every sum stays inside 2..128: no clipping.
+        offset = (level[:, None] + tint - 30).astype(np.uint8)
+        blocks = 4 + uniform(bits[:, 67], MAX_CLUTTER - 3)
+        ys, xs = uniform(bits[:, 70:82], WIDTH - 6), uniform(bits[:, 82:94], WIDTH - 6)
+        heights, widths = 1 + uniform(bits[:, 94:106], 6), 1 + uniform(bits[:, 106:118], 6)
+        greys = 70 + uniform(bits[:, 118:130], 90)
+        images = np.empty((len(bits), WIDTH, WIDTH, 3), np.uint8)
+        for row, image in enumerate(images):
+            y, x = int(top[row]), int(left[row])
+            noise = self._noise[field[row], y : y + WIDTH, x : x + WIDTH]
+            np.add(noise, offset[row], out=image)
+            for k in range(int(blocks[row])):
+                y, x = int(ys[row, k]), int(xs[row, k])
+                image[y : y + heights[row, k], x : x + widths[row, k]] = greys[row, k]
+        return images
+
+
+def _draw_digit(region: np.ndarray, sprite: np.ndarray, colour: np.ndarray, stroke: int) -> None:
+    """Draws a framed digit into ``region`` ``(s, s, 3)`` in place."""
+    border = FRAME - 1
+    region[:] = colour
+    region[border:-border, border:-border] = 16
+    grey = 16 + sprite * (stroke - 16) // 255
+    region[FRAME:-FRAME, FRAME:-FRAME] = grey[:, :, None]

@@ -1,0 +1,273 @@
+"""The frozen description of one run, and its construction from a composed config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import fields
+from harness.budget import Budget
+from harness.errors import UserError
+from harness.facts import ModelFacts
+from methods.base import SIGNALS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RULES = ("kept", "average", "flops")
+DTYPES = ("float32", "float16", "bfloat16")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+WEIGHTS = ("trained", "random")
+BACKENDS = ("drop", "emulate")
+POSITIONS = ("original", "renumbered", "method")
+LOGS = ("none", "wandb")
+VARIANTS = ("paper", "official")
+DEVICES = ("auto", "cpu", "cuda")
+
+SECTIONS = {
+    "model": (
+        "name adapter path hub revision dtype attention weights device template generation facts"
+    ),
+    "method": "name variant params",
+    "benchmark": (
+        "name task include_path sources limit metrics headline higher_is_better generation split"
+    ),
+    "budget": "rule",
+    "engine": "backend batch_size positions threads max_errors warmup",
+    "log": "name options",
+}
+SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model, in which precision, where. `path` (a local directory) goes before `hub` (an id and a revision)."""
+
+    name: str
+    adapter: str
+    path: Path | None
+    hub: str | None
+    revision: str | None
+    dtype: str
+    attention: str
+    weights: str
+    device: str
+    facts: ModelFacts
+    template: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults."""
+
+    name: str
+    variant: str = "paper"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BenchmarkSpec:
+    """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
+
+    `sources` are the files and folders whose content makes the samples; the run key hashes them. A task that lmms-eval
+    ships needs none, its version is that of the package.
+    """
+
+    name: str
+    task: str
+    include_path: Path | None
+    limit: int | None
+    metrics: tuple[str, ...]
+    headline: str
+    higher_is_better: bool = True
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    split: str = ""
+    sources: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How the run is carried out.
+
+    `positions` is the position policy of kept tokens (`method`: as the method's released code does). `threads=None`
+    leaves torch's default. Up to `max_errors` failed samples are left out and counted; one more fails the run. `warmup`
+    is the number of untimed batches before the first.
+    """
+
+    backend: str = "drop"
+    batch_size: int = 8
+    positions: str = "original"
+    threads: int | None = None
+    max_errors: int = 0
+    warmup: int = 1
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One cell of a table: everything that run.py needs to know.
+
+    `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
+    """
+
+    model: ModelSpec
+    method: MethodSpec
+    benchmark: BenchmarkSpec
+    budget: Budget
+    engine: EngineSpec
+    seed: int
+    force: bool
+    log: str
+    store: Path
+    offline: bool = True
+    curves: Path | None = None
+    log_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
+        """Build from a composed config and check every value that can be checked without a model or a file.
+
+        Raises:
+            UserError: one line with the config key, the value and what is valid.
+        """
+        config = _plain(cfg)
+        fields.only_known("", config, (*SECTIONS, *SCALARS))
+        parts = {name: _section(config, name) for name in SECTIONS}
+        curves = fields.optional_text("curves", config["curves"])
+        rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
+        return cls(
+            model=_model(parts["model"]),
+            method=_method(parts["method"]),
+            benchmark=_benchmark(parts["benchmark"], config["limit"]),
+            budget=Budget(rule=rule, ratio=fields.ratio("ratio", config["ratio"])),
+            engine=_engine(parts["engine"]),
+            seed=fields.integer("seed", config["seed"], at_least=0),
+            force=fields.flag("force", config["force"]),
+            log=fields.choice("log", parts["log"]["name"], LOGS),
+            store=_path(fields.text("store", config["store"])),
+            offline=fields.flag("offline", config["offline"]),
+            curves=None if curves is None else _path(curves),
+            log_options=fields.table("log.options", parts["log"]["options"]),
+        )
+
+
+def _plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(cfg, DictConfig):
+        return dict(cfg)
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
+    return {str(key): value for key, value in dict(plain).items() if key != "hydra"}  # type: ignore[arg-type]
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = fields.table(name, config[name])
+    fields.only_known(name, section, SECTIONS[name].split())
+    return section
+
+
+def _model(part: Mapping[str, Any]) -> ModelSpec:
+    path = fields.optional_text("model.path", part["path"])
+    hub = fields.optional_text("model.hub", part["hub"])
+    if path is None and hub is None:
+        raise UserError("model.path=None and model.hub=None: one of the two must be set")
+    return ModelSpec(
+        name=fields.text("model.name", part["name"]),
+        adapter=fields.text("model.adapter", part["adapter"]),
+        path=None if path is None else _path(path),
+        hub=hub,
+        revision=fields.optional_text("model.revision", part["revision"]),
+        dtype=fields.choice("model.dtype", part["dtype"], DTYPES),
+        attention=fields.choice("model.attention", part["attention"], ATTENTIONS),
+        weights=fields.choice("model.weights", part["weights"], WEIGHTS),
+        device=_device(part["device"]),
+        facts=_facts(fields.table("model.facts", part["facts"])),
+        template=fields.optional_text("model.template", part["template"]),
+        generation=fields.table("model.generation", part["generation"]),
+    )
+
+
+def _facts(part: dict[str, Any]) -> ModelFacts:
+    for signal in fields.names("model.facts.signals", part.get("signals")):
+        fields.choice("model.facts.signals", signal, SIGNALS)
+    try:
+        facts = ModelFacts.from_config(part)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"model.facts does not describe a model: {error}") from error
+    for stack in ("text", "tower"):
+        for name, value in part[stack].items():
+            fields.integer(f"model.facts.{stack}.{name}", value, at_least=1)
+    for name in ("vocabulary", "visual_tokens", "tower_tokens"):
+        fields.integer(f"model.facts.{name}", part[name], at_least=1)
+    fields.flag("model.facts.class_token", part["class_token"])
+    return facts
+
+
+def _device(value: Any) -> str:
+    name, _, index = str(value).partition(":")
+    if name not in DEVICES or (index and not (name == "cuda" and index.isdecimal())):
+        raise UserError(f"model.device={value!r} is unknown; valid: auto, cpu, cuda, cuda:<index>")
+    if name == "cpu":
+        return "cpu"
+    # torch is imported by methods.base already; asking for the device is cheap and loads nothing on it.
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    present = torch.cuda.device_count()
+    if int(index or 0) >= present:
+        raise UserError(
+            f"model.device={value!r}: this machine has {present} CUDA devices; valid: auto, cpu"
+        )
+    return str(value)
+
+
+def _method(part: Mapping[str, Any]) -> MethodSpec:
+    return MethodSpec(
+        name=fields.text("method.name", part["name"]),
+        variant=fields.choice("method.variant", part["variant"], VARIANTS),
+        params=fields.table("method.params", part["params"]),
+    )
+
+
+def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
+    fields.optional_integer("benchmark.limit", part["limit"], at_least=1)
+    include_path = fields.optional_text("benchmark.include_path", part["include_path"])
+    metrics = fields.names("benchmark.metrics", part["metrics"])
+    return BenchmarkSpec(
+        name=fields.text("benchmark.name", part["name"]),
+        task=fields.text("benchmark.task", part["task"]),
+        include_path=None if include_path is None else _path(include_path),
+        limit=fields.optional_integer("limit", limit, at_least=1),
+        metrics=metrics,
+        headline=fields.choice("benchmark.headline", part["headline"], metrics),
+        higher_is_better=fields.flag("benchmark.higher_is_better", part["higher_is_better"]),
+        generation=fields.table("benchmark.generation", part["generation"]),
+        split=str(part["split"] or ""),
+        sources=tuple(
+            _path(source)
+            for source in fields.names("benchmark.sources", part["sources"], empty=True)
+        ),
+    )
+
+
+def _engine(part: Mapping[str, Any]) -> EngineSpec:
+    return EngineSpec(
+        backend=fields.choice("engine.backend", part["backend"], BACKENDS),
+        batch_size=fields.integer("engine.batch_size", part["batch_size"], at_least=1),
+        positions=fields.choice("engine.positions", part["positions"], POSITIONS),
+        threads=fields.optional_integer("engine.threads", part["threads"], at_least=1),
+        max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),
+        warmup=fields.integer("engine.warmup", part["warmup"], at_least=0),
+    )
+
+
+def _path(value: str) -> Path:
+    """Relative paths start at the repository, so that a run does not depend on the working directory."""
+    path = Path(value).expanduser()
+    return path if path.is_absolute() else ROOT / path

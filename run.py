@@ -1,0 +1,95 @@
+"""Evaluate one method on one model and benchmark, or sweep over them: `python run.py method=fastv ratio=0.9`.
+
+A config becomes a checked RunSpec, the spec a run key; a key that the store has is not run again. What runs is
+evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object.
+Exit codes: 0 done, 1 samples failed, 2 bad input (one line on stderr), 130 interrupted (what is finished is kept).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import hydra
+from omegaconf import DictConfig
+
+from harness.compose import CONF, read_command
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.runner import Runner
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command = read_command(arguments)
+        if command is None:
+            launch(arguments, lambda cfg: None)
+            return 0
+        # A misspelt name is told at once; torch, seconds to import, comes only after it.
+        from harness.runner import Runner
+        from harness.spec import RunSpec
+
+        runner = Runner(sweep=command.sweep)
+        # Every cell is checked before the first one runs.
+        specs = [RunSpec.from_config(cfg) for cfg in command.cells]
+        for spec in specs:
+            runner.check(spec)
+        codes: list[int] = []
+        try:
+            launch(command.argv, lambda cfg: codes.append(run(cfg, runner)))
+        finally:
+            runner.finish(specs[-1])
+        return max(codes, default=0)
+    except UserError as error:
+        return complain(error, code=2)
+    except KeyboardInterrupt:
+        return complain(
+            "interrupted; finished samples are kept, the same command goes on from them", code=130
+        )
+
+
+def run(cfg: DictConfig, runner: Runner) -> int:
+    """Run one cell: compose -> spec -> key -> skip if done -> evaluate -> store -> print."""
+    from harness.budget import BudgetMismatch
+    from harness.evaluate import SampleErrors
+    from harness.spec import RunSpec
+    from harness.store import Store
+    from methods.base import MethodError
+
+    try:
+        job = runner.check(RunSpec.from_config(cfg))
+        directory = Store(job.spec.store).run(job.key)
+        row = directory.row()
+        if row is not None and runner.accepts(job, row):
+            row["status"] = "cached"
+        else:
+            row = runner.evaluate(job, directory)
+            directory.commit(row)
+            runner.log(job, row)
+        runner.report(row)
+    except (SampleErrors, BudgetMismatch) as error:
+        return complain(error, code=1)
+    except (UserError, MethodError) as error:
+        return complain(error, code=2)
+    return 0
+
+
+def launch(argv: Sequence[str], task: Callable[[DictConfig], object]) -> None:
+    """Hand a command line to Hydra, which calls `task` once for each cell."""
+    with patch.object(sys, "argv", [__file__, *argv]):
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+
+
+def complain(problem: object, code: int) -> int:
+    """Print one line on stderr and return the exit code."""
+    print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

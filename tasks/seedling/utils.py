@@ -1,0 +1,73 @@
+"""Functions the seedling task files name. lmms-eval runs this file once per name: no state here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+try:
+    from harness.seedling import benchmarks
+except ImportError:  # started outside the repository, without Espalier on the path
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from harness.seedling import benchmarks
+
+Doc = dict[str, Any]
+
+
+def process_docs(dataset: Any) -> Any:
+    """Expands the one-line data file into samples."""
+    from datasets import Dataset
+
+    rows = [sample for line in dataset for sample in benchmarks.samples(**line)]
+    return Dataset.from_list(rows)
+
+
+def doc_to_visual(doc: Doc) -> list[Any]:
+    """Draws the scene of a sample as a PIL image."""
+    return [benchmarks.sample_scene(doc).to_pil()]
+
+
+def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
+    """Returns the question, with a prompt around it where the task file sets one."""
+    extra = lmms_eval_specific_kwargs or {}
+    return extra.get("pre_prompt", "") + doc["question"] + extra.get("post_prompt", "")
+
+
+def doc_to_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Returns the sample as chat messages: the image, then the question."""
+    image = {"type": "image", "url": doc_to_visual(doc)[0]}
+    text = {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}
+    return [{"role": "user", "content": [image, text]}]
+
+
+def _score(metrics: Callable[[Doc, str], Doc], doc: Doc, results: list[Any]) -> Doc:
+    answer = results[0] if results else ""
+    return metrics(doc, answer if isinstance(answer, str) else "")
+
+
+def process_vqa(doc: Doc, results: list[Any]) -> Doc:
+    return _score(benchmarks.vqa_metrics, doc, results)
+
+
+def process_exist(doc: Doc, results: list[Any]) -> Doc:
+    return _score(benchmarks.exist_metrics, doc, results)
+
+
+def process_rec(doc: Doc, results: list[Any]) -> Doc:
+    return _score(benchmarks.rec_metrics, doc, results)
+
+
+def process_ocr(doc: Doc, results: list[Any]) -> Doc:
+    return _score(benchmarks.ocr_metrics, doc, results)
+
+
+def process_caption(doc: Doc, results: list[Any]) -> Doc:
+    return _score(benchmarks.caption_metrics, doc, results)
+
+
+def aggregate_f1(pairs: list[list[str]]) -> float:
+    return benchmarks.f1_of_yes(pairs)

@@ -1,0 +1,222 @@
+"""Clock, memory and the bound on speed-up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from harness.measure import memory
+from harness.measure.bound import ceiling, speedup
+from harness.measure.clock import Clock
+from harness.measure.memory import kv_bytes, peak_memory
+
+# ------------------------------------------------------------------------- clock
+
+
+class Watch:
+    """A counter of nanoseconds that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def pass_ms(self, milliseconds: int) -> None:
+        self.now += milliseconds * 1_000_000
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr("harness.measure.clock.perf_counter_ns", lambda: watch.now)
+    return watch
+
+
+def test_phases_add_up_and_inner_ones_are_inside_outer_ones(watch: Watch) -> None:
+    clock = Clock()
+    for _ in range(2):
+        with clock.phase("prefill"):
+            watch.pass_ms(4)
+            with clock.phase("select"):
+                watch.pass_ms(2)
+        watch.pass_ms(100)
+    assert clock.totals_ms() == {"prefill": 12, "select": 4}
+    assert clock.counts() == {"prefill": 2, "select": 2}
+
+
+def test_a_phase_inside_itself_counts_once(watch: Watch) -> None:
+    clock = Clock()
+    with clock.phase("a"):
+        watch.pass_ms(1)
+        with clock.phase("a"):
+            watch.pass_ms(5)
+    assert clock.totals_ms() == {"a": 6}
+    assert clock.counts() == {"a": 1}
+
+
+def test_start_and_stop_are_the_same_phase_as_with(watch: Watch) -> None:
+    clock = Clock()
+    clock.start("decode")
+    watch.pass_ms(2)
+    clock.stop("decode")
+    with clock.phase("decode"):
+        watch.pass_ms(3)
+    assert clock.totals_ms() == {"decode": 5}
+    with pytest.raises(RuntimeError, match="'decode' stopped without a start"):
+        clock.stop("decode")
+
+
+def test_an_error_inside_a_phase_closes_it(watch: Watch) -> None:
+    clock = Clock()
+
+    def fail() -> None:
+        watch.pass_ms(1)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), clock.phase("a"):
+        fail()
+    assert clock.totals_ms() == {"a": 1}
+
+
+def test_the_real_clock_measures_wall_time() -> None:
+    clock = Clock()
+    with clock.phase("a"):
+        time.sleep(0.005)
+    assert clock.totals_ms()["a"] >= 5
+
+
+def test_reset_forgets_but_not_inside_a_phase() -> None:
+    clock = Clock()
+    with clock.phase("a"), pytest.raises(RuntimeError, match="open phase 'a'"):
+        clock.reset()
+    clock.reset()
+    assert clock.totals_ms() == {}
+
+
+def test_disabled_clock_records_nothing() -> None:
+    clock = Clock(enabled=False)
+    with clock.phase("a"):
+        clock.start("b")
+        clock.stop("c")
+    assert clock.totals_ms() == {}
+
+
+@pytest.mark.parametrize(("device", "drains"), [("cpu", 0), ("cuda:0", 2)])
+def test_only_cuda_is_drained_at_both_ends(
+    device: str, drains: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    with Clock(device).phase("a"):
+        assert len(waits) == drains // 2
+    assert waits == [torch.device(device)] * drains
+    with Clock(device, enabled=False).phase("a"):
+        pass
+    assert len(waits) == drains
+
+
+def test_a_phase_costs_microseconds() -> None:
+    clock = Clock()
+    started = time.thread_time()  # neighbours on the machine do not count
+    for _ in range(2000):
+        with clock.phase("a"):
+            pass
+    assert (time.thread_time() - started) / 2000 < 20e-6
+
+
+# ------------------------------------------------------------------------- memory
+
+
+def test_cache_counts_what_its_layers_hold() -> None:
+    cache = DynamicCache()
+    for layer, n in enumerate((7, 7, 3)):
+        cache.update(torch.zeros(2, 4, n, 8), torch.zeros(2, 4, n, 8), layer)
+    assert kv_bytes(cache) == 2 * (7 + 7 + 3) * 2 * 4 * 8 * 4
+    assert kv_bytes(DynamicCache()) == 0
+
+
+def test_a_view_holds_the_tensor_behind_it_and_shared_storage_counts_once() -> None:
+    long = torch.zeros(1, 2, 100, 4, dtype=torch.float16)
+    short = long[:, :, :10]
+    assert kv_bytes([(short, short)]) == 100 * 2 * 4 * 2
+    assert kv_bytes([(short.clone(), short.clone())]) == 2 * 10 * 2 * 4 * 2
+
+
+def test_peak_sees_memory_that_is_gone_at_the_end() -> None:
+    size = 48 * 2**20
+    with peak_memory() as nothing:
+        pass
+    with peak_memory() as peak:
+        block = bytearray(size)
+        block[::4096] = b"x" * len(block[::4096])
+        del block
+    assert peak.bytes >= nothing.bytes + 0.9 * size
+    if "over the block" in nothing.note:
+        with peak_memory() as after:
+            pass
+        assert after.bytes < peak.bytes - 0.5 * size
+
+
+def test_without_the_reset_the_note_says_what_the_number_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "absent" / "clear_refs")
+    with peak_memory() as peak:
+        pass
+    assert "life of the process" in peak.note
+    assert peak.bytes > 0
+
+
+def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = memory.resident_peak()
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
+    assert memory.resident_peak() >= 0.5 * real
+
+
+# ------------------------------------------------------------------------- bound
+
+
+def row(share: float, with_tower: float, vision: float, prefill: float, **other: str) -> dict:
+    return {
+        "model": "seedling",
+        "benchmark": "seedling_vqa",
+        "flops": {"share_of_full": share, "share_with_tower": with_tower},
+        "time": {"vision_ms": vision, "prefill_ms": prefill},
+        **other,
+    }
+
+
+FULL = row(1, 1, 10, 100)
+
+
+def test_bound_stands_beside_the_measured_speedup() -> None:
+    got = speedup(row(0.2, 0.4, 10, 40), FULL)
+    assert (got.bound, got.bound_with_tower) == pytest.approx((5, 2.5))
+    assert (got.measured, got.measured_with_tower) == pytest.approx((2.5, 110 / 50))
+    assert got.reached == pytest.approx(0.5)
+
+
+def test_a_row_without_tower_share_has_no_bound_with_tower() -> None:
+    bare = row(0.5, 0.5, 10, 50)
+    del bare["flops"]["share_with_tower"]
+    assert speedup(bare, FULL).bound_with_tower is None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (row(1, 1, 10, 100, model="else"), "model differs"),
+        (row(1, 1, 10, 100, benchmark="else"), "benchmark differs"),
+        (row(0.9, 0.9, 10, 100), "baseline spends 0.9"),
+    ],
+)
+def test_rows_that_cannot_be_compared_are_refused(other: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        speedup(row(0.2, 0.4, 10, 40), other)
+
+
+def test_ceiling_when_every_visual_token_is_free() -> None:
+    # Qwen2.5-VL: 5.13 GFLOP in the tower and 13.05 in the language model for each token.
+    assert ceiling(5.13, 13.05) == pytest.approx(3.54, abs=0.005)

@@ -1,0 +1,177 @@
+"""Bad input: exit 2 and exactly one line that names the config key and what would be valid, before anything runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.spec import ROOT
+from tests.run_helpers import Bench, make_bench
+
+WEIGHTS = ROOT / "harness/seedling/weights/seedling"
+
+#: Command line, then words that the line must hold.
+BAD: list[tuple[str, tuple[str, ...]]] = [
+    ("method=fastw", ("method", "'fastw'", "did you mean fastv?", "divprune")),
+    ("model=seedlin", ("model", "did you mean seedling?", "llava15_7b")),
+    ("benchmark=seedling_rek", ("benchmark", "did you mean seedling_rec?", "seedling_caption")),
+    ("budget=flop", ("budget", "did you mean flops?", "average")),
+    ("engine=fast", ("engine", "default", "emulate")),
+    ("log=tensorboard", ("log", "none", "wandb")),
+    ("+experiment=quick", ("experiment", "quickstart")),
+    ("method=null", ("method", "none")),
+    ("rato=0.5", ("rato", "did you mean ratio?", "seed")),
+    ("+rato=0.5", ("rato", "did you mean ratio?", "seed")),
+    (
+        "engine.batchsize=2",
+        ("engine.batchsize", "did you mean engine.batch_size?", "engine.threads"),
+    ),
+    ("seed.x=2", ("seed.x", "seed")),
+    ("+model.colour=red", ("model.colour", "model.path")),
+    ("method=fastv method.params.k=2", ("method.params.k", "method.params.K")),
+    ("method=fastv +method.params.k=2", ("method.params", "'k'", "K")),
+    ("method=fastv method.params.K=two", ("method.params.K", "'two'", "integer")),
+    ("method=fastv method.params.K=6", ("method.params.K=6", "1 to 5")),
+    ("ratio=1", ("ratio=1 ", "[0, 1)")),
+    ("ratio=-0.1", ("ratio=-0.1", "[0, 1)")),
+    ("ratio=half", ("ratio='half'", "[0, 1)")),
+    ("ratio=nan", ("ratio=nan", "[0, 1)")),
+    ("ratio=", ("ratio=", "[0, 1)")),
+    ("ratio=[0.5]", ("ratio=[0.5]", "[0, 1)")),
+    ("ratio", ("'ratio'", "key=value")),
+    ("ratio=[", ("'ratio=['", "key=value")),
+    ("ratio=0.5,0.9", ("ratio=0.5,0.9", "-m")),
+    ("limit=0", ("limit=0", "at least 1")),
+    ("limit=-4", ("limit=-4", "at least 1")),
+    ("limit=0.5", ("limit=0.5", "at least 1")),
+    ("limit=true", ("limit=True", "at least 1")),
+    ("seed=-1", ("seed=-1", "at least 0")),
+    ("seed=${nothing}", ("seed", "nothing")),
+    ("~seed", ("seed", "missing")),
+    ("force=maybe", ("force='maybe'", "true or false")),
+    ("engine.batch_size=0", ("engine.batch_size=0", "at least 1")),
+    ("engine.threads=0", ("engine.threads=0", "at least 1")),
+    ("engine.backend=fast", ("engine.backend='fast'", "drop, emulate")),
+    ("engine.positions=new", ("engine.positions='new'", "original, renumbered")),
+    ("engine.positions=renumbered method=fastv", ("engine.positions='renumbered'", "original")),
+    ("+benchmark.generation.use_cache=false", ("generation.use_cache=False", "True")),
+    ("model.dtype=int8", ("model.dtype='int8'", "bfloat16, float16, float32")),
+    ("model.device=tpu", ("model.device='tpu'", "auto, cpu, cuda")),
+    ("model.device=cuda:99", ("model.device='cuda:99'", "valid:")),
+    ("model.attention=fast", ("model.attention='fast'", "sdpa")),
+    ("model.adapter=lava", ("model.adapter='lava'", "did you mean llava?")),
+    ("model.weights=best", ("model.weights='best'", "random, trained")),
+    ("model.path=no/such/place", ("model.path", "config.json")),
+    ("model.facts.text.layers=null", ("model.facts",)),
+    ("budget.rule=most", ("budget.rule='most'", "average, flops, kept")),
+    ("budget=average method=fastv ratio=0.9", ("ratio=0.9", "average", "<= ratio <")),
+    ("benchmark.task=seedling_rek", ("benchmark.task", "did you mean seedling_rec?")),
+    ("benchmark.headline=f2", ("benchmark.headline='f2'", "acc_at_50")),
+    ("benchmark.include_path=no/such", ("benchmark.include_path", "no/such")),
+    ("model=llava15_7b model.hub=no/such", ("model.hub='no/such'", "offline=false")),
+    (
+        "method=visionzip model.facts.signals=[last_attention]",
+        ("cls_attention", "tower_keys", "seedling", "fastv"),
+    ),
+    (
+        "model=seedling_draft method=visionzip model.facts.signals=[prior]",
+        ("cls_attention", "none, pooled, random"),
+    ),
+    ("-m method=none ratio=0.5,0.9,1.5", ("ratio=1.5", "[0, 1)")),
+    ("-m method=none,fastv,nine ratio=0.5", ("'nine'", "divprune")),
+    ("-m ratio=interval(0,1)", ("ratio=interval(0,1)", "a,b,c")),
+    ("hydra/launcher=fast", ("hydra/launcher='fast'", "basic")),
+    ("--dry-run", ("--dry-run", "key=value")),
+    ("--config-name=other", ("--config-name", "key=value")),
+]
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    return make_bench(tmp_path / "store", capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(("line", "words"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input_ends_with_one_line(bench: Bench, line: str, words: tuple[str, ...]) -> None:
+    done = bench(*line.split())
+    assert done.code == 2
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith("error: ")
+    for word in words:
+        assert word in done.err
+    assert bench.fake.loads == 0
+    assert bench.fake.specs == []
+
+
+def copy_weights(folder: Path) -> Path:
+    shutil.copytree(WEIGHTS, folder)
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "empty", "checksum"])
+def test_damaged_weight_file_is_found_before_loading(
+    bench: Bench, tmp_path: Path, damage: str
+) -> None:
+    file = copy_weights(tmp_path / "model")
+    content = file.read_bytes()
+    if damage == "checksum":
+        file.with_name(f"{file.name}.sha256").write_text(f"{'0' * 64}  {file.name}\n")
+    else:
+        broken = {"cut": content[:-1], "header": content[:8] + b"x" + content[9:], "empty": b""}
+        file.write_bytes(broken[damage])
+    done = bench("method=none", f"model.path={file.parent}")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert "model.path" in done.err
+    assert "damaged" in done.err
+    assert str(file) in done.err
+    assert bench.fake.loads == 0
+
+
+def test_whole_weight_file_passes_with_its_checksum(bench: Bench, tmp_path: Path) -> None:
+    import hashlib
+
+    file = copy_weights(tmp_path / "model")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.with_name(f"{file.name}.sha256").write_text(f"{digest}  {file.name}\n")
+    assert bench("method=none", f"model.path={file.parent}").code == 0
+
+
+def test_unwritable_store_is_found_before_loading(bench: Bench) -> None:
+    bench.store.write_text("a file, not a directory")
+    done = bench("method=none")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert f"store='{bench.store}' cannot be written" in done.err
+    assert bench.fake.loads == 0
+
+
+def test_missing_calibration_prints_the_command(bench: Bench, tmp_path: Path) -> None:
+    copy_weights(tmp_path / "model")
+    done = bench("method=d2pruner", f"model.path={tmp_path / 'model'}", "model.name=fresh")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert "python -m harness.calibrate method=d2pruner model=fresh" in done.err
+
+
+def test_a_bad_cell_stops_a_sweep_before_its_first_cell(bench: Bench) -> None:
+    done = bench("-m", "method=none,fastv", "method.params.K=2")
+    assert done.code == 2
+    assert bench.fake.specs == []
+
+
+@pytest.mark.parametrize("line", ["method=fastw", "-m method=none ratio=0.5,2"])
+def test_bad_input_from_the_shell(tmp_path: Path, line: str) -> None:
+    command = [sys.executable, str(ROOT / "run.py"), f"store={tmp_path}", *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")

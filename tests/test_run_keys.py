@@ -1,0 +1,179 @@
+"""The run key changes with everything that can change a number, and with nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import keys
+from harness.compose import read_command
+from harness.keys import Digests, key_parts, run_key
+from harness.preflight import check
+from harness.spec import RunSpec
+
+
+def spec_of(store: Path, *argv: str) -> RunSpec:
+    command = read_command([f"store={store}", "method=fastv", "ratio=0.5", *argv])
+    assert command is not None
+    return RunSpec.from_config(command.cells[0])
+
+
+def key_of(store: Path, *argv: str) -> str:
+    return check(spec_of(store, *argv), Digests()).key
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def plain(store: Path) -> str:
+    return key_of(store)
+
+
+def test_key_is_short_hex_and_repeats(store: Path, plain: str) -> None:
+    assert len(plain) == 16
+    assert int(plain, 16) >= 0
+    assert key_of(store) == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ratio=0.6",
+        "seed=1",
+        "limit=16",
+        "method=divprune",
+        "method=fastv_paper",
+        "method.params.K=3",
+        "benchmark=seedling_vqa",
+        "+benchmark.generation.max_new_tokens=2",
+        "budget=flops",
+        "engine=emulate",
+        "engine.batch_size=1",
+        "engine.positions=method",
+        "model=seedling_draft method.params.K=1",
+        "model.dtype=bfloat16",
+        "model.attention=eager",
+        "model.template=plain",
+        "model.facts.vocabulary=105",
+    ],
+)
+def test_changes_that_can_change_numbers(store: Path, plain: str, change: str) -> None:
+    assert key_of(store, *change.split()) != plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "force=true",
+        "log=wandb",
+        "log=wandb log.options.project=other",
+        "offline=false",
+        "engine.threads=1",
+        "engine.max_errors=3",
+        "method.params.K=2",
+        "ratio=0.50",
+    ],
+)
+def test_changes_that_cannot(store: Path, plain: str, change: str) -> None:
+    assert key_of(store, *change.split()) == plain
+
+
+def test_store_and_place_of_the_weights_do_not_matter(tmp_path: Path, plain: str) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    source = spec_of(tmp_path).model.path
+    assert source is not None
+    shutil.copytree(source, copy)
+    assert key_of(tmp_path / "other", f"model.path={copy}") == plain
+
+
+def test_a_method_without_sites_has_one_key_for_all_ratios(store: Path) -> None:
+    assert key_of(store, "method=none", "ratio=0.5") == key_of(
+        store, "method=none", "ratio=0.9", "budget=flops"
+    )
+
+
+def parts_of(spec: RunSpec) -> dict[str, Any]:
+    job = check(spec, Digests())
+    return key_parts(job.spec, job.method, Digests())
+
+
+def test_weights_and_tokenizer_are_part_of_the_key(tmp_path: Path) -> None:
+    import shutil
+
+    source = spec_of(tmp_path).model.path
+    assert source is not None
+    for name in ("model.safetensors", "tokenizer.json"):
+        copy = tmp_path / name
+        shutil.copytree(source, copy)
+        content = bytearray((copy / name).read_bytes())
+        content[-1] ^= 1
+        (copy / name).write_bytes(content)
+        spec = spec_of(tmp_path)
+        moved = replace(spec, model=replace(spec.model, path=copy))
+        assert keys.model_revision(moved.model, Digests()) != keys.model_revision(
+            spec.model, Digests()
+        )
+
+
+def test_sources_and_versions_are_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(tmp_path)
+    before = parts_of(spec)
+    for name in (
+        "config",
+        "method_source",
+        "engine_source",
+        "model_revision",
+        "task_version",
+        "packages",
+    ):
+        assert run_key(before | {name: "other"}) != run_key(before)
+    assert before["packages"]["torch"]
+    monkeypatch.setattr(keys, "ENGINE_SOURCES", ("harness/engine",))
+    assert parts_of(spec)["engine_source"] != before["engine_source"]
+
+
+def test_source_digests_follow_content_and_name_but_not_order(tmp_path: Path) -> None:
+    one, two = tmp_path / "a.py", tmp_path / "b.py"
+    one.write_text("x = 1\n")
+    two.write_text("y = 1\n")
+    before = Digests().files([one, two], tmp_path)
+    assert Digests().files([two, one], tmp_path) == before
+    two.write_text("y = 2\n")
+    assert Digests().files([one, two], tmp_path) != before
+    two.write_text("y = 1\n")
+    two.rename(tmp_path / "c.py")
+    assert Digests().files([one, tmp_path / "c.py"], tmp_path) != before
+
+
+def test_task_files_are_part_of_the_key(tmp_path: Path) -> None:
+    task = tmp_path / "task"
+    task.mkdir()
+    (task / "utils.py").write_text("def score(): return 1\n")
+    spec = spec_of(tmp_path, f"benchmark.sources=[{task}]")
+    before = run_key(parts_of(spec))
+    (task / "utils.py").write_text("def score(): return 2\n")
+    assert run_key(parts_of(spec)) != before
+    (task / "notes.txt").write_text("not read by anything")
+    (task / "utils.py").write_text("def score(): return 1\n")
+    assert run_key(parts_of(spec)) == before
+
+
+def test_method_source_covers_its_own_file(tmp_path: Path) -> None:
+    fastv, divprune = (
+        check(spec_of(tmp_path, f"method={name}"), Digests()) for name in ("fastv", "divprune")
+    )
+    files = {name: keys._method_files(job.method) for name, job in (("f", fastv), ("d", divprune))}
+    names = {name: {path.name for path in paths} for name, paths in files.items()}
+    assert "fastv.py" in names["f"] - names["d"]
+    assert "divprune.py" in names["d"] - names["f"]
+    assert "base.py" in names["f"] & names["d"]
