@@ -40,7 +40,7 @@ def mirror(
         mode="online" if os.environ.get("WANDB_API_KEY") else "offline",
         id=row["run_key"],
         name=f"{row['model']} {row['method']} {row['ratio']:g} {row['benchmark']}",
-        dir=str(folder),
+        dir=str(store),
         config=dict(config),
         reinit="finish_previous",
         settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),

@@ -101,8 +101,7 @@ def test_causal_attention_counts_each_visible_pair_once() -> None:
 
 
 # Source: D2Pruner (arXiv 2512.19443), Table 4, LLaVA-NeXT-7B on POPE, column "FLOPs (T)": 2880
-# visual tokens, two dense
-# layers, 33 text tokens. The column is a multiply-add count by the papers' formula.
+# visual tokens, two dense layers; 33 text tokens are fitted. It counts multiply-adds.
 @pytest.mark.parametrize(
     ("kept", "printed", "residual"), [(2880, 16.9, -0.014), (962, 6.0, -0.006), (323, 2.8, -0.034)]
 )

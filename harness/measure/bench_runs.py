@@ -103,7 +103,7 @@ def memory(setup: Setup) -> list[Figure]:
         with peak_memory(device) as peak:
             done = _evaluate(setup, "uniform", ratio, limit, 8)
         held[ratio] = fmean(sample.record.kv_bytes for sample in done.samples)
-        name = f"peak, ratio {ratio}, batch 8 ({peak.note})"
+        name = f"ratio {ratio}, batch 8: {peak.note}"
         figures.append(Figure("memory", name, peak.bytes / MIB, "MiB"))
         figures.append(
             Figure("memory", f"cache of one sample, ratio {ratio}", held[ratio] / 1024, "KiB")
