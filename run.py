@@ -15,11 +15,11 @@ from unittest.mock import patch
 import hydra
 from omegaconf import DictConfig
 
-from harness.compose import CONF, read_command
+from harness.config.compose import CONF, read_command
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.runner import Runner
+    from harness.running.runner import Runner
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             launch(arguments, lambda cfg: None)
             return 0
         # A misspelt name is told at once; torch, seconds to import, comes only after it.
-        from harness.runner import Runner
-        from harness.spec import RunSpec
+        from harness.config.spec import RunSpec
+        from harness.running.runner import Runner
 
         runner = Runner(sweep=command.sweep)
         # Every cell is checked before the first one runs.
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(cfg: DictConfig, runner: Runner) -> int:
     """Run one cell: compose -> spec -> key -> skip if done -> evaluate -> store -> print."""
     from harness.budget import BudgetMismatch
+    from harness.config.spec import RunSpec
     from harness.evaluate import SampleErrors
-    from harness.spec import RunSpec
     from harness.store import Store
     from methods.base import MethodError
 

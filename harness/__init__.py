@@ -1,0 +1,1 @@
+"""The frame: everything around a method, from the config to the stored row."""

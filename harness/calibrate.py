@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import fields
-from harness.calibration import Recorder, calibrate
-from harness.calibration_images import folder_images, scene_images
-from harness.errors import UserError
-from harness.priors import (
+from harness.calibration.images import folder_images, scene_images
+from harness.calibration.maps import Recorder, calibrate
+from harness.calibration.priors import (
     artifact_path,
     is_shipped,
     load_prior,
@@ -37,12 +35,14 @@ from harness.priors import (
     resize_prior,
     save_prior,
 )
+from harness.config import fields
+from harness.errors import UserError
 from methods.base import MethodError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from harness.spec import RunSpec
+    from harness.config.spec import RunSpec
 
 __all__ = [
     "artifact_path",
@@ -91,8 +91,8 @@ def read_request(argv: Sequence[str]) -> Request:
     Raises:
         UserError: one line with the key, the value and what is valid.
     """
-    from harness.compose import read_command
-    from harness.spec import RunSpec
+    from harness.config.compose import read_command
+    from harness.config.spec import RunSpec
 
     flags = [text for text in argv if text.startswith("-")]
     if flags:
@@ -144,7 +144,7 @@ def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
 def run(request: Request) -> list[Path]:
     """Calibrate, store one artifact for each layer and return their paths."""
     from harness.adapters.base import load_adapter
-    from harness.runner import OFFLINE
+    from harness.running.runner import OFFLINE
 
     images = request.images()  # a folder that cannot serve is refused before the model loads
     if request.spec.offline:

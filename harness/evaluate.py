@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from harness.config.spec import RunSpec
 from harness.errors import UserError
 from harness.evaluation.samples import (
     Failure,
@@ -21,7 +22,6 @@ from harness.evaluation.samples import (
     score_entries,
 )
 from harness.evaluation.summary import time_medians, token_means
-from harness.spec import RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import run
+from harness.config.spec import RunSpec
 from harness.engine.record import Record
 from harness.evaluate import Evaluation
 from harness.evaluation.samples import Sample
-from harness.spec import RunSpec
 
 N_TEXT = 20
 

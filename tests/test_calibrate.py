@@ -11,14 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from harness import priors
 from harness.budget import Budget
 from harness.calibrate import main, read_request
-from harness.calibration import MapMean, Recorder, calibrate
-from harness.calibration_images import folder_images, scene_images
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.priors import (
+from harness.calibration import priors
+from harness.calibration.images import folder_images, scene_images
+from harness.calibration.maps import MapMean, Recorder, calibrate
+from harness.calibration.priors import (
     artifact_path,
     load_prior,
     prior_for,
@@ -27,7 +25,9 @@ from harness.priors import (
     resize_prior,
     save_prior,
 )
-from harness.spec import ModelSpec, RunSpec
+from harness.config.spec import ModelSpec, RunSpec
+from harness.engine.session import Session
+from harness.errors import UserError
 from methods.base import MethodError
 from methods.d2pruner import D2Pruner
 from methods.fastv import FastV
@@ -323,7 +323,7 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_the_shipped_priors_belong_to_the_shipped_weights():
-    from harness.compose import read_command
+    from harness.config.compose import read_command
 
     command = read_command([])
     assert command is not None

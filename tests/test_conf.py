@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.compose import CONF, read_command
+from harness.config.compose import CONF, read_command
+from harness.config.spec import ROOT, RunSpec
 from harness.errors import UserError
-from harness.spec import ROOT, RunSpec
 from methods.registry import METHODS
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")

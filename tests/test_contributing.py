@@ -52,9 +52,10 @@ def test_the_example_method_runs_through_the_engine(norm, tmp_path):
 
 def test_the_example_config_names_the_registry_entry():
     config = yaml.safe_load(recipe("conf/method/norm.yaml"))
-    assert f'METHODS.add("{config["name"]}", "methods.norm:Norm")' in (
-        ROOT / "CONTRIBUTING.md"
-    ).read_text()
+    assert (
+        f'METHODS.add("{config["name"]}", "methods.norm:Norm")'
+        in (ROOT / "CONTRIBUTING.md").read_text()
+    )
     assert set(config) == {"name", "variant", "params"}
 
 

@@ -7,10 +7,10 @@ import torch
 
 from harness.adapters.base import load_adapter
 from harness.budget import Budget
-from harness.compose import read_command
+from harness.calibration.priors import prior_for
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
 from harness.engine.session import Session
-from harness.priors import prior_for
-from harness.spec import RunSpec
 from methods.registry import build_method
 from tests.method_cases import CASES, case_id
 

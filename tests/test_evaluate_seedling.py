@@ -13,9 +13,9 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from harness.adapters.base import Adapter, load_adapter
-from harness.compose import read_command
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
 from harness.evaluate import Evaluation, SampleErrors, evaluate
-from harness.spec import RunSpec
 from harness.store import Journal
 from methods.base import TokenReducer
 from methods.registry import build_method

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from harness import console
 from harness.errors import UserError
 from harness.registry import Registry
+from harness.running import console
 
 
 def test_registry_imports_a_module_only_when_its_name_is_loaded() -> None:

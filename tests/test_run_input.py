@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import ROOT
+from harness.config.spec import ROOT
 from tests.run_helpers import Bench, make_bench
 
 WEIGHTS = ROOT / "harness/seedling/weights/seedling"

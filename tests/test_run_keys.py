@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness import keys
-from harness.compose import read_command
-from harness.keys import Digests, key_parts, run_key
-from harness.preflight import check
-from harness.spec import RunSpec
+from harness.config.compose import read_command
+from harness.config.preflight import check
+from harness.config.spec import RunSpec
+from harness.running import keys
+from harness.running.keys import Digests, key_parts, run_key
 
 
 def spec_of(store: Path, *argv: str) -> RunSpec:

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from harness.adapters.llava import LlavaAdapter
+from harness.config.spec import ModelSpec
 from harness.facts import ModelFacts, StackFacts
-from harness.spec import ModelSpec
 from methods.base import SIGNALS, Assignment, Plan, Site, TokenReducer, View
 
 WORDS = [

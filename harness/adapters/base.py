@@ -15,7 +15,7 @@ from harness.facts import ModelFacts
 from harness.registry import Registry
 
 if TYPE_CHECKING:
-    from harness.spec import ModelSpec
+    from harness.config.spec import ModelSpec
 
 ADAPTERS = Registry("model.adapter")
 ADAPTERS.add("llava", "harness.adapters.llava:LlavaAdapter")

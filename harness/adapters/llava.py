@@ -14,7 +14,7 @@ from harness.adapters.loading import load_checked
 from harness.engine.layout import Layout
 
 if TYPE_CHECKING:
-    from harness.spec import ModelSpec
+    from harness.config.spec import ModelSpec
 
 
 class LlavaAdapter(Adapter):

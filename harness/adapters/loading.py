@@ -9,7 +9,7 @@ import torch
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.spec import ModelSpec
+    from harness.config.spec import ModelSpec
 
 
 def load_checked(spec: ModelSpec, model_class: Any, processor_class: Any) -> tuple[Any, Any]:

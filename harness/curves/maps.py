@@ -25,12 +25,12 @@ from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
 from harness.budget import Budget
-from harness.calibration import Recorder
-from harness.compose import read_command
+from harness.calibration.maps import Recorder
+from harness.calibration.priors import prior_for
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
 from harness.engine.session import Session
-from harness.priors import prior_for
 from harness.seedling.benchmarks import sample_scene, samples
-from harness.spec import RunSpec
 from methods.base import TokenReducer
 from methods.registry import build_method
 

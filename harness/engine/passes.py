@@ -113,9 +113,11 @@ class Pass:
             )
 
     def _advance(self, site: Site, decision: Decision) -> Tensor | None:
-        """Enter the next stage; return the slots to gather, or None if nothing moves (the slow reference)."""
+        """Enter the next stage; return the slots to gather, or None if nothing moves (all kept, or emulated)."""
         first, stage = effect(site), self._stages[-1]
         self._kept.append(decision.counts[:: self._beams])
+        if decision.keeps_all(stage):
+            return None
         if self._session.emulate:
             self._stages.append(hide(stage, decision, first))
             return None
@@ -279,7 +281,7 @@ class Pass:
                 hidden = self._reduce_hidden(number, site, hidden, kwargs["position_embeddings"])
             stage = self._stages[-1]
             if stage is self._stages[0]:
-                return None
+                return ((hidden, *args[1:]), kwargs) if numbered else None
             if self._session.emulate and stage.mask is None:
                 stage.mask = reference_mask(self._decoder.config, hidden, stage.valid, 0)
             if self._session.emulate:

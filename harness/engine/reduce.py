@@ -40,6 +40,10 @@ class Decision:
     counts: tuple[int, ...]
     merged: tuple[Merged, ...]
 
+    def keeps_all(self, stage: Stage) -> bool:
+        """Whether every token alive stays, so that there is nothing to gather."""
+        return self.counts == stage.counts
+
     def repeat(self, times: int) -> Decision:
         """Repeat rows for beams (the merged values are already in place)."""
         counts = tuple(n for n in self.counts for _ in range(times))

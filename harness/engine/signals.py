@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from harness.calibration.priors import resize_prior
 from harness.engine.layout import Layout, Stage, take
 from harness.engine.probe import Watcher, attention_rows, last_row, received_mean
-from harness.priors import resize_prior
 from methods.base import MethodError, Need, Site, TokenReducer
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
 from lmms_eval.protocol import ChatMessages
 
+from harness.config.spec import RunSpec
 from harness.errors import UserError
 from harness.evaluation.generation import Settings, cut, settings
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
-from harness.spec import RunSpec
 from methods.base import MethodError
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from harness.compose import CONF
+from harness.config.compose import CONF
+from harness.config.spec import RunSpec
 from harness.measure.bench_setup import Figure, Setup, paired
-from harness.spec import RunSpec
 from methods.base import SIGNALS, Need, Site, TokenReducer, View
 from methods.registry import build_method
 

@@ -9,9 +9,9 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from harness.compose import read_command
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
 from harness.errors import UserError
-from harness.spec import RunSpec
 from methods.base import TokenReducer
 from methods.registry import build_method
 

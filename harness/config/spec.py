@@ -10,13 +10,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import fields
 from harness.budget import Budget
+from harness.config import fields
 from harness.errors import UserError
 from harness.facts import ModelFacts
 from methods.base import SIGNALS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 RULES = ("kept", "average", "flops")
 DTYPES = ("float32", "float16", "bfloat16")

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from harness import console, preflight, wandb_log
-from harness.keys import Digests
-from harness.preflight import Job
-from harness.priors import prior_for
-from harness.row import bound, build_row
-from harness.spec import ModelSpec, RunSpec
+from harness.calibration.priors import prior_for
+from harness.config import preflight
+from harness.config.preflight import Job
+from harness.config.spec import ModelSpec, RunSpec
+from harness.running import console, wandb_log
+from harness.running.keys import Digests
+from harness.running.row import bound, build_row
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Runner:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def check(self, spec: RunSpec) -> Job:
-        """Return the job of a spec that can run; see harness.preflight.check."""
+        """Return the job of a spec that can run; see harness.config.preflight.check."""
         if spec.offline:
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         if spec.log == "wandb":
@@ -78,9 +79,9 @@ class Runner:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than asked.
         """
-        from harness.environment import describe
         from harness.evaluate import evaluate
         from harness.measure.memory import peak_memory
+        from harness.running.environment import describe
 
         spec = job.spec
         if spec.force:

@@ -8,10 +8,10 @@ from dataclasses import MISSING, asdict, fields
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
+from harness.config.preflight import Job
 from harness.measure.bound import speedup
 from harness.measure.flops import flops_block, sample_flops
 from harness.measure.memory import Peak
-from harness.preflight import Job
 from harness.store import SCHEMA
 from methods.base import Method
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from harness.adapters.base import ADAPTERS
 from harness.budget import Budget
+from harness.calibration.priors import require_prior
+from harness.config.spec import RunSpec
 from harness.engine.guards import check_generation
 from harness.errors import UserError, unknown_name
-from harness.keys import Digests, cached_commit, key_parts, run_key
-from harness.priors import require_prior
-from harness.spec import RunSpec
+from harness.running.keys import Digests, cached_commit, key_parts, run_key
 from harness.store import Store
 from methods.base import Method, MethodError, TokenReducer
 from methods.registry import METHODS, build_method

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness.spec import ROOT, RunSpec
+from harness.config.spec import ROOT, RunSpec
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
-from harness.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
+from harness.config.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
 from methods.base import Method
 
 #: Raised when the meaning of the key itself changes.
@@ -39,9 +39,8 @@ ENGINE_SOURCES = (
     "harness/evaluate.py",
     "harness/budget.py",
     "harness/facts.py",
-    "harness/priors.py",
-    "harness/priors.py",
-    "harness/row.py",
+    "harness/calibration/priors.py",
+    "harness/running/row.py",
 )
 METHOD_SOURCES = ("methods/base.py", "methods/checks.py", "methods/select")
 

@@ -23,10 +23,10 @@ from methods.base import Method
 from methods.select.tiles import Tiles
 
 if TYPE_CHECKING:
-    from harness.keys import Digests
-    from harness.spec import ModelSpec
+    from harness.config.spec import ModelSpec
+    from harness.running.keys import Digests
 
-HARNESS = Path(__file__).resolve().parent
+HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
 LOCAL = HARNESS.parent / "results" / "calibration"
 
@@ -187,7 +187,7 @@ def _described(
 
 def _identity(model: ModelSpec, layer: int, digests: Digests | None) -> dict[str, Any]:
     # Imported late: the engine uses this file too, and has nothing to do with specs and keys.
-    from harness.keys import Digests, model_revision
+    from harness.running.keys import Digests, model_revision
 
     revision = model_revision(model, digests or Digests())
     return {"model": model.name, "revision": revision, "layer": layer}

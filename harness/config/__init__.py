@@ -1,0 +1,1 @@
+"""From a command line to checked, frozen runs; nothing here loads a model."""
