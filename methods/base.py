@@ -167,9 +167,6 @@ class MethodError(ValueError):
 class Method(ABC):
     """Common to all bases: a frozen dataclass whose fields are the hyper-parameters under the paper's names."""
 
-    #: How positions go on after dropping; `engine.positions` can override it.
-    positions: ClassVar[Positions] = "original"
-
     @abstractmethod
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return where the method acts in a model of `depth` decoder layers, first to last.
@@ -190,6 +187,15 @@ class TokenReducer(Method):
 
     #: True if `plan` may return another count than asked (then only the mean over a set is controlled).
     adaptive: ClassVar[bool] = False
+
+    def positions(self, depth: int) -> Positions:
+        """Return what the method's released code does with positions; `engine.positions=method` follows it.
+
+        The habit of most: closed gaps where the prompt is built, before the decoder; original ones between its layers.
+        """
+        sites = self.sites(depth)
+        before_decoder = bool(sites) and all(site.where != "layer" for site in sites)
+        return "renumbered" if before_decoder else "original"
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return the share of the original visual tokens kept after each site, for one scalar in (0, 1].

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Positions, Site
+from methods.base import MethodError, Site
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:
@@ -36,11 +36,6 @@ def early_site(layer: int, depth: int) -> Site:
     valid = f"0 (before the decoder) to {depth - 1} (the model has {depth} decoder layers)"
     require(0 <= layer < depth, "layer", layer, valid)
     return Site("layer", layer) if layer else Site("prefix")
-
-
-def early_positions(layer: int) -> Positions:
-    """Return the published habit: renumbered before the decoder, where the prompt is built, original inside it."""
-    return "original" if layer else "renumbered"
 
 
 def require_finite(values: Tensor, what: str) -> Tensor:

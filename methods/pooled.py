@@ -8,9 +8,8 @@ its central token. The same regions as `uniform`, so the two differ by averaging
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from methods.base import Assignment, Plan, Positions, Site, TokenReducer, View
+from methods.base import Assignment, Plan, Site, TokenReducer, View
 from methods.select.merging import slot_sizes
 from methods.select.tiles import regions
 
@@ -18,8 +17,6 @@ from methods.select.tiles import regions
 @dataclass(frozen=True)
 class Pooled(TokenReducer):
     """Replaces each of `keep` regions of the grid by its mean."""
-
-    positions: ClassVar[Positions] = "renumbered"
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix: averages of hidden states inside the decoder would mix positions."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.base import MethodError, Plan, Positions, Site, TokenReducer, View
-from methods.checks import early_positions, early_site, require
+from methods.base import MethodError, Plan, Site, TokenReducer, View
+from methods.checks import early_site
 from methods.select.tiles import top_in_tiles
 
 
@@ -26,15 +26,6 @@ class Random(TokenReducer):
     """
 
     layer: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the hyper-parameters."""
-        require(self.layer >= 0, "layer", self.layer, "0 (before the decoder) or a decoder layer")
-
-    @property
-    def positions(self) -> Positions:  # type: ignore[override]
-        """Follow the habit of the methods that act at the same place."""
-        return early_positions(self.layer)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

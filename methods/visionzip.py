@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
+from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
 from methods.checks import require, require_finite
 from methods.select.merging import slot_sizes
 from methods.select.ranking import indices_of, ranking, rows_of
@@ -41,7 +41,6 @@ class VisionZip(TokenReducer):
         contextual: how a contextual token is made of its target and of what joined it.
     """
 
-    positions: ClassVar[Positions] = "renumbered"
     dominant_share: float = 54 / 64
     contextual: Contextual = "mean"
 

@@ -167,11 +167,16 @@ def test_a_layer_outside_the_model_names_the_key_and_the_range(name: str, key: s
         method.sites(DEPTH)
 
 
+def test_a_negative_layer_is_refused():
+    with pytest.raises(MethodError, match=r"method\.params\.layer=-1 .*0 \(before the decoder\)"):
+        build(("random", {"layer": -1})).sites(DEPTH)
+
+
 @every_method
 def test_positions_are_renumbered_before_the_decoder_only(case: Case):
     method = build(case)
     inside = method.sites(DEPTH)[0].where == "layer"
-    assert method.positions == ("original" if inside else "renumbered")
+    assert method.positions(DEPTH) == ("original" if inside else "renumbered")
 
 
 # ---------------------------------------------------------------- planted signals

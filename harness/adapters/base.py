@@ -38,6 +38,8 @@ class Adapter(ABC):
         self.processor = processor
         self.facts = facts
         processor.tokenizer.padding_side = "left"
+        #: Token that fills answers after their end.
+        self.pad_id = int(processor.tokenizer.pad_token_id)
 
     @classmethod
     @abstractmethod
@@ -72,11 +74,6 @@ class Adapter(ABC):
         """Device of the first parameter."""
         device: torch.device = next(self.model.parameters()).device
         return device
-
-    @property
-    def pad_id(self) -> int:
-        """Token that fills answers after their end."""
-        return int(self.processor.tokenizer.pad_token_id)
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Tensor]:
         """Turn chats into one left-padded batch on the model's device.

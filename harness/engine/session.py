@@ -70,7 +70,8 @@ class Session:
         self.emulate = backend == "emulate"
         self.timed = timed
         self.sites = method.sites(adapter.facts.text.layers)
-        policy = method.positions if positions == "method" else positions
+        depth = adapter.facts.text.layers
+        policy = method.positions(depth) if positions == "method" else positions
         self.renumber = policy == "renumbered" and bool(self.sites)
         if self.renumber and any(site.where == "layer" for site in self.sites):
             raise UserError(
