@@ -104,19 +104,24 @@ def alignment_loss(
 
 
 def random_subset(
-    visual: torch.Tensor, keep: int, rng: np.random.Generator
+    visual: torch.Tensor, inside: np.ndarray, keep: int, tilt: float, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keeps random visual tokens in their order.
 
     Args:
         visual: Projected visual tokens ``(B, N, D)``.
+        inside: Which tokens lie on an object ``(B, N)``.
         keep: Tokens to keep per image.
+        tilt: Largest preference for objects; each image draws its own below it. 0 is plainly random
+            and 1 goes up to objects first.
         rng: Source of choices.
 
     Returns:
         The kept tokens ``(B, keep, D)`` and their original position ids ``(B, keep)``.
     """
-    order = rng.random((visual.shape[0], VISUAL_TOKENS)).argsort(axis=1)
+    score = rng.random((visual.shape[0], VISUAL_TOKENS))
+    score += tilt * rng.random((visual.shape[0], 1)) * inside
+    order = np.argsort(-score, axis=1)
     chosen = torch.from_numpy(np.sort(order[:, :keep], axis=1))
     kept = torch.gather(visual, 1, chosen[..., None].expand(-1, -1, visual.shape[-1]))
     return kept, chosen + len(PREFIX)

@@ -12,6 +12,7 @@ import torch
 from .evaluate import QuestionSet, Scores, agreement, objects_first_keep, random_keep
 from .model import NAMES, build_model, file_sha256, save_model, weights_dir
 from .runtime import load_checkpoint
+from .train_language import FORKS
 
 SOURCES = {"seedling": "language_full.pt", "seedling_draft": "draft.pt"}
 SUMS = weights_dir().parent / "SHA256SUMS"
@@ -85,7 +86,7 @@ def measure(model: Any, plan: dict[str, Any], split: str) -> dict[str, Scores]:
 
 
 def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
-    """Measures the shipped models and the other branch.
+    """Measures the shipped models and, on "val", the other finished branches.
 
     Scores are recorded beside the weights, in ``gate_SPLIT.json``.
 
@@ -99,10 +100,11 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     """
     plan = recipe["gate"]
     folders = {name: weights_dir(name) for name in NAMES}
-    state = load_checkpoint(out / "language_subsets.pt")
-    if state is not None and state["step"] == recipe["language"]["steps"]:
-        folders["subsets"] = out / "candidates" / "subsets"
-        export_model("seedling", state["model"], folders["subsets"])
+    for branch in FORKS if split == "val" else ():  # choosing between branches is development
+        state = load_checkpoint(out / f"language_{branch}.pt")
+        if state is not None and state["step"] == recipe["language"]["steps"]:
+            folders[branch] = out / "candidates" / branch
+            export_model("seedling", state["model"], folders[branch])
     models = {name: load_exported(folder) for name, folder in folders.items()}
     results = {name: measure(model, plan, split) for name, model in models.items()}
     questions = QuestionSet(models["seedling"], split, plan["subset_scenes"], plan["questions"])

@@ -1,7 +1,7 @@
 """Trains the seedling models: ``python -m harness.seedling.train STAGE [--out runs/seedling]``.
 
-Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets", the branch
-trained with part of the visual tokens, which is kept for comparison only.
+Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets" and "mixtures",
+the branches that see part of the visual tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from .release import export, gate
 from .runtime import load_recipe, run_workers
 from .train_draft import train_draft
-from .train_language import train_language
+from .train_language import FORKS, train_language
 from .train_tower import train_tower
 
 STAGES = ("tower", "language", "draft", "export", "gate")
@@ -24,8 +24,8 @@ def run_stage(stage: str, out: Path, split: str) -> None:
     workers = recipe["workers"]
     if stage == "tower":
         run_workers(train_tower, workers, recipe, out)
-    elif stage in ("language", "subsets"):
-        branch = "full" if stage == "language" else "subsets"
+    elif stage in ("language", *FORKS):
+        branch = "full" if stage == "language" else stage
         run_workers(train_language, workers, recipe, out, branch)
     elif stage == "draft":
         run_workers(train_draft, workers, recipe, out)
@@ -38,7 +38,7 @@ def run_stage(stage: str, out: Path, split: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, "subsets", "all"])
+    parser.add_argument("stage", choices=[*STAGES, *FORKS, "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gate")
     options = parser.parse_args(arguments)

@@ -25,7 +25,8 @@ from .runtime import (
 from .scenes import Scenes
 from .train_tower import tower_of
 
-BRANCHES = ("full", "subsets")
+FORKS = ("subsets", "mixtures")
+"""Branches that start from the fork and sometimes see part of the visual tokens."""
 
 
 def model_with_tower(name: str, tower_file: Path, init_range: float) -> Any:
@@ -42,7 +43,7 @@ def model_with_tower(name: str, tower_file: Path, init_range: float) -> Any:
 
 
 def resume_point(out: Path, branch: str) -> dict[str, Any] | None:
-    """Returns where to continue: the branch's own checkpoint, else the fork for "subsets"."""
+    """Returns where to continue: the branch's own checkpoint, else the fork unless "full"."""
     own = load_checkpoint(out / f"language_{branch}.pt")
     if own or branch == "full":
         return own
@@ -55,14 +56,14 @@ def resume_point(out: Path, branch: str) -> dict[str, Any] | None:
 def train_language(worker: Worker, recipe: dict[str, Any], out: Path, branch: str) -> None:
     """Trains one branch; resumes from its checkpoint.
 
-    Branch "full" always shows all visual tokens. Branch "subsets" starts from the fork and shows a
-    random subset in part of the batches, at the tokens' original positions.
+    Branch "full" always shows all visual tokens. The branches of :data:`FORKS` show a subset in part
+    of the batches, at the tokens' original positions.
 
     Args:
         worker: This process.
         recipe: The whole recipe.
         out: Run folder with ``tower.pt``.
-        branch: "full" or "subsets".
+        branch: "full" or one of :data:`FORKS`.
     """
     plan, seed = recipe["language"], recipe["seed"]
     torch.manual_seed(seed)
@@ -91,8 +92,9 @@ def train_language(worker: Worker, recipe: dict[str, Any], out: Path, branch: st
         visual = model.model.multi_modal_projector(batch.features)
         align = alignment_loss(model, visual, batch.targets, gain)
         positions = None
-        if branch == "subsets":
-            visual, positions = maybe_subset(visual, plan["subsets"], seed, step)
+        if branch in FORKS:
+            inside = batch.targets.owner >= 0
+            visual, positions = maybe_subset(visual, inside, plan[branch], seed, step)
         hidden = packed_hidden(model, visual, batch.packed, positions)
         answered = batch.packed.labels != IGNORE
         logits = model.lm_head(hidden[answered])
@@ -119,10 +121,21 @@ def train_language(worker: Worker, recipe: dict[str, Any], out: Path, branch: st
 
 
 def maybe_subset(
-    visual: torch.Tensor, plan: dict[str, Any], seed: int, step: int
+    visual: torch.Tensor, inside: np.ndarray, plan: dict[str, Any], seed: int, step: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Drops random visual tokens in a share of the steps, the same steps in every worker."""
+    """Drops visual tokens in a share of the steps, the same steps in every worker.
+
+    Args:
+        visual: Projected visual tokens ``(B, N, D)``.
+        inside: Which tokens lie on an object ``(B, N)``.
+        plan: The branch's part of the recipe.
+        seed: Recipe seed.
+        step: Number of the step.
+
+    Returns:
+        The tokens ``(B, V, D)`` and, where some were dropped, their position ids ``(B, V)``.
+    """
     rng = np.random.default_rng([seed, 99, step])
     if rng.random() >= plan["share"]:
         return visual, None
-    return random_subset(visual, int(rng.integers(*plan["keep"])), rng)
+    return random_subset(visual, inside, int(rng.integers(*plan["keep"])), plan["tilt"], rng)
