@@ -17,8 +17,8 @@ from .vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
-NAMES = ("seedling", "seedling_draft")
-LAYERS = {"seedling": 6, "seedling_draft": 2}
+NAMES = ("seedling", "seedling_full", "seedling_draft")
+LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2}
 VISUAL_TOKENS = (WIDTH // PATCH) ** 2
 FEATURE_LAYER = -2
 """Hidden state of the tower the language model reads, as in LLaVA."""
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 def weights_dir(name: str = "seedling") -> Path:
-    """Returns the folder of a shipped model, "seedling" or "seedling_draft"."""
+    """Returns the folder of a shipped model, one of :data:`NAMES`."""
     if name not in NAMES:
         raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(NAMES)}")
     return Path(__file__).parent / "weights" / name
@@ -45,7 +45,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     """Builds a randomly initialised model.
 
     Args:
-        name: "seedling" (6 language layers) or "seedling_draft" (2).
+        name: "seedling" or "seedling_full" (6 language layers), "seedling_draft" (2).
         init_range: Standard deviation of the language model's initial weights.
 
     Returns:

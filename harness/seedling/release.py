@@ -14,7 +14,11 @@ from .model import NAMES, build_model, file_sha256, save_model, weights_dir
 from .runtime import load_checkpoint
 from .train_language import FORKS
 
-SOURCES = {"seedling": "language_full.pt", "seedling_draft": "draft.pt"}
+SOURCES = {
+    "seedling": "language_mixtures.pt",
+    "seedling_full": "language_full.pt",
+    "seedling_draft": "draft.pt",
+}
 SUMS = weights_dir().parent / "SHA256SUMS"
 LOG = weights_dir().parent / "training_log.jsonl"
 

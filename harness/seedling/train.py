@@ -1,7 +1,7 @@
 """Trains the seedling models: ``python -m harness.seedling.train STAGE [--out runs/seedling]``.
 
-Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets" and "mixtures",
-the branches that see part of the visual tokens.
+Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets", a branch kept for
+comparison only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .train_draft import train_draft
 from .train_language import FORKS, train_language
 from .train_tower import train_tower
 
-STAGES = ("tower", "language", "draft", "export", "gate")
+STAGES = ("tower", "language", "mixtures", "draft", "export", "gate")
 
 
 def run_stage(stage: str, out: Path, split: str) -> None:
@@ -38,7 +38,7 @@ def run_stage(stage: str, out: Path, split: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *FORKS, "all"])
+    parser.add_argument("stage", choices=[*STAGES, "subsets", "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gate")
     options = parser.parse_args(arguments)
