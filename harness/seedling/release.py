@@ -104,11 +104,8 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     """
     plan = recipe["gate"]
     folders = {name: weights_dir(name) for name in NAMES}
-    for branch in FORKS if split == "val" else ():  # choosing between branches is development
-        state = load_checkpoint(out / f"language_{branch}.pt")
-        if state is not None and state["step"] == recipe["language"]["steps"]:
-            folders[branch] = out / "candidates" / branch
-            export_model("seedling", state["model"], folders[branch])
+    if split == "val":  # choosing between branches is development
+        folders |= unshipped_branches(recipe, out)
     models = {name: load_exported(folder) for name, folder in folders.items()}
     results = {name: measure(model, plan, split) for name, model in models.items()}
     questions = QuestionSet(models["seedling"], split, plan["subset_scenes"], plan["questions"])
@@ -119,6 +116,18 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     missed = missed_targets(results["seedling"]["all"], plan["targets"])
     if missed:
         raise SystemExit(f"seedling misses its targets on {split}: {', '.join(missed)}")
+
+
+def unshipped_branches(recipe: dict[str, Any], out: Path) -> dict[str, Path]:
+    """Exports the finished branches that are not shipped, for comparison."""
+    folders = {}
+    for branch in FORKS:
+        file = f"language_{branch}.pt"
+        state = None if file in SOURCES.values() else load_checkpoint(out / file)
+        if state is not None and state["step"] == recipe["language"]["steps"]:
+            folders[branch] = out / "candidates" / branch
+            export_model("seedling", state["model"], folders[branch])
+    return folders
 
 
 def _rounded(results: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
