@@ -8,7 +8,7 @@ import torch
 
 from harness.seedling.evaluate import QuestionSet, greedy_answers, objects_first_keep, random_keep
 from harness.seedling.fast_math import Bf16Linear, attend, use_bf16_products
-from harness.seedling.language import exact_answers, make_batch, validate
+from harness.seedling.language import exact_answers, make_batch, random_subset, validate
 from harness.seedling.model import (
     NAMES,
     build_model,
@@ -33,10 +33,20 @@ from harness.seedling.scenes import Scenes, make_layout
 from harness.seedling.targets import patch_targets
 from harness.seedling.tower import patch_features, pooled_output
 from harness.seedling.train_draft import draft_from_target
+from harness.seedling.train_language import maybe_subset
 from harness.seedling.train_tower import tower_of
 from harness.seedling.vocabulary import ASSISTANT, BOS, EOS, IMAGE, VOCABULARY, encode
 
 ONES = dict.fromkeys([*FAMILIES, "drill", "drill_later", "end"], 1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Models this small lose more at thread barriers than they gain, above all beside other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +200,42 @@ def test_draft_starts_from_chosen_layers():
     assert torch.equal(copied[tower], source[tower])
 
 
+def test_random_subset_keeps_tokens_with_their_positions():
+    visual = torch.arange(2 * 144, dtype=torch.float32).view(2, 144, 1)
+    inside = np.zeros((2, 144), bool)
+    kept, positions = random_subset(visual, inside, 20, 0.0, np.random.default_rng(0))
+    assert kept.shape == (2, 20, 1)
+    assert (positions.diff(dim=1) > 0).all()
+    chosen = positions - len(PREFIX)
+    assert torch.equal(kept[..., 0], torch.gather(visual[..., 0], 1, chosen))
+
+
+def test_tilt_varies_the_share_of_objects():
+    inside = np.zeros((400, 144), bool)
+    inside[:, :43] = True
+    visual = torch.zeros(400, 144, 1)
+    shares = {}
+    for tilt in (0.0, 1.0):
+        _, positions = random_subset(visual, inside, 36, tilt, np.random.default_rng(0))
+        shares[tilt] = (positions < 43 + len(PREFIX)).float().mean(dim=1)
+    assert shares[0.0].mean() == pytest.approx(43 / 144, abs=0.02)
+    assert shares[1.0].std() > 2 * shares[0.0].std()
+    assert shares[1.0].max() == 1
+
+
+def test_subsets_fall_on_the_same_steps_and_on_their_share_of_them():
+    plan = {"share": 0.25, "keep": [7, 130], "tilt": 1.0}
+    visual, inside = torch.zeros(2, 144, 1), np.zeros((2, 144), bool)
+    runs = [
+        [maybe_subset(visual, inside, plan, 0, step)[0].shape[1] for step in range(400)]
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    dropped = [count for count in runs[0] if count < 144]
+    assert len(dropped) / 400 == pytest.approx(0.25, abs=0.06)
+    assert min(dropped) >= 7
+
+
 def test_workers_share_a_batch_without_overlap():
     shares = [Worker(rank, 2).share(step=3, batch=8, first=100) for rank in range(2)]
     assert [*shares[0], *shares[1]] == list(range(124, 132))
@@ -252,8 +298,16 @@ def test_shipped_processor_is_the_built_one():
 def test_shipped_model_answers_validation_questions(shipped):
     questions = QuestionSet(shipped, "val", 32, {"attr": 1, "exist": 1, "count": 1, "rec": 1})
     scores = questions.scores(shipped)
-    assert np.mean([scores[name][0] for name in ("attr", "exist", "count")]) >= 0.85
-    assert scores["rec"][0] >= 0.8
+    assert np.mean([scores[name][0] for name in ("attr", "exist", "count")]) >= 0.95
+    assert scores["rec"][0] >= 0.9
+
+
+def test_shipped_model_does_not_depend_on_the_share_of_background(shipped):
+    """A quarter of the tokens, all on objects, answers about objects nearly as well as all."""
+    questions = QuestionSet(shipped, "val", 24, {"attr": 1, "exist": 1, "rec": 1})
+    keep = objects_first_keep("val", questions.index, 36)
+    scores = questions.scores(shipped, keep)
+    assert min(scores[name][0] for name in ("attr", "exist", "rec")) >= 0.8
 
 
 def test_public_api_gives_the_same_answers(shipped, scenes):
