@@ -77,8 +77,6 @@ class View:
         grid: (B, N, 4) integer coordinates of each token: image or frame, tile, row, column.
         signals: tensors asked for through `TokenReducer.needs`, by `Need.key`.
         generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
-        text: (B, T, D) hidden states of the text tokens at the site, left-padded.
-        text_valid: (B, T) which of them are real.
         step: denoising step of a diffusion model, 0 otherwise.
     """
 
@@ -87,8 +85,6 @@ class View:
     grid: Tensor
     signals: Mapping[str, Tensor] = field(default_factory=dict)
     generators: Sequence[torch.Generator] = ()
-    text: Tensor | None = None
-    text_valid: Tensor | None = None
     step: int = 0
 
 

@@ -64,7 +64,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("model.device=cuda:99", ("model.device='cuda:99'", "valid:")),
     ("model.attention=fast", ("model.attention='fast'", "sdpa")),
     ("model.adapter=lava", ("model.adapter='lava'", "did you mean llava?")),
-    ("model.weights=best", ("model.weights='best'", "random, trained")),
+    ("model.weights=random", ("model.weights='random'", "valid: trained")),
     ("model.path=no/such/place", ("model.path", "config.json")),
     ("model.facts.text.layers=null", ("model.facts",)),
     ("budget.rule=most", ("budget.rule='most'", "average, flops, kept")),

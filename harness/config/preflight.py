@@ -130,8 +130,6 @@ def _check_model(spec: RunSpec, digests: Digests) -> None:
     model = spec.model
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
-    if model.weights == "random":
-        return
     if model.path is None:
         if spec.offline and cached_commit(model) is None:
             raise UserError(

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ("kept", "average", "flops")
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-WEIGHTS = ("trained", "random")
+#: Anything else would be loaded from the same checkpoint and mislabel the row.
+WEIGHTS = ("trained",)
 BACKENDS = ("drop", "emulate")
 POSITIONS = ("original", "renumbered", "method")
 LOGS = ("none", "wandb")

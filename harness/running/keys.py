@@ -160,8 +160,6 @@ def _python_files(sources: Iterable[str]) -> list[Path]:
 
 def model_revision(model: ModelSpec, digests: Digests) -> str:
     """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit."""
-    if model.weights == "random":
-        return "random"
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
         return digests.files(files, model.path)
