@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run test check lint types bench train-seedling quickstart clean
+.PHONY: run test check lint types bench bench-engine train-seedling quickstart clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ types: $(STAMP)
 	$(PY) -m mypy
 
 check: lint types test  ## what CI runs
+
+bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
+	$(PY) -m harness.measure.bench_engine --write docs $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
 	$(PY) -m harness.measure.bench $(ARGS)

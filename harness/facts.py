@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+#: What stands for the attention that a class token pays each patch: the token itself; the attention that a patch
+#: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
+CLASS_ATTENTION = ("token", "mean", "probe")
+
+#: What a row says where the class token is not there.
+SUBSTITUTES = {
+    "mean": "attention that a patch receives, mean over queries and heads",
+    "probe": "attention of the tower's pooling query, mean over heads",
+}
 
 
 @dataclass(frozen=True)
 class StackFacts:
-    """One transformer stack: enough to count its arithmetic and its cache.
+    """One transformer stack: enough to count its arithmetic and its cache, and to build it.
 
-    `gated` says whether the MLP has three matrices (SwiGLU) or two; `causal` whether attention is.
+    Attributes:
+        layers: layers that run.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP that one token goes through (all its experts together).
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        gated: whether the MLP has three matrices (SwiGLU) or two.
+        causal: whether attention is.
+        window_layers: layers whose attention stays inside windows.
+        first_intermediate: MLP width of layer 0 where it differs; None: it does not.
+        experts: experts that a router chooses from, 0 for a plain MLP.
     """
 
     layers: int
@@ -22,6 +43,9 @@ class StackFacts:
     head_dim: int
     gated: bool
     causal: bool
+    window_layers: int = 0
+    first_intermediate: int | None = None
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,28 +55,48 @@ class ModelFacts:
     Attributes:
         text: the decoder stack.
         tower: the vision tower (`layers` counts those that run).
+        stem: the stack that runs before the tower, or None.
+        projector: widths of the projector's linear maps, from its input to the decoder's width.
         vocabulary: rows of the output head.
         visual_tokens: nominal visual tokens of one image; real counts come from the sample.
-        tower_tokens: tokens the tower processes for one image, class token included.
-        class_token: whether the tower has a class token.
+        class_attention: what the signal `cls_attention` is on this model, one of CLASS_ATTENTION.
+        rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
         signals: names out of methods.base.SIGNALS that the adapter can produce.
     """
 
     text: StackFacts
     tower: StackFacts
+    stem: StackFacts | None
+    projector: tuple[int, ...]
     vocabulary: int
     visual_tokens: int
-    tower_tokens: int
-    class_token: bool
+    class_attention: str
+    rotary_axes: int
     signals: frozenset[str]
 
     @classmethod
     def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:
         """Build from the `facts` block of conf/model/<name>.yaml."""
-        text = StackFacts(**facts["text"], gated=True, causal=True)
-        tower = StackFacts(**facts["tower"], gated=False, causal=False)
-        rest = {
-            key: facts[key]
-            for key in ("vocabulary", "visual_tokens", "tower_tokens", "class_token")
-        }
-        return cls(text=text, tower=tower, signals=frozenset(facts["signals"]), **rest)
+        values = dict(facts)
+        stem = values.pop("stem", None)
+        return cls(
+            text=StackFacts(**{"gated": True, "causal": True, **values.pop("text")}),
+            tower=_tower(values.pop("tower")),
+            stem=None if stem is None else _tower(stem),
+            projector=tuple(values.pop("projector")),
+            signals=frozenset(values.pop("signals")),
+            **values,
+        )
+
+    def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
+        """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""
+        text = self.text if layers is None else replace(self.text, layers=layers)
+        if tower_layers is None:
+            return replace(self, text=text)
+        kept = self.tower.window_layers * tower_layers // self.tower.layers
+        tower = replace(self.tower, layers=tower_layers, window_layers=kept)
+        return replace(self, text=text, tower=tower)
+
+
+def _tower(facts: Mapping[str, Any]) -> StackFacts:
+    return StackFacts(**{"gated": False, "causal": False, **facts})

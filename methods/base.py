@@ -27,10 +27,17 @@ Positions = Literal["original", "renumbered"]
 
 #: Every signal a method may ask for. Shapes are those of `View.signals`; producers live in harness/engine/signals.py.
 SIGNALS: Mapping[str, str] = {
-    "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32",
+    "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
+    "without one the substitute that `model.facts.class_attention` names",
     "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
+    "projected": "(B, N, D) visual tokens as they entered the decoder",
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+    "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
+    "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
+    "text_positions": "(B, T) place of each word in the row's prompt, -1 where a row has fewer",
+    "visual_positions": "(B, N) place of each visual token in the row's prompt",
+    "tile": "(B, N) crop of a high-resolution image that each visual token lies in, from 1; 0 for the global view",
     "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
 }
 
@@ -74,7 +81,9 @@ class View:
     Attributes:
         site: where the method is asked.
         tokens: (B, N, D) visual tokens as they stand at the site, in sequence order.
-        grid: (B, N, 4) integer coordinates of each token: image or frame, tile, row, column.
+        grid: (B, N, 4) integer coordinates of each token: image or frame, view, row, column. Views are an image's
+            global view (0), its stitched crops (1), or its single tiles where a model does not stitch them. Tokens of
+            one view stand together and fill one rectangle.
         signals: tensors asked for through `TokenReducer.needs`, by `Need.key`.
         generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
         step: denoising step of a diffusion model, 0 otherwise.

@@ -70,7 +70,7 @@ def sums(n: int, wrong: Sequence[int] = ()) -> list[tuple[str, str]]:
 def make_spec(include_path: Path, **changes: Any) -> RunSpec:
     """Return a run of the benchmark; `changes` go to the benchmark, engine or run that has them."""
     stack = StackFacts(2, 8, 16, 2, 2, 4, gated=True, causal=True)
-    facts = ModelFacts(stack, stack, 32, 6, 7, True, frozenset())
+    facts = ModelFacts(stack, stack, None, (8, 8), 32, 6, "token", 1, frozenset())
     engine = {"batch_size": 2, "max_errors": 0, "warmup": 0}
     engine |= {k: changes.pop(k) for k in tuple(changes) if k in engine}
     bench: dict[str, Any] = {"task": "sums", "metrics": ("right",), "limit": None, "generation": {}}

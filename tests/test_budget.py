@@ -66,7 +66,7 @@ class Count:
 def facts_of(layers: int, kv_heads: int = 8, n_visual: int = 576) -> ModelFacts:
     text = StackFacts(layers, 64, 160, 8, kv_heads, 8, gated=True, causal=True)
     tower = StackFacts(3, 32, 64, 4, 4, 8, gated=False, causal=False)
-    return ModelFacts(text, tower, 100, n_visual, n_visual + 1, True, frozenset())
+    return ModelFacts(text, tower, None, (8, 8), 100, n_visual, "token", 1, frozenset())
 
 
 def layers(*where: int) -> tuple[Site, ...]:

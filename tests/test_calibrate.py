@@ -89,7 +89,7 @@ def model_spec(path: Path, **changes: object) -> ModelSpec:
         attention="sdpa",
         weights="trained",
         device="cpu",
-        facts=tiny.FACTS,
+        facts=tiny.LLAVA.facts,
     )
     return replace(base, **changes)
 
@@ -105,7 +105,7 @@ def test_the_prior_is_the_mean_of_eager_attention(folder: Path):
     for image in images:
         content = [{"type": "image", "image": image}, {"type": "text", "text": "w1 w2"}]
         inputs = eager.encode([[{"role": "user", "content": content}]])
-        visual = inputs["input_ids"][0] == 4
+        visual = inputs["input_ids"][0] == 3
         with torch.inference_mode():
             attentions = eager.model(**inputs, output_attentions=True).attentions
         for layer, rows in maps.items():

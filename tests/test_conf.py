@@ -67,8 +67,8 @@ def test_model_facts_are_those_of_the_checkpoint(name: str) -> None:
     assert facts.tower.heads == vision["num_attention_heads"]
     assert facts.tower.head_dim * facts.tower.heads == vision["hidden_size"]
     patches = (vision["image_size"] // vision["patch_size"]) ** 2
-    assert facts.class_token
-    assert facts.tower_tokens == patches + 1
+    assert facts.class_attention == "token"
+    assert facts.projector == (vision["hidden_size"], text["hidden_size"], text["hidden_size"])
     assert facts.visual_tokens == patches == config["image_seq_length"]
 
 

@@ -59,8 +59,10 @@ def test_views_carry_every_signal_in_its_shape() -> None:
     view = bench_selection.view_of(tokens, Site("prefix"), needs)
     assert set(view.signals) == set(SIGNALS)
     for need in needs:
-        assert view.signals[need.key].shape[:2] == (1, 16)
-        assert view.signals[need.key].dim() == (3 if "Dk" in SIGNALS[need.signal] else 2)
+        axes = SIGNALS[need.signal].partition(")")[0].strip("(").split(", ")
+        shape = dict(zip(axes, view.signals[need.key].shape, strict=True))
+        assert shape["B"] == 1
+        assert shape.get("N", 16) == 16
     assert view.grid[0, :, 2:].tolist() == [[i // 4, i % 4] for i in range(16)]
     assert torch.equal(tokens, bench_selection.features(16, 96))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
+from harness.engine.items import Work
 from harness.facts import ModelFacts, StackFacts
 from harness.measure.flops import (
     Components,
@@ -24,15 +27,18 @@ from harness.measure.flops import (
 
 TEXT = StackFacts(3, 64, 176, 8, 2, 8, gated=True, causal=True)
 TOWER = StackFacts(2, 48, 96, 4, 4, 12, gated=False, causal=False)
-FACTS = ModelFacts(TEXT, TOWER, 211, 36, 37, True, frozenset())
+FACTS = ModelFacts(TEXT, TOWER, None, (48, 64, 64), 211, 36, "token", 1, frozenset())
+WORK = Work(tokens=37, pairs=37**2, units=36)
 
 LLAVA_NEXT = ModelFacts(
     text=StackFacts(32, 4096, 11008, 32, 32, 128, gated=True, causal=True),
     tower=StackFacts(23, 1024, 4096, 16, 16, 64, gated=False, causal=False),
+    stem=None,
+    projector=(1024, 4096, 4096),
     vocabulary=32064,
     visual_tokens=2880,
-    tower_tokens=2885,
-    class_token=True,
+    class_attention="token",
+    rotary_axes=1,
     signals=frozenset(),
 )
 
@@ -77,7 +83,7 @@ def test_clip_layers_agree_with_torch() -> None:
     model = CLIPVisionModel(config)
     patches = 2 * 36 * (3 * 4 * 4) * TOWER.hidden  # the patch embedding, which facts leave out
     got = counted(model, pixel_values=torch.zeros(1, 3, 24, 24)) - patches
-    assert got == pytest.approx(tower_flops(FACTS), rel=0.01)
+    assert got == pytest.approx(tower_flops(FACTS, WORK), rel=0.01)
 
 
 def test_projector_agrees_with_torch() -> None:
@@ -128,7 +134,7 @@ def test_exact_count_of_that_table_is_more_than_twice_the_printed_one() -> None:
 
 
 def test_sample_keeps_parts_and_conventions_apart() -> None:
-    done = sample_flops(FACTS, (36, 9, 9), n_visual=36, n_text=10)
+    done = sample_flops(FACTS, (36, 9, 9), n_visual=36, n_text=10, work=WORK)
     head = 2 * 64 * 211
     assert done.exact == Components(
         tower=2 * layer_flops(TOWER, 37),
@@ -142,20 +148,38 @@ def test_sample_keeps_parts_and_conventions_apart() -> None:
     assert done.share_of_full < done.share_with_tower < 1
 
 
-def test_full_sample_has_share_one_and_a_vision_site_saves_projection() -> None:
-    full = sample_flops(FACTS, (36,) * 3, 36, 10)
+def test_full_sample_has_share_one_and_merged_features_are_projected_twice() -> None:
+    full = sample_flops(FACTS, (36,) * 3, 36, 10, WORK)
     assert full.share_of_full == full.share_with_tower == 1
-    early = sample_flops(FACTS, (9,) * 3, 36, 10, projected=9)
-    assert early.exact.projector * 4 == full.exact.projector
-    assert early.exact.tower == full.exact.tower
+    merged = sample_flops(FACTS, (9,) * 3, 36, 10, WORK._replace(reprojected=9))
+    assert merged.exact.projector == full.exact.projector * 45 // 36
+    assert merged.exact_full.projector == full.exact.projector
+    assert merged.exact.tower == full.exact.tower
 
 
 def test_two_images_cost_the_tower_twice() -> None:
-    assert sample_flops(FACTS, (72,) * 3, 72, 5).exact.tower == 2 * tower_flops(FACTS)
+    assert tower_flops(FACTS, WORK.plus(WORK)) == 2 * tower_flops(FACTS, WORK)
+
+
+def test_windows_count_in_the_layers_that_have_them() -> None:
+    windowed = replace(TOWER, window_layers=1)
+    facts = replace(FACTS, tower=windowed, stem=TOWER)
+    work = Work(tokens=32, pairs=32**2, window_pairs=4 * 8**2, stem_tokens=16, stem_pairs=16**2)
+    pair = 4 * 4 * 12
+    by_hand = 2 * layer_flops(TOWER, 32) - pair * (32**2 - 4 * 8**2) + 2 * layer_flops(TOWER, 16)
+    assert tower_flops(facts, work) == by_hand
+
+
+def test_a_dense_first_layer_and_a_router_are_counted() -> None:
+    text = replace(TEXT, intermediate=100, first_intermediate=300, experts=8)
+    facts = replace(FACTS, text=text)
+    dense = layer_flops(replace(TEXT, intermediate=300), 20)
+    sparse = layer_flops(replace(TEXT, intermediate=100), 20) + 2 * 20 * 64 * 8
+    assert text_flops(facts, (15,) * 3, 5) == dense + 2 * sparse
 
 
 def test_block_of_a_row_averages_counts_before_it_divides() -> None:
-    samples = [sample_flops(FACTS, (k,) * 3, n, 10) for n, k in ((36, 9), (360, 90))]
+    samples = [sample_flops(FACTS, (k,) * 3, n, 10, WORK) for n, k in ((36, 9), (360, 90))]
     block = flops_block(samples)
     spent = sum(s.exact.language for s in samples)
     assert block["prefill_exact"] == spent / 2

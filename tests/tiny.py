@@ -1,148 +1,131 @@
-"""Tiny random models of real architectures, saved to disk and loaded the way a real checkpoint is."""
+"""Tiny random models of the real architectures, saved to disk and loaded the way a real checkpoint is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-)
 
-from harness.adapters.llava import LlavaAdapter
+from harness.adapters.base import ADAPTERS, Adapter
+from harness.adapters.random_weights import build_random
 from harness.config.spec import ModelSpec
 from harness.facts import ModelFacts, StackFacts
-from methods.base import SIGNALS, Assignment, Plan, Site, TokenReducer, View
+from methods.base import SIGNALS, Assignment, Need, Plan, Site, TokenReducer, View
 
-WORDS = [
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<image>",
-    "USER:",
-    "ASSISTANT:",
-    *(f"w{i}" for i in range(57)),
-]
 DEPTH = 5
-TEMPLATE = (
-    "<s> {% for m in messages %}USER: {% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}<image> {% else %}{{ c['text'] }} {% endif %}{% endfor %}{% endfor %}"
-    "ASSISTANT:"
-)
+VOCABULARY = 288
+IMAGE = 28
 
-FACTS = ModelFacts(
-    text=StackFacts(DEPTH, 32, 48, 4, 2, 8, gated=True, causal=True),
-    tower=StackFacts(2, 32, 48, 4, 4, 8, gated=False, causal=False),
-    vocabulary=len(WORDS),
-    visual_tokens=16,
-    tower_tokens=17,
-    class_token=True,
-    signals=frozenset(SIGNALS),
-)
+TEXT = StackFacts(DEPTH, 32, 48, 4, 2, 8, gated=True, causal=True)
+TOWER = StackFacts(2, 32, 48, 4, 4, 8, gated=False, causal=False)
 
 
-def save_llava(folder: Path, seed: int = 0) -> Path:
-    """Save a random LLaVA (2 KV heads for 4 query heads, 4 x 4 patches) with tokenizer and processor."""
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=["<image>"],
+def tiny_spec(adapter: str, **changes: Any) -> ModelSpec:
+    """The spec of a tiny model of a family; facts are given by name among the changes."""
+    facts = ModelFacts(
+        text=changes.pop("text", TEXT),
+        tower=changes.pop("tower", TOWER),
+        stem=changes.pop("stem", None),
+        projector=changes.pop("projector", (32, 32, 32)),
+        vocabulary=VOCABULARY,
+        visual_tokens=16,
+        class_attention=changes.pop("class_attention", "token"),
+        rotary_axes=changes.pop("rotary_axes", 1),
+        signals=frozenset(SIGNALS),
     )
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessor(
-            size={"height": 28, "width": 28}, crop_size={"height": 28, "width": 28}
-        ),
-        tokenizer=fast,
-        patch_size=7,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        image_token="<image>",
-        chat_template=TEMPLATE,
+    spec = ModelSpec(
+        name="tiny",
+        adapter=adapter,
+        path=None,
+        hub=None,
+        revision=None,
+        dtype="float32",
+        attention="sdpa",
+        weights="random",
+        device="cpu",
+        facts=facts,
     )
-    torch.manual_seed(seed)
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            image_size=28,
-            patch_size=7,
-        ),
-        text_config=LlamaConfig(
-            vocab_size=len(WORDS),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=DEPTH,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
-        image_token_id=4,
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
-        image_seq_length=16,
-    )
-    model = LlavaForConditionalGeneration(config)
-    with torch.no_grad():  # sharper than the default, whose attention is nearly uniform
+    return replace(spec, **changes)
+
+
+def clip_architecture(**model: Any) -> dict[str, Any]:
+    return {
+        "unused_layers": 1,
+        "vision": {"image_size": IMAGE, "patch_size": 7, "projection_dim": 32},
+        "model": {"vision_feature_layer": -2, "vision_feature_select_strategy": "default", **model},
+    }
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family and one way of feeding it: its spec, and three chats that need left padding."""
+
+    spec: ModelSpec
+    chats: tuple[list[dict], ...]
+
+
+def save_tiny(spec: ModelSpec, folder: Path) -> Path:
+    """Save a tiny model with real processor and tokenizer; its attention is sharper than the nearly uniform default."""
+    model, processor = build_random(ADAPTERS.load(spec.adapter), spec)
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.mul_(6.0)
-    model.generation_config.pad_token_id = 0
+            elif (
+                parameter.std() == 0
+            ):  # biases and norms are constant when fresh, newlines may be empty
+                parameter.add_(torch.randn_like(parameter) * 0.1)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 
 
-def load_llava(folder: Path, dtype: str = "float64", attention: str = "sdpa") -> LlavaAdapter:
+def load_tiny(
+    spec: ModelSpec, folder: Path, dtype: str = "float64", attention: str = "sdpa"
+) -> Adapter:
     """Load through the adapter, as a real checkpoint would be."""
-    spec = ModelSpec(
-        name="tiny",
-        adapter="llava",
-        path=folder,
-        hub=None,
-        revision=None,
-        dtype=dtype,
-        attention=attention,
-        weights="trained",
-        device="cpu",
-        facts=FACTS,
-    )
-    return LlavaAdapter.load(spec)
+    spec = replace(spec, path=folder, dtype=dtype, attention=attention, weights="trained")
+    return ADAPTERS.load(spec.adapter).load(spec)
 
 
-def picture(seed: int) -> Image.Image:
+LLAVA = tiny_spec("llava", architecture=clip_architecture(image_seq_length=16))
+
+
+def save_llava(folder: Path) -> Path:
+    return save_tiny(LLAVA, folder)
+
+
+def load_llava(folder: Path, dtype: str = "float64", attention: str = "sdpa") -> Adapter:
+    return load_tiny(LLAVA, folder, dtype, attention)
+
+
+def picture(seed: int, width: int = IMAGE, height: int = IMAGE) -> Image.Image:
     generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (28, 28, 3), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(pixels.numpy())
 
 
-def chat(text: str, *seeds: int) -> list[dict]:
-    """One user turn with a picture for each seed."""
-    images = [{"type": "image", "image": picture(seed)} for seed in seeds]
+def chat(text: str, *media: Any) -> list[dict]:
+    """One user turn with an image for each seed or picture, then the text."""
+    images = [
+        {"type": "image", "image": picture(one) if isinstance(one, int) else one} for one in media
+    ]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
 
 #: Three rows that need left padding: other text lengths, and two images in the second.
 CHATS = [chat("w1 w2 w3", 0), chat("w4", 1, 2), chat("w5 w6 w7 w8 w9", 3)]
+
+#: Rows of other shapes and token counts, for families whose token count follows the image.
+SHAPES = [
+    chat("w1 w2 w3", picture(0, 50, 40)),
+    chat("w4", picture(1, 28, 56), picture(2, 60, 30)),
+    chat("w5 w6 w7 w8 w9", picture(3, 56, 25)),
+]
 
 
 @dataclass(frozen=True)
@@ -175,3 +158,22 @@ class Scatter(TokenReducer):
         )
         slot = slot.clamp(max=keep - 1)
         return Plan(kept, Assignment(slot, torch.full(slot.shape, 0.5)))
+
+
+@dataclass(frozen=True)
+class Recorder(TokenReducer):
+    """Keeps a fixed prefix of the tokens at every site and remembers what it was shown."""
+
+    where: tuple[Site, ...] = (Site("layer", 2),)
+    wants: tuple[Need, ...] = (Need("last_attention"),)
+    views: list = field(default_factory=list, compare=False)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return self.where
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        return self.wants
+
+    def plan(self, view: View, keep: int) -> Plan:
+        self.views.append(view)
+        return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from harness.adapters.chats import Chat, media_of
+from harness.adapters.loading import check_facts, load_checkpoint
+from harness.adapters.random_weights import build_random
+from harness.engine.items import Item
 from harness.engine.layout import Layout
+from harness.engine.reading import read_layout
 from harness.errors import UserError
-from harness.facts import ModelFacts
 from harness.registry import Registry
 
 if TYPE_CHECKING:
@@ -19,87 +23,195 @@ if TYPE_CHECKING:
 
 ADAPTERS = Registry("model.adapter")
 ADAPTERS.add("llava", "harness.adapters.llava:LlavaAdapter")
-
-Chat = list[dict[str, Any]]
+ADAPTERS.add("llava_next", "harness.adapters.llava_next:LlavaNextAdapter")
+ADAPTERS.add("llava_onevision", "harness.adapters.llava_onevision:LlavaOnevisionAdapter")
+ADAPTERS.add("llava_video", "harness.adapters.llava_video:LlavaVideoAdapter")
+ADAPTERS.add("qwen2_vl", "harness.adapters.qwen2_vl:Qwen2VLAdapter")
+ADAPTERS.add("qwen2_5_vl", "harness.adapters.qwen2_5_vl:Qwen25VLAdapter")
+ADAPTERS.add("internvl", "harness.adapters.internvl:InternVLAdapter")
+ADAPTERS.add("deepseek_ocr", "harness.adapters.deepseek_ocr:DeepseekOcrAdapter")
 
 
 class Adapter(ABC):
     """The facts of one model family: where its parts are, which positions are visual, how a chat is encoded.
 
+    A family implements what is abstract; the rest has defaults that fit most.
+
     Args:
         model: a transformers model with `generate`.
         processor: its processor, with a chat template.
-        facts: architecture facts out of the config file.
+        spec: the model's part of the run.
     """
 
-    def __init__(self, model: Any, processor: Any, facts: ModelFacts) -> None:
+    #: The transformers class that holds the weights.
+    model_class: ClassVar[Any]
+
+    #: Whether chats may hold videos.
+    takes_video: ClassVar[bool] = False
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Put the model in inference mode and left padding on the tokenizer."""
         self.model = model.eval()
         self.processor = processor
-        self.facts = facts
+        self.spec = spec
+        self.facts = spec.facts
         processor.tokenizer.padding_side = "left"
         #: Token that fills answers after their end.
         self.pad_id = int(processor.tokenizer.pad_token_id)
 
+    # ------------------------------------------------------------------ loading
+
+    @classmethod
+    def load(cls, spec: ModelSpec) -> Adapter:
+        """Load weights and processor, or build both where `model.weights=random` asks for it.
+
+        Raises:
+            UserError: nothing there, or it does not fit; the line names the config key.
+        """
+        if spec.weights == "random":
+            model, processor = build_random(cls, spec)
+        else:
+            model = load_checkpoint(cls.model_class, cls.checkpoint_config(spec), spec)
+            processor = cls.load_processor(spec)
+        adapter = cls(model, processor, spec)
+        check_facts(adapter.decoder.config, spec)
+        return adapter
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the configuration to load a checkpoint with; None means the checkpoint's own."""
+        del spec
+        return None
+
     @classmethod
     @abstractmethod
-    def load(cls, spec: ModelSpec) -> Adapter:
-        """Load weights and processor; raise UserError with the config key if they do not fit."""
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the processor of a checkpoint, set up as `model.processor` asks."""
+
+    @classmethod
+    @abstractmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the transformers configuration that `model.facts` and `model.architecture` describe."""
+
+    @classmethod
+    @abstractmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return a processor around `tokenizer`, for a model without a checkpoint."""
+
+    # ------------------------------------------------------------------ parts
 
     @property
-    @abstractmethod
     def decoder(self) -> Any:
         """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""
+        return self.model.model.language_model
 
     @property
-    @abstractmethod
     def tower(self) -> nn.Module:
-        """The vision tower."""
+        """The vision tower (the clock of the vision phase starts with it)."""
+        tower: nn.Module = self.model.model.vision_tower
+        return tower
 
     @property
-    @abstractmethod
     def projector(self) -> nn.Module:
-        """The module that maps tower features (images, patches, D) to visual tokens, one to one."""
+        """The module that maps tower features to the decoder's width, unit by unit."""
+        projector: nn.Module = self.model.model.multi_modal_projector
+        return projector
 
     @abstractmethod
-    def tower_layer(self, index: int | None) -> Any:
-        """Return a tower layer; None means the one whose output the projector reads."""
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
+
+    def pooling_attention(self) -> nn.MultiheadAttention:
+        """Return the attention by which a head of the tower pools its output with one learned query.
+
+        Raises:
+            UserError: this tower has no such head.
+        """
+        raise UserError(
+            f"model.facts.class_attention='probe' needs a tower with an attention-pooling head, "
+            f"model={self.spec.name!r} has none; valid: mean"
+        )
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Turn per-patch values (images, patches, ...) of one tower call into per-unit ones (units, ...)."""
+        return values.flatten(0, 1)
+
+    def features(self, projector_input: Tensor) -> Tensor:
+        """Return what the projector was called with as (units, D)."""
+        return projector_input.flatten(0, -2)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project (units, D) features to (units, D_text)."""
+        projected: Tensor = self.projector(features.unsqueeze(0))
+        return projected.squeeze(0)
+
+    # ------------------------------------------------------------------ inputs
 
     @abstractmethod
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Describe a batch's images and videos, in the order of their placeholders, for each placeholder id.
+
+        Units are numbered over all calls of the projector in their order.
+        """
+
     def layout(self, inputs: Mapping[str, Any]) -> Layout:
-        """Read visual positions, grid coordinates and tower indices off encoded inputs."""
+        """Read visual positions, grid coordinates and projector units off encoded inputs."""
+        valid = inputs["attention_mask"].bool()
+        return read_layout(inputs["input_ids"], valid, self.items(inputs))
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter."""
+        """Device of the first parameter, where inputs go."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def encode(self, chats: Sequence[Chat]) -> dict[str, Tensor]:
+    def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Turn chats into one left-padded batch on the model's device.
 
         Args:
-            chats: each a list of {"role", "content": [{"type": "image", "image": PIL} | {"type": "text", "text"}]}.
+            chats: each a list of {"role", "content": [part, ...]} with parts {"type": "image", "image": picture},
+                {"type": "video", "video": file} and {"type": "text", "text": str}.
 
         Raises:
-            UserError: a chat without an image.
+            UserError: a chat without an image or video, a picture or video that cannot be read, a prompt that is longer
+                than the model's context.
         """
-        texts = [
-            self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            for chat in chats
-        ]
-        images = [
-            [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
-            for chat in chats
-        ]
-        for number, found in enumerate(images):
-            if not found:
-                raise UserError(f"chat {number} of the batch holds no image")
-        batch = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        found = [media_of(number, chat, self.spec.video) for number, chat in enumerate(chats)]
+        for number, media in enumerate(found):
+            if media.clips and not self.takes_video:
+                raise UserError(
+                    f"chat {number} of the batch holds a video; model={self.spec.name!r} takes images only"
+                )
+        texts = [self.prompt(chat) for chat in chats]
+        batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
+        self._check_context(batch)
         return {name: self._place(value) for name, value in batch.items()}
 
-    def _place(self, value: Tensor) -> Tensor:
+    def prompt(self, chat: Chat) -> str:
+        """Return the chat as one string with a placeholder for each image and video."""
+        text: str = self.processor.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the family's processor on prompts, and the pictures and clips of each."""
+        images = pictures if any(pictures) else None
+        return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+
+    def _check_context(self, batch: Mapping[str, Any]) -> None:
+        limit = getattr(self.decoder.config, "max_position_embeddings", None)
+        lengths = batch["attention_mask"].sum(1).tolist()
+        for number, length in enumerate(lengths):
+            if limit is not None and length >= limit:
+                raise UserError(
+                    f"chat {number} of the batch has {length} tokens, model={self.spec.name!r} takes fewer than {limit}"
+                )
+
+    def _place(self, value: Any) -> Any:
         """Move to the device; pixels also take the model's dtype."""
+        if not isinstance(value, Tensor):
+            return value
         if value.is_floating_point():
             return value.to(self.device, self.model.dtype)
         return value.to(self.device)

@@ -2,77 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoProcessor, LlavaForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaImageProcessor,
+    LlavaProcessor,
+)
 
 from harness.adapters.base import Adapter
-from harness.adapters.loading import load_checked
-from harness.engine.layout import Layout
+from harness.adapters.loading import load_part
+from harness.adapters.random_weights import text_config, vision_config
+from harness.engine.items import Item, Work, rectangle
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
+
+#: Vicuna's chat format.
+VICUNA = (
+    "{% for turn in messages %}{{ 'USER: ' if turn.role == 'user' else 'ASSISTANT: ' }}"
+    "{% for part in turn.content %}{{ '<image>\\n' if part.type == 'image' else part.text }}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
 
 
 class LlavaAdapter(Adapter):
     """`LlavaForConditionalGeneration`: every image gives one square grid of tokens, all of them prunable."""
 
+    model_class = LlavaForConditionalGeneration
+
     @classmethod
-    def load(cls, spec: ModelSpec) -> LlavaAdapter:
-        """Load from a local directory or the hub cache."""
-        model, processor = load_checked(spec, LlavaForConditionalGeneration, AutoProcessor)
-        return cls(model, processor, spec.facts)
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's; `model.processor.do_pad` pads to a square first, as LLaVA-1.5 does.
 
-    @property
-    def decoder(self) -> Any:
-        """The Llama stack."""
-        return self.model.model.language_model
+        The published processor settings crop the centre instead, which cuts off what stands at the border.
+        """
+        processor = load_part(spec, AutoProcessor)
+        if spec.processor.get("do_pad"):
+            processor.image_processor = load_part(spec, LlavaImageProcessor, **spec.processor)
+        return processor
 
-    @property
-    def tower(self) -> nn.Module:
-        """The CLIP tower."""
-        tower: nn.Module = self.model.model.vision_tower
-        return tower
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """CLIP, an MLP and Llama."""
+        return LlavaConfig(
+            vision_config={
+                "model_type": "clip_vision_model",
+                **vision_config(spec.facts.tower, spec),
+            },
+            text_config={"model_type": "llama", **text_config(spec, tokenizer)},
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            **spec.architecture["model"],
+        )
 
-    @property
-    def projector(self) -> nn.Module:
-        """The two-layer MLP."""
-        projector: nn.Module = self.model.model.multi_modal_projector
-        return projector
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """CLIP's preprocessing at the tower's size."""
+        vision = spec.architecture["vision"]
+        size = {"height": vision["image_size"], "width": vision["image_size"]}
+        return LlavaProcessor(
+            image_processor=LlavaImageProcessor(size=size, crop_size=size, **spec.processor),
+            tokenizer=tokenizer,
+            patch_size=vision["patch_size"],
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+            image_token="<image>",
+            chat_template=VICUNA,
+        )
 
-    def tower_layer(self, index: int | None) -> Any:
-        """Return an encoder layer; hidden_states[-2] is the output of the last layer but one."""
-        layers = self.model.model.vision_tower.encoder.layers
-        if index is None:
-            feature = self.model.config.vision_feature_layer
-            # hidden_states holds the embeddings first, so entry f is the output of layer f - 1.
-            index = feature - 1 if feature >= 0 else len(layers) + feature
-        return layers[index]
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
+        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
-    def layout(self, inputs: Mapping[str, Any]) -> Layout:
-        """Every `<image>` position is a patch, images in order, patches in raster order."""
-        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        is_visual = ids == self.model.config.image_token_id
-        counts = is_visual.sum(1).tolist()
-        width = max(counts)
-        visual = torch.argsort((~is_visual).to(torch.int8), dim=1, stable=True)[:, :width]
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Patches in raster order, image by image."""
         config = self.model.config.vision_config
         side = config.image_size // config.patch_size
-        patch = torch.arange(width, device=ids.device) % side**2
-        image = torch.arange(width, device=ids.device) // side**2
-        grid = torch.stack([image, torch.zeros_like(image), patch // side, patch % side], dim=1)
-        first = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
-        source = first[:, None] + torch.arange(width, device=ids.device)
-        limit = max(sum(counts) - 1, 0)
-        lengths = mask.sum(1).tolist()
-        return Layout(
-            valid=mask,
-            visual=visual,
-            counts=tuple(counts),
-            text=tuple(n - v for n, v in zip(lengths, counts, strict=True)),
-            grid=grid.expand(ids.shape[0], -1, -1),
-            source=source.clamp(max=limit),
-        )
+        grid, n = rectangle(1, side, side), side**2
+        work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
+        images = range(inputs["pixel_values"].shape[0])
+        found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
+        return {self.model.config.image_token_id: found}
+
+
+def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
+    """Return the attention of layer `index` of a CLIP-like tower; None: of the layer that gives hidden_states[feature].
+
+    hidden_states holds the embeddings first, so entry f is the output of layer f - 1.
+    """
+    layers = tower.encoder.layers
+    if index is None:
+        index = feature - 1 if feature >= 0 else len(layers) + feature
+    attention: nn.Module = layers[index].self_attn
+    return attention

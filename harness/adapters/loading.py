@@ -12,34 +12,94 @@ if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
 
 
-def load_checked(spec: ModelSpec, model_class: Any, processor_class: Any) -> tuple[Any, Any]:
-    """Return (model, processor) of a run, on its device.
+def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """Return what `from_pretrained` takes: a directory or hub id, and the revision of the latter."""
+    if spec.path is not None:
+        return str(spec.path), {}
+    return str(spec.hub), {"revision": spec.revision}
+
+
+def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
+    """Return `part_class.from_pretrained` of the run's checkpoint: a processor, a tokenizer, an image processor.
+
+    Raises:
+        UserError: it is not there or does not parse.
+    """
+    source, revision = source_of(spec)
+    try:
+        return part_class.from_pretrained(source, **revision, **options)
+    except (OSError, ValueError) as error:
+        raise _unreadable(spec, error) from error
+
+
+def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
+    """Return the model of a run, on its device or spread over several.
+
+    Args:
+        model_class: the transformers class of the family.
+        config: configuration to use in place of the checkpoint's own, or None.
+        spec: the model's part of the run.
 
     Raises:
         UserError: the checkpoint cannot be found or read, or its tensors do not match the architecture.
     """
-    source = str(spec.path or spec.hub)
-    revision = {} if spec.path else {"revision": spec.revision}
+    source, options = source_of(spec)
+    if config is not None:
+        options["config"] = config
+    if spec.device_map is not None:
+        options["device_map"] = spec.device_map
     try:
         model, report = model_class.from_pretrained(
             source,
             dtype=getattr(torch, spec.dtype),
             attn_implementation=spec.attention,
             output_loading_info=True,
-            **revision,
+            **options,
         )
-        processor = processor_class.from_pretrained(source, **revision)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"model={spec.name}: no checkpoint at {source!r} ({reason}); "
-            "give a local directory with model.path=<dir>"
-        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(spec, error) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(map(str, report[kind]))
         if names:
             raise UserError(
                 f"model={spec.name}: checkpoint {source!r} has {len(names)} {kind.replace('_', ' ')}, "
-                f"the first is {names[0]}"
+                f"the first is {names[0]}{_conversion(spec)}"
             )
-    return model.to(spec.device), processor
+    return model if spec.device_map is not None else model.to(spec.device)
+
+
+def check_facts(config: Any, spec: ModelSpec) -> None:
+    """Raise UserError unless a loaded text stack is the one that the config file describes.
+
+    Budgets and FLOPs are counted from `model.facts` before anything loads; facts of another model would falsify them.
+    """
+    facts = spec.facts
+    found = {
+        "text.layers": (facts.text.layers, config.num_hidden_layers),
+        "text.hidden": (facts.text.hidden, config.hidden_size),
+        "text.heads": (facts.text.heads, config.num_attention_heads),
+        "text.kv_heads": (facts.text.kv_heads, config.num_key_value_heads),
+        "vocabulary": (facts.vocabulary, config.vocab_size),
+    }
+    for key, (stated, loaded) in found.items():
+        if stated != loaded:
+            raise UserError(
+                f"model={spec.name}: model.facts.{key}={stated}, the loaded model has {loaded}{_conversion(spec)}"
+            )
+
+
+def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return UserError(
+        f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({reason}); "
+        f"give a local directory with model.path=<dir>{_conversion(spec)}"
+    )
+
+
+def _conversion(spec: ModelSpec) -> str:
+    """Say how the original release becomes loadable, for models whose release is in another format."""
+    return (
+        ""
+        if spec.conversion is None
+        else f"; the original release is converted by: {spec.conversion}"
+    )

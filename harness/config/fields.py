@@ -54,6 +54,23 @@ def optional_integer(key: str, value: Any, at_least: int) -> int | None:
     return value
 
 
+def batch_size(key: str, value: Any, auto: int) -> int:
+    """Return `value` if it is an integer of at least 1, and `auto` for the word auto."""
+    if value == "auto":
+        return auto
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{key}={value!r} must be an integer of at least 1, or auto")
+    return value
+
+
+def positive(key: str, value: Any) -> float:
+    """Return `value` if it is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise UserError(f"{key}={value!r} must be a number above 0")
+    return float(value)
+
+
 def ratio(key: str, value: Any) -> float:
     """Return `value` if it is a number in [0, 1)."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ from typing import Any
 from harness.adapters.base import ADAPTERS
 from harness.budget import Budget
 from harness.calibration.priors import require_prior
-from harness.config.spec import RunSpec
+from harness.config.spec import ModelSpec, RunSpec
 from harness.engine.guards import check_generation
 from harness.errors import UserError, unknown_name
 from harness.running.keys import Digests, cached_commit, key_parts, run_key
@@ -74,7 +74,8 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     return Job(spec, method, run_key(parts), parts)
 
 
-def _signals(method: Method, depth: int) -> set[str]:
+def signals_of(method: Method, depth: int) -> set[str]:
+    """Return the names of all signals that a method reads in a model of `depth` decoder layers."""
     return {need.signal for site in method.sites(depth) for need in method.needs(site)}
 
 
@@ -82,14 +83,14 @@ def _carries(name: str, spec: RunSpec) -> bool:
     """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
     facts = spec.model.facts
     try:
-        return _signals(build_method(name, {}), facts.text.layers) <= facts.signals
+        return signals_of(build_method(name, {}), facts.text.layers) <= facts.signals
     except MethodError:
         return False
 
 
 def _check_signals(spec: RunSpec, method: Method) -> None:
     facts = spec.model.facts
-    missing = sorted(_signals(method, facts.text.layers) - facts.signals)
+    missing = sorted(signals_of(method, facts.text.layers) - facts.signals)
     if not missing:
         return
     able = [name for name in METHODS.names() if _carries(name, spec)]
@@ -130,6 +131,13 @@ def _check_model(spec: RunSpec, digests: Digests) -> None:
     model = spec.model
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
+    _check_precision(model)
+    if model.weights == "random":
+        if not model.architecture:
+            raise UserError(
+                f"model.weights='random': model={model.name!r} states no model.architecture to build; valid: trained"
+            )
+        return
     if model.path is None:
         if spec.offline and cached_commit(model) is None:
             raise UserError(
@@ -138,6 +146,27 @@ def _check_model(spec: RunSpec, digests: Digests) -> None:
             )
         return
     check_checkpoint(model.path, digests)
+
+
+def _check_precision(model: ModelSpec) -> None:
+    """Refuse what the device cannot compute, or only in emulation."""
+    on_cpu = model.device == "cpu" and model.device_map is None
+    if on_cpu and model.dtype == "float16":
+        raise UserError(
+            "model.dtype='float16' on the CPU: half precision is slow and overflows there; valid: float32, bfloat16"
+        )
+    if model.attention == "flash_attention_2" and (on_cpu or model.dtype == "float32"):
+        raise UserError(
+            f"model.attention='flash_attention_2' needs a GPU and half precision, not {model.dtype} on "
+            f"{model.device}; valid: sdpa, eager"
+        )
+    if model.dtype == "bfloat16" and not on_cpu:
+        import torch
+
+        if not torch.cuda.is_bf16_supported():
+            raise UserError(
+                f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"
+            )
 
 
 def check_checkpoint(path: Path, digests: Digests) -> None:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.budget import Budget
 from harness.config import fields
 from harness.errors import UserError
-from harness.facts import ModelFacts
+from harness.facts import CLASS_ATTENTION, ModelFacts
 from methods.base import SIGNALS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,17 +21,22 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ("kept", "average", "flops")
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-#: Anything else would be loaded from the same checkpoint and mislabel the row.
-WEIGHTS = ("trained",)
+WEIGHTS = ("trained", "random")
+VIDEO_RULES = ("uniform", "centre", "fps")
+SHORT_VIDEOS = ("error", "all")
 BACKENDS = ("drop", "emulate")
 POSITIONS = ("original", "renumbered", "method")
+#: Stands for `engine.batch_size=auto`: the largest batch that fits.
+AUTO_BATCH = 0
 LOGS = ("none", "wandb")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
+DEVICE_MAPS = ("auto",)
 
 SECTIONS = {
     "model": (
-        "name adapter path hub revision dtype attention weights device template generation facts"
+        "name adapter path hub revision dtype attention weights scale device device_map template conversion "
+        "generation processor video facts architecture"
     ),
     "method": "name variant params",
     "benchmark": (
@@ -45,8 +50,32 @@ SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves")
 
 
 @dataclass(frozen=True)
+class VideoSpec:
+    """How many frames of a video the model sees, by which rule, and what to do with a video that has fewer.
+
+    `rate` is frames per second of video, for the rule `fps` alone. The rules stand in harness/media/frames.py.
+    """
+
+    frames: int = 32
+    rule: str = "uniform"
+    short: str = "error"
+    rate: float = 2.0
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """Which model, in which precision, where. `path` (a local directory) goes before `hub` (an id and a revision)."""
+    """Which model, in which precision, where.
+
+    Attributes:
+        path: a local checkpoint directory; goes before `hub` (an id) and `revision`.
+        weights: `random` builds the architecture without a checkpoint, for timing; its row carries no accuracy.
+        device_map: `auto` spreads the layers over the visible GPUs; None keeps the model on `device`.
+        facts: sizes, with `model.scale` applied.
+        template: prompt set of lmms-eval's tasks.
+        conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
+        processor: settings of the image processor that differ from the checkpoint's.
+        architecture: what the configuration needs beside the facts, in transformers' words.
+    """
 
     name: str
     adapter: str
@@ -58,8 +87,13 @@ class ModelSpec:
     weights: str
     device: str
     facts: ModelFacts
+    device_map: str | None = None
     template: str | None = None
+    conversion: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    video: VideoSpec = VideoSpec()
+    architecture: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,9 +129,9 @@ class BenchmarkSpec:
 class EngineSpec:
     """How the run is carried out.
 
-    `positions` is the position policy of kept tokens (`method`: as the method's released code does). `threads=None`
-    leaves torch's default. Up to `max_errors` failed samples are left out and counted; one more fails the run. `warmup`
-    is the number of untimed batches before the first.
+    `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
+    the method's released code does). `threads=None` leaves torch's default. Up to `max_errors` failed samples are left
+    out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
     """
 
     backend: str = "drop"
@@ -175,37 +209,84 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _model(part: Mapping[str, Any]) -> ModelSpec:
     path = fields.optional_text("model.path", part["path"])
     hub = fields.optional_text("model.hub", part["hub"])
-    if path is None and hub is None:
+    weights = fields.choice("model.weights", part["weights"], WEIGHTS)
+    if path is None and hub is None and weights == "trained":
         raise UserError("model.path=None and model.hub=None: one of the two must be set")
+    dtype = fields.choice("model.dtype", part["dtype"], DTYPES)
     return ModelSpec(
         name=fields.text("model.name", part["name"]),
         adapter=fields.text("model.adapter", part["adapter"]),
         path=None if path is None else _path(path),
         hub=hub,
         revision=fields.optional_text("model.revision", part["revision"]),
-        dtype=fields.choice("model.dtype", part["dtype"], DTYPES),
+        dtype=dtype,
         attention=fields.choice("model.attention", part["attention"], ATTENTIONS),
-        weights=fields.choice("model.weights", part["weights"], WEIGHTS),
+        weights=weights,
         device=_device(part["device"]),
-        facts=_facts(fields.table("model.facts", part["facts"])),
+        device_map=_device_map(part["device_map"], weights),
+        facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
         template=fields.optional_text("model.template", part["template"]),
+        conversion=fields.optional_text("model.conversion", part["conversion"]),
         generation=fields.table("model.generation", part["generation"]),
+        processor=fields.table("model.processor", part["processor"]),
+        video=_video(fields.table("model.video", part["video"])),
+        architecture=fields.table("model.architecture", part["architecture"]),
     )
 
 
+def _video(part: dict[str, Any]) -> VideoSpec:
+    fields.only_known("model.video", part, ("frames", "rule", "short", "rate"))
+    return VideoSpec(
+        frames=fields.integer("model.video.frames", part["frames"], at_least=1),
+        rule=fields.choice("model.video.rule", part["rule"], VIDEO_RULES),
+        short=fields.choice("model.video.short", part["short"], SHORT_VIDEOS),
+        rate=fields.positive("model.video.rate", part["rate"]),
+    )
+
+
+def _device_map(value: Any, weights: str) -> str | None:
+    device_map = fields.optional_text("model.device_map", value)
+    if device_map is None:
+        return None
+    if weights == "random":
+        raise UserError(
+            "model.device_map needs model.weights=trained; random weights are built on one device"
+        )
+    return fields.choice("model.device_map", device_map, DEVICE_MAPS)
+
+
+def _scaled(facts: ModelFacts, scale: Any, weights: str) -> ModelFacts:
+    part = fields.table("model.scale", scale)
+    fields.only_known("model.scale", part, ("layers", "tower_layers"))
+    sizes = {
+        name: fields.optional_integer(f"model.scale.{name}", part[name], at_least=1)
+        for name in part
+    }
+    for name, size in sizes.items():
+        if size is not None and weights != "random":
+            raise UserError(
+                f"model.scale.{name}={size} needs model.weights=random: a checkpoint has its own size"
+            )
+    return facts.scaled(sizes["layers"], sizes["tower_layers"])
+
+
 def _facts(part: dict[str, Any]) -> ModelFacts:
-    for signal in fields.names("model.facts.signals", part.get("signals")):
+    part = {**part, "signals": part.get("signals") or sorted(SIGNALS)}
+    for signal in fields.names("model.facts.signals", part["signals"]):
         fields.choice("model.facts.signals", signal, SIGNALS)
     try:
         facts = ModelFacts.from_config(part)
     except (KeyError, TypeError) as error:
         raise UserError(f"model.facts does not describe a model: {error}") from error
-    for stack in ("text", "tower"):
-        for name, value in part[stack].items():
-            fields.integer(f"model.facts.{stack}.{name}", value, at_least=1)
-    for name in ("vocabulary", "visual_tokens", "tower_tokens"):
+    for stack in ("text", "tower", "stem"):
+        for name, value in (part.get(stack) or {}).items():
+            if name not in ("gated", "causal"):
+                fields.integer(
+                    f"model.facts.{stack}.{name}", value, at_least=0 if name == "experts" else 1
+                )
+    for name in ("vocabulary", "visual_tokens", "rotary_axes"):
         fields.integer(f"model.facts.{name}", part[name], at_least=1)
-    fields.flag("model.facts.class_token", part["class_token"])
+    fields.choice("model.facts.class_attention", part["class_attention"], CLASS_ATTENTION)
     return facts
 
 
@@ -260,7 +341,7 @@ def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
 def _engine(part: Mapping[str, Any]) -> EngineSpec:
     return EngineSpec(
         backend=fields.choice("engine.backend", part["backend"], BACKENDS),
-        batch_size=fields.integer("engine.batch_size", part["batch_size"], at_least=1),
+        batch_size=fields.batch_size("engine.batch_size", part["batch_size"], auto=AUTO_BATCH),
         positions=fields.choice("engine.positions", part["positions"], POSITIONS),
         threads=fields.optional_integer("engine.threads", part["threads"], at_least=1),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from harness.engine.items import Work
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -16,24 +18,35 @@ Key = TypeVar("Key", bound=Hashable)
 class Layout:
     """Token positions of a left-padded batch, as an adapter reads them off the inputs.
 
-    Rows may hold different numbers of visual tokens; `visual`, `grid` and `source` are padded on the right and
-    `counts` says how many entries of each row are real.
+    Rows may hold different numbers of visual tokens; everything with an axis N (or T) is padded on the right, and
+    `counts` (or `words` >= 0) says which entries of each row are real.
 
     Attributes:
         valid: (B, L) True for real tokens, False for padding.
         visual: (B, N) sequence index of each prunable visual token, in sequence order.
         counts: prunable visual tokens of each row.
         text: tokens of each row that are neither padding nor prunable.
-        grid: (B, N, 4) image or frame, tile, row and column of each visual token.
-        source: (B, N) index of each visual token in the flattened tower output (images * patches).
+        special: newline and separator tokens of each row (part of `text`).
+        words: (B, T) sequence index of each token that is neither padding nor a placeholder, -1 where a row has fewer.
+        grid: (B, N, 4) image or frame, view, row and column of each visual token. Tokens of one (image, view) stand
+            together and form one rectangle.
+        tile: (B, N) crop that each visual token lies in, 0 for a global view.
+        source: (B, N, S) projector units that each visual token is a mixture of.
+        share: (B, N, S) weight of each; None for one unit each.
+        work: cost of each row before the decoder.
     """
 
     valid: Tensor
     visual: Tensor
     counts: tuple[int, ...]
     text: tuple[int, ...]
+    special: tuple[int, ...]
+    words: Tensor
     grid: Tensor
+    tile: Tensor
     source: Tensor
+    share: Tensor | None
+    work: tuple[Work, ...]
 
     @property
     def rows(self) -> int:
@@ -44,13 +57,34 @@ class Layout:
         """Repeat every row `times` times in place, as `generate` does for beams."""
         if times == 1:
             return self
-        tensors = {
-            name: getattr(self, name).repeat_interleave(times, 0)
-            for name in ("valid", "visual", "grid", "source")
+        repeated: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Tensor):
+                repeated[one.name] = value.repeat_interleave(times, 0)
+            elif value is not None:
+                repeated[one.name] = tuple(entry for entry in value for _ in range(times))
+        return replace(self, **repeated)
+
+    def on(self, device: torch.device) -> Layout:
+        """Return the layout with its tensors on `device`."""
+        if self.valid.device == device:
+            return self
+        moved: dict[str, Any] = {
+            one.name: getattr(self, one.name).to(device)
+            for one in fields(self)
+            if isinstance(getattr(self, one.name), Tensor)
         }
-        counts = tuple(n for n in self.counts for _ in range(times))
-        text = tuple(n for n in self.text for _ in range(times))
-        return replace(self, counts=counts, text=text, **tensors)
+        return replace(self, **moved)
+
+
+def mix(values: Tensor, source: Tensor, share: Tensor | None) -> Tensor:
+    """Return (..., D) mixtures of `values` (units, D): the units `source` (..., S) weighted by `share`."""
+    if share is None:
+        return values[source[..., 0]]
+    weight = share.to(torch.promote_types(values.dtype, torch.float32))
+    mixed = (values[source].to(weight.dtype) * weight.unsqueeze(-1)).sum(-2)
+    return mixed.to(values.dtype)
 
 
 @dataclass(eq=False)
@@ -64,6 +98,7 @@ class Stage:
         slots: (B, N) slot of each alive visual token, padded on the right.
         counts: alive visual tokens of each row.
         origin: (B, N) index of each alive visual token among the row's original ones.
+        words: (B, T) slot of each text token, -1 where a row has fewer.
         rotary: rotary tables of the slots, once a layer has handed them over.
         mask: attention mask of the prefill, once built.
     """
@@ -74,6 +109,7 @@ class Stage:
     slots: Tensor
     counts: tuple[int, ...]
     origin: Tensor
+    words: Tensor
     rotary: tuple[Tensor, ...] | None = None
     mask: Tensor | None = field(default=None, repr=False)
 
@@ -90,7 +126,19 @@ class Stage:
             slots=layout.visual,
             counts=layout.counts,
             origin=origin.expand_as(layout.visual),
+            words=layout.words,
         )
+
+    def move(self, device: torch.device) -> Stage:
+        """Put the stage on `device`, where the hidden states are: a model may be spread over several devices."""
+        if self.valid.device != device:
+            for one in fields(self):
+                value = getattr(self, one.name)
+                if isinstance(value, Tensor):
+                    setattr(self, one.name, value.to(device))
+            if self.rotary is not None:
+                self.rotary = tuple(table.to(device) for table in self.rotary)
+        return self
 
 
 def take(tensor: Tensor, index: Tensor, dim: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.engine.layout import Layout, Stage, take
+from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.masks import decode_mask, prefill_mask, reference_mask
 from harness.engine.record import Generated, Record
-from harness.engine.reduce import Decision, decide, hide, row_generators, shrink, write_merged
+from harness.engine.reduce import (
+    Decision,
+    Rows,
+    TokensOf,
+    decide,
+    hide,
+    row_generators,
+    shrink,
+    write_merged,
+)
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
 from methods.base import Site
 
 if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
     from harness.engine.session import Session
 
 Arguments = dict[str, Any]
@@ -26,10 +37,12 @@ Arguments = dict[str, Any]
 class Pass:
     """Carries a batch from the tower to the last decoding step.
 
-    The tokens alive are described by a growing list of stages. A `vision` site decides on tower features and takes
-    effect, like a `prefix` site, on the input of layer 0; a `layer` site gathers the hidden states that enter its layer
-    and hands all later layers the gathered rotary tables and a mask of the new length. Decoding steps need hooks only
-    if some row is padded (or the back end wants explicit masks); otherwise all hooks are gone after the prefill.
+    The tokens alive are described by a growing list of stages. A `vision` site decides on the features that entered the
+    projector and takes effect, like a `prefix` site, on the input of layer 0, for every model alike: some call the
+    projector once, some several times, some inside the tower. Features that it merges are projected once more. A
+    `layer` site gathers the hidden states that enter its layer and hands all later layers the gathered rotary tables
+    and a mask of the new length. Decoding steps need hooks only if some row is padded (or the back end wants explicit
+    masks); otherwise all hooks are gone after the prefill.
 
     Args:
         session: method, model and settings.
@@ -49,16 +62,18 @@ class Pass:
             else (0,) * len(session.sites)
             for visual, text in zip(layout.counts, layout.text, strict=True)
         )
+        self._sees_features = any(site.where == "vision" for site in session.sites)
         self._beams = 1
         self._stages: list[Stage] = []
-        self._vision: Decision | None = None
-        self._projected: tuple[Tensor, torch.Size] | None = None
+        self._features: list[Tensor] = []
+        self._reprojected = (0,) * layout.rows
         self._in_prefill = False
         self._shift: Tensor | None = None
-        self._step_masks: dict[int, Tensor | None] = {}
+        self._step_masks: dict[tuple[int, torch.device], Tensor | None] = {}
         self._kept: list[tuple[int, ...]] = []
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
+        self._vision_handles: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
 
     # ------------------------------------------------------------------ life
@@ -66,10 +81,12 @@ class Pass:
     def __enter__(self) -> Pass:
         """Install the hooks of the prefill."""
         adapter = self._session.adapter
-        self._handles = [
+        self._vision_handles = [
             adapter.tower.register_forward_pre_hook(self._before_tower),
             adapter.projector.register_forward_pre_hook(self._before_projector),
-            adapter.projector.register_forward_hook(self._after_projector),
+            adapter.projector.register_forward_hook(self._after_vision),
+        ]
+        self._handles = [
             self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
             self._decoder.register_forward_hook(self._after_decoder),
         ]
@@ -85,8 +102,9 @@ class Pass:
         self._remove_hooks()
 
     def _remove_hooks(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._vision_handles, *self._handles):
             handle.remove()
+        self._vision_handles.clear()
         self._handles.clear()
 
     def prefill_stage(self) -> Stage | None:
@@ -95,7 +113,9 @@ class Pass:
 
     # ------------------------------------------------------------------ deciding
 
-    def _decide(self, number: int, stage: Stage, tokens_of: Any) -> Decision:
+    def _decide(
+        self, number: int, stage: Stage, tokens_of: TokensOf, merge_onto: TokensOf | None = None
+    ) -> Decision:
         """Ask the method for its plans at site `number`, one for each row of the batch as it runs."""
         session = self._session
         keep = [counts[number] for counts in self._requested for _ in range(self._beams)]
@@ -105,11 +125,12 @@ class Pass:
                 method=session.method,
                 site=session.sites[number],
                 keep=keep,
-                layout=self._layout.repeat(self._beams),
+                layout=self._layout.repeat(self._beams).on(stage.valid.device),
                 stage=stage,
                 signals=session.signals,
                 generators=row_generators(session.seed, names, number),
                 tokens_of=tokens_of,
+                merge_onto=merge_onto,
             )
 
     def _advance(self, site: Site, decision: Decision) -> Tensor | None:
@@ -131,34 +152,37 @@ class Pass:
     def _before_tower(self, module: nn.Module, args: Any) -> None:
         self.clock.start("vision")
 
-    def _after_projector(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Put the projected tokens back at their places; the others are never looked at again."""
-        if self._projected is not None:
-            index, shape = self._projected
-            full = output.new_zeros(shape.numel(), output.shape[-1])
-            full[index] = output[0]
-            output = full.view(*shape, -1)
-        self.clock.stop("vision")
-        return output
+    def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if self._sees_features:
+            self._features.append(self._session.adapter.features(args[0]))
 
-    def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> Any:
-        """Write merged tower features over the kept tokens' own and project only those."""
-        number = next((n for n, s in enumerate(self._session.sites) if s.where == "vision"), None)
-        if number is None:
-            return None
-        features, source = args[0], self._layout.source
-        flat = features.flatten(0, -2)
-        stage = Stage.initial(self._layout)
-        self._vision = self._decide(number, stage, lambda rows, n: flat[source[rows][:, :n]])
-        written = flat.clone() if self._vision.merged else flat
-        for part in self._vision.merged:
-            written[take(source[part.rows], part.kept, -1)] = part.values
-        kept = take(source, self._vision.kept, -1)
-        index = torch.cat([row[:n] for row, n in zip(kept, self._vision.counts, strict=True)])
-        if self._session.emulate or index.shape[0] == flat.shape[0]:
-            return (written.view_as(features), *args[1:])
-        self._projected = (index, features.shape[:-1])
-        return (written[index].unsqueeze(0), *args[1:])
+    def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.clock.stop("vision")
+
+    def _reduce_features(self, number: int, site: Site, kwargs: Arguments) -> Arguments:
+        """Decide on tower features and take effect on the input of the decoder.
+
+        A merged token is the projection of merged features. Where the model blends projected units into tokens
+        (bilinear pooling), no features stand for one token: the blend is what the method sees and merging happens
+        after the projector.
+        """
+        layout = self._layout.repeat(self._beams)
+        units = torch.cat(self._features)
+
+        def blended(rows: Rows, n: int) -> Tensor:
+            share = None if layout.share is None else layout.share[rows][:, :n]
+            return mix(units, layout.source[rows][:, :n], share)
+
+        onto = None if layout.share is None else self._tokens(kwargs["inputs_embeds"])
+        decision = self._decide(number, self._stages[-1], blended, onto)
+        if layout.share is None and decision.merged:
+            adapter = self._session.adapter
+            parts = tuple(
+                replace(part, values=_project(adapter, part.values)) for part in decision.merged
+            )
+            decision = replace(decision, merged=parts)
+            self._reprojected = decision.counts[:: self._beams]
+        return self._shorten_input(kwargs, site, decision)
 
     # ------------------------------------------------------------------ decoder stack
 
@@ -168,14 +192,16 @@ class Pass:
             return args, self._continue(kwargs)
         self.clock.start("prefill")
         self._in_prefill = True
+        for handle in self._vision_handles:
+            # Whatever goes through the projector from here on is the engine's own.
+            handle.remove()
         self._beams = kwargs["inputs_embeds"].shape[0] // self._layout.rows
         layout = self._layout.repeat(self._beams)
-        self._session.signals.start(layout)
+        self._session.signals.start(layout, kwargs["inputs_embeds"])
         self._stages = [Stage.initial(layout)]
         for number, site in enumerate(self._session.sites):
             if site.where == "vision":
-                assert self._vision is not None  # the projector ran before the decoder
-                kwargs = self._shorten_input(kwargs, site, self._vision.repeat(self._beams))
+                kwargs = self._reduce_features(number, site, kwargs)
             elif effect(site) == 0:
                 decision = self._decide(
                     number, self._stages[-1], self._tokens(kwargs["inputs_embeds"])
@@ -184,9 +210,9 @@ class Pass:
         self._install_layers()
         return args, kwargs
 
-    def _tokens(self, hidden: Tensor) -> Any:
+    def _tokens(self, hidden: Tensor) -> TokensOf:
         """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
-        slots = self._stages[-1].slots
+        slots = self._stages[-1].move(hidden.device).slots
         return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
 
     def _install_layers(self) -> None:
@@ -214,7 +240,7 @@ class Pass:
             shift = torch.tensor(gone, device=hidden.device).unsqueeze(1)
             self._shift = shift if self._shift is None else self._shift + shift
         elif index is not None:
-            position_ids = take(position_ids, index, -1)
+            position_ids = _take_positions(position_ids, index)
         if index is not None:
             hidden = take(hidden, index, -2)
             # Never None: gaps in the positions without a mask would be read as packed sequences.
@@ -249,6 +275,7 @@ class Pass:
         stage = self._stage_at(0)
         if stage is self._stages[0] or self._session.emulate:
             return kwargs
+        stage.move(kwargs["inputs_embeds"].device)
         seen = None
         if stage.padded:
             cache, hidden = kwargs["past_key_values"], kwargs["inputs_embeds"]
@@ -282,6 +309,7 @@ class Pass:
             stage = self._stages[-1]
             if stage is self._stages[0]:
                 return ((hidden, *args[1:]), kwargs) if numbered else None
+            stage.move(hidden.device)
             if self._session.emulate and stage.mask is None:
                 stage.mask = reference_mask(self._decoder.config, hidden, stage.valid, 0)
             if self._session.emulate:
@@ -301,7 +329,7 @@ class Pass:
         self, number: int, site: Site, hidden: Tensor, rotary: tuple[Tensor, ...]
     ) -> Tensor:
         """Return the hidden states that enter a `layer` site's layer, and prepare the later ones."""
-        before = self._stages[-1]
+        before = self._stages[-1].move(hidden.device)
         decision = self._decide(number, before, self._tokens(hidden))
         hidden = write_merged(hidden, before.slots, decision)
         index = self._advance(site, decision)
@@ -315,8 +343,10 @@ class Pass:
 
     def _step_mask(self, stage: Stage, hidden: Tensor, cache: Any, layer: int) -> Tensor | None:
         """Return the mask of a decoding step, built once for each stage and step."""
-        if id(stage) in self._step_masks:
-            return self._step_masks[id(stage)]
+        key = (id(stage), hidden.device)
+        if key in self._step_masks:
+            return self._step_masks[key]
+        stage.move(hidden.device)
         config = self._decoder.config
         if self._session.emulate:
             n_past = cache.get_seq_length(layer)
@@ -325,7 +355,7 @@ class Pass:
             mask: Tensor | None = reference_mask(config, hidden, alive, n_past)
         else:
             mask = decode_mask(config, hidden, stage.valid, stage.padded, cache, layer)
-        self._step_masks[id(stage)] = mask
+        self._step_masks[key] = mask
         return mask
 
     # ------------------------------------------------------------------ records
@@ -348,6 +378,8 @@ class Pass:
                 sample=sample,
                 visual=self._layout.counts[row],
                 text=self._layout.text[row],
+                special=self._layout.special[row],
+                work=self._layout.work[row]._replace(reprojected=self._reprojected[row]),
                 requested=self._requested[row],
                 kept=tuple(kept[row] for kept in self._kept),
                 entering=entering,
@@ -360,6 +392,18 @@ class Pass:
             records.append(record)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, tuple(records), stacked, self._cache_lengths)
+
+
+def _project(adapter: Adapter, features: Tensor) -> Tensor:
+    """Project (b, k, D) features."""
+    return adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)
+
+
+def _take_positions(positions: Tensor, index: Tensor) -> Tensor:
+    """Gather (B, L) or, with several rotary axes, (axes, B, L) positions."""
+    if positions.dim() == 2:
+        return take(positions, index, -1)
+    return torch.stack([take(axis, index, -1) for axis in positions])
 
 
 def effect(site: Site) -> int:

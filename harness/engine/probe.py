@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from harness.errors import UserError
@@ -20,7 +22,7 @@ class AttentionTap:
     """Lets watchers see the queries and keys of chosen attention modules while their own kernel runs unchanged.
 
     The attention functions in use are wrapped under their own names, so mask creation and kernel choice stay as they
-    are, and are put back on exit.
+    are, and are put back on exit. torch's own attention module, as in pooling heads, is watched by a hook on its input.
 
     Raises:
         UserError: a watched module runs eager attention, which transformers does not dispatch through its table.
@@ -30,7 +32,9 @@ class AttentionTap:
         self._watchers: dict[nn.Module, list[Watcher]] = {}
         for module, watcher in watchers:
             self._watchers.setdefault(module, []).append(watcher)
-        configs: list[Any] = [module.config for module in self._watchers]
+        self._pooling = [m for m in self._watchers if isinstance(m, nn.MultiheadAttention)]
+        self._handles: list[RemovableHandle] = []
+        configs: list[Any] = [m.config for m in self._watchers if m not in self._pooling]
         names = {str(config._attn_implementation) for config in configs}
         if "eager" in names:
             raise UserError(
@@ -44,6 +48,7 @@ class AttentionTap:
         for name in self._names:
             self._originals[name] = ALL_ATTENTION_FUNCTIONS[name]
             AttentionInterface.register(name, self._wrap(self._originals[name]))
+        self._handles = [m.register_forward_pre_hook(self._before_pooling) for m in self._pooling]
         return self
 
     def __exit__(
@@ -55,6 +60,19 @@ class AttentionTap:
         for name, original in self._originals.items():
             AttentionInterface.register(name, original)
         self._originals.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
+        """Project what the module is called with (batch first) to the queries and keys of its heads."""
+        states: list[Tensor] = []
+        weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
+        for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True):
+            heads = linear(value, weight, bias).unflatten(-1, (module.num_heads, -1))
+            states.append(heads.transpose(1, 2))
+        for watcher in self._watchers[module]:
+            watcher(states[0], states[1], module.head_dim**-0.5)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         watchers = self._watchers
@@ -62,12 +80,26 @@ class AttentionTap:
         def attention(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
         ) -> Any:
-            for watcher in watchers.get(module, ()):
+            if module in watchers:
                 scaling = kwargs.get("scaling")
-                watcher(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+                scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+                for part in _segments(query, key, kwargs.get("cu_seq_lens_q")):
+                    for watcher in watchers[module]:
+                        watcher(*part, scaling)
             return original(module, query, key, value, *args, **kwargs)
 
         return attention
+
+
+def _segments(
+    query: Tensor, key: Tensor, boundaries: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut a packed call (flash attention over several images at once) into what attends to itself."""
+    if boundaries is None:
+        yield query, key
+        return
+    lengths = boundaries.diff().tolist()
+    yield from zip(query.split(lengths, dim=2), key.split(lengths, dim=2), strict=True)
 
 
 def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
@@ -119,3 +151,11 @@ def received_mean(
     # Queries that can see key j: the real ones at j or later.
     seen_by = valid.flip(1).cumsum(1).flip(1).clamp(min=1)
     return total / seen_by
+
+
+def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
+    """Return (B, S): attention each key receives without a mask, mean over heads and queries; blocks as above."""
+    total = torch.zeros((), device=key.device)
+    for rows in query.split(block, dim=2):
+        total = total + attention_rows(rows, key, scaling, None).sum(1)
+    return total / query.shape[2]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from harness.engine.items import NO_WORK, Work
+
 
 @dataclass(frozen=True)
 class Record:
@@ -15,7 +17,9 @@ class Record:
     Attributes:
         sample: its id.
         visual: prunable visual tokens.
-        text: other prompt tokens.
+        text: other prompt tokens, newline and separator tokens included.
+        special: newline and separator tokens alone; `visual + special` positions of the prompt hold images.
+        work: cost before the decoder.
         requested: tokens to keep after each site, as the budget asked.
         kept: tokens really kept after each site.
         entering: visual tokens that entered each decoder layer.
@@ -36,6 +40,8 @@ class Record:
     kv_entries: int
     kv_bytes: int
     new_tokens: int
+    special: int = 0
+    work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
     origin: Tensor | None = field(default=None, repr=False, compare=False)
 

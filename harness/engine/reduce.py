@@ -13,15 +13,18 @@ from harness.engine.layout import Layout, Stage, groups, left_padded, take
 from harness.engine.signals import Signals
 from methods.base import Site, TokenReducer, View
 
-#: From batch rows to the (b, n, D) visual tokens of those rows at the site.
-TokensOf = Callable[[list[int] | slice, int], Tensor]
+#: Rows of a batch.
+Rows = list[int] | slice
+
+#: From rows and their token count to their (b, n, D) visual tokens at the site.
+TokensOf = Callable[[Rows, int], Tensor]
 
 
 @dataclass(frozen=True)
 class Merged:
     """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`."""
 
-    rows: list[int] | slice
+    rows: Rows
     kept: Tensor
     values: Tensor
 
@@ -44,11 +47,6 @@ class Decision:
         """Whether every token alive stays, so that there is nothing to gather."""
         return self.counts == stage.counts
 
-    def repeat(self, times: int) -> Decision:
-        """Repeat rows for beams (the merged values are already in place)."""
-        counts = tuple(n for n in self.counts for _ in range(times))
-        return Decision(self.kept.repeat_interleave(times, 0), counts, ())
-
 
 def decide(
     method: TokenReducer,
@@ -59,6 +57,7 @@ def decide(
     signals: Signals,
     generators: Sequence[torch.Generator],
     tokens_of: TokensOf,
+    merge_onto: TokensOf | None = None,
     step: int = 0,
 ) -> Decision:
     """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
@@ -72,6 +71,7 @@ def decide(
         signals: captured so far.
         generators: one for each row.
         tokens_of: gives the visual tokens of some rows.
+        merge_onto: gives what is merged, if that is not what the method saw.
         step: denoising step.
 
     Raises:
@@ -80,12 +80,12 @@ def decide(
     n_rows = len(keep)
     counts = [0] * n_rows
     merged: list[Merged] = []
-    pieces: list[tuple[list[int] | slice, Tensor]] = []
+    pieces: list[tuple[Rows, Tensor]] = []
     found = groups(list(zip(stage.counts, keep, strict=True)))
     for (n_tokens, n_keep), members in found:
         if n_tokens == 0:
             continue
-        rows: list[int] | slice = slice(None) if len(found) == 1 else members
+        rows: Rows = slice(None) if len(found) == 1 else members
         origin = stage.origin[rows][:, :n_tokens]
         view = View(
             site=site,
@@ -101,7 +101,8 @@ def decide(
             counts[row] = plan.kept.shape[1]
         pieces.append((rows, plan.kept))
         if plan.merge is not None:
-            values = plan.merge.apply(view.tokens, plan.kept.shape[1])
+            tokens = view.tokens if merge_onto is None else merge_onto(rows, n_tokens)
+            values = plan.merge.apply(tokens, plan.kept.shape[1])
             merged.append(Merged(rows, plan.kept, values))
     if len(pieces) == 1 and isinstance(pieces[0][0], slice):
         kept = pieces[0][1]
@@ -164,7 +165,9 @@ def shrink(
     new_slot = alive.long().cumsum(1) + offset.unsqueeze(1)
     slots = take(new_slot, take(stage.slots, decision.kept, -1), -1).clamp(min=0)
     origin = take(stage.origin, decision.kept, -1)
-    return Stage(first, valid, padded, slots, decision.counts, origin), index
+    moved = take(new_slot, stage.words.clamp(min=0), -1)
+    words = torch.where(stage.words < 0, stage.words, moved)
+    return Stage(first, valid, padded, slots, decision.counts, origin, words), index
 
 
 def hide(stage: Stage, decision: Decision, first: int) -> Stage:
@@ -172,7 +175,7 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
     alive = survivors(stage, decision)
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)
-    return Stage(first, alive, True, slots, decision.counts, origin)
+    return Stage(first, alive, True, slots, decision.counts, origin, stage.words)
 
 
 def row_generators(seed: int, samples: Sequence[str], site: int) -> list[torch.Generator]:

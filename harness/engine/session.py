@@ -72,6 +72,14 @@ class Session:
         self.sites = method.sites(adapter.facts.text.layers)
         depth = adapter.facts.text.layers
         policy = method.positions(depth) if positions == "method" else positions
+        if adapter.facts.rotary_axes > 1:
+            # Released codes that close gaps elsewhere keep time, height and width of each token.
+            if positions == "renumbered":
+                raise UserError(
+                    "engine.positions='renumbered' needs positions on one axis, this model has "
+                    f"{adapter.facts.rotary_axes}; valid: original, method"
+                )
+            policy = "original"
         self.renumber = policy == "renumbered" and bool(self.sites)
         if self.renumber and any(site.where == "layer" for site in self.sites):
             raise UserError(
@@ -136,6 +144,7 @@ class Session:
             raise RuntimeError("Session.generate was called outside its `with` block")
         check_generation({**inputs, **generation})
         layout = self.adapter.layout(inputs)
+        self.signals.begin()
         names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
         if len(names) != layout.rows:
             raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")

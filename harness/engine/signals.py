@@ -5,36 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from harness.calibration.priors import resize_prior
-from harness.engine.layout import Layout, Stage, take
-from harness.engine.probe import Watcher, attention_rows, last_row, received_mean
+from harness.engine.layout import Layout, Stage, mix, take
+from harness.engine.probe import (
+    Watcher,
+    attention_rows,
+    last_row,
+    received_everywhere,
+    received_mean,
+)
 from methods.base import MethodError, Need, Site, TokenReducer
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
 
 #: From (query, key, scaling, valid (B, S)) of one decoder layer to (B, S).
-_DECODER: Mapping[str, Callable[[Tensor, Tensor, float, Tensor], Tensor]] = {
+_SCORES: Mapping[str, Callable[[Tensor, Tensor, float, Tensor], Tensor]] = {
     "last_attention": last_row,
     "mean_attention": received_mean,
 }
 
-
-def _class_attention(query: Tensor, key: Tensor, scaling: float) -> Tensor:
-    return attention_rows(query[:, :, :1], key, scaling, None)[:, 0, 1:]
-
-
-def _keys(query: Tensor, key: Tensor, scaling: float) -> Tensor:
-    return key[:, :, 1:].mean(1)
-
-
-#: From (query, key, scaling) of one tower layer to (images, patches, ...); slot 0 is the class token.
-_TOWER: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "cls_attention": _class_attention,
-    "tower_keys": _keys,
-}
+#: States of one decoder layer, rotary positions applied.
+_STATES = ("visual_keys", "text_queries")
 
 
 class Signals:
@@ -44,7 +39,7 @@ class Signals:
         adapter: the model's facts and modules.
         method: whose needs to serve.
         sites: its sites.
-        prior: (h, w) calibrated prior, for methods that need it.
+        prior: (h, w) calibrated prior, for methods that need one.
         stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
     """
 
@@ -57,11 +52,13 @@ class Signals:
         stage: Callable[[], Stage | None],
     ) -> None:
         self._adapter = adapter
+        self._class_attention = adapter.facts.class_attention
         self._prior = prior
         self._stage = stage
         self._needs = {site: method.needs(site) for site in sites}
-        self._tower: dict[str, Tensor] = {}
+        self._tower: dict[str, list[Tensor]] = {}
         self._decoder: dict[tuple[Site, str], Tensor] = {}
+        self._projected: Tensor | None = None
         for needs in self._needs.values():
             for need in needs:
                 self._check(need)
@@ -75,23 +72,40 @@ class Signals:
         if need.signal == "prior" and self._prior is None:
             raise MethodError("signal 'prior' needs a calibration (python -m harness.calibrate)")
 
+    # ------------------------------------------------------------------ capturing
+
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return what an `AttentionTap` must watch."""
         found: list[tuple[nn.Module, Watcher]] = []
         for site, needs in self._needs.items():
             for need in needs:
-                if need.signal in _TOWER:
-                    layer = self._adapter.tower_layer(need.layer)
-                    found.append((layer.self_attn, self._watch_tower(need)))
-                elif need.signal in _DECODER:
+                if need.signal in ("cls_attention", "tower_keys"):
+                    pooled = need.signal == "cls_attention" and self._class_attention == "probe"
+                    module = (
+                        self._adapter.pooling_attention()
+                        if pooled
+                        else self._adapter.tower_attention(need.layer)
+                    )
+                    found.append((module, self._watch_tower(need)))
+                elif need.signal in _SCORES or need.signal in _STATES:
                     index = site.layer - 1 if need.layer is None else need.layer
                     module = self._adapter.decoder.layers[index].self_attn
                     found.append((module, self._watch_decoder(site, need)))
         return found
 
     def _watch_tower(self, need: Need) -> Watcher:
+        """Keep, for each call of the tower's layer, one value for each unit that goes into the projector."""
+        extra = int(self._class_attention == "token")
+
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            self._tower[need.key] = _TOWER[need.signal](query, key, scaling).flatten(0, 1)
+            if need.signal == "tower_keys":
+                values = key[:, :, extra:].mean(1)
+            elif self._class_attention in ("token", "probe"):
+                # One query a picture: the class token, or the probe of the pooling head.
+                values = attention_rows(query[:, :, :1], key, scaling, None)[:, 0, extra:]
+            else:
+                values = received_everywhere(query, key, scaling)
+            self._tower.setdefault(need.key, []).append(self._adapter.to_units(values))
 
         return watch
 
@@ -100,18 +114,44 @@ class Signals:
             stage = self._stage()
             if stage is None:
                 return
-            scores = _DECODER[need.signal](query, key, scaling, stage.valid)
-            # Stored per original visual token, so that a later site finds its own whatever was dropped since.
-            per_token = scores.new_zeros(stage.slots.shape[0], int(self._width))
-            per_token.scatter_(1, stage.origin, take(scores, stage.slots, -1))
-            self._decoder[site, need.key] = per_token
+            stage.move(query.device)
+            if need.signal == "visual_keys":
+                found = self._per_token(stage, key.transpose(1, 2))
+            elif need.signal == "text_queries":
+                # Words are never dropped; rows of fewer words are padded with zeros on the right.
+                picked = take(query, stage.words.clamp(min=0), -2)
+                found = picked * (stage.words >= 0)[:, None, :, None]
+            else:
+                found = self._per_token(
+                    stage, _SCORES[need.signal](query, key, scaling, stage.valid)
+                )
+            self._decoder[site, need.key] = found
 
         return watch
 
-    def start(self, layout: Layout) -> None:
-        """Forget the last pass's decoder signals and note the width of the new batch."""
+    def _per_token(self, stage: Stage, values: Tensor) -> Tensor:
+        """Store (B, S, ...) per original visual token, so that a later site finds its own whatever is gone by then."""
+        flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(-1)
+        table = flat.new_zeros(stage.slots.shape[0], self._width, flat.shape[2])
+        table.scatter_(
+            1, stage.origin.unsqueeze(-1).expand(-1, -1, flat.shape[2]), take(flat, stage.slots, -2)
+        )
+        return table.view(*table.shape[:2], *values.shape[2:])
+
+    def begin(self) -> None:
+        """Forget the last pass."""
+        self._tower.clear()
+        self._decoder.clear()
+        self._projected = None
+
+    def start(self, layout: Layout, hidden: Tensor) -> None:
+        """Note the widths of the batch and its visual tokens in (B, L, D) as they enter the decoder."""
         self._decoder.clear()
         self._width = layout.visual.shape[1]
+        if any(need.signal == "projected" for needs in self._needs.values() for need in needs):
+            self._projected = take(hidden, layout.visual, -2)
+
+    # ------------------------------------------------------------------ handing over
 
     def collect(
         self, site: Site, layout: Layout, origin: Tensor, rows: list[int] | slice
@@ -126,13 +166,44 @@ class Signals:
         """
         found: dict[str, Tensor] = {}
         for need in self._needs[site]:
-            if need.signal in _TOWER:
-                source = take(layout.source[rows], origin, -1)
-                found[need.key] = self._tower[need.key][source]
-            elif need.signal in _DECODER:
-                found[need.key] = take(self._decoder[site, need.key][rows], origin, -1)
+            if need.signal in ("cls_attention", "tower_keys"):
+                units = torch.cat(self._tower[need.key]).to(origin.device)
+                share = None if layout.share is None else take(layout.share[rows], origin, -2)
+                found[need.key] = _mixed(units, take(layout.source[rows], origin, -2), share)
+            elif need.signal == "text_queries":
+                found[need.key] = self._decoder[site, need.key][rows]
+            elif need.signal == "visual_keys":
+                states = self._decoder[site, need.key][rows]
+                chosen = take(states.flatten(2), origin.to(states.device), -2)
+                found[need.key] = chosen.view(*chosen.shape[:2], *states.shape[2:]).transpose(1, 2)
+            elif need.signal in _SCORES:
+                scores = self._decoder[site, need.key][rows]
+                found[need.key] = take(scores, origin.to(scores.device), -1)
+            elif need.signal == "projected":
+                assert self._projected is not None  # taken when the pass entered the decoder
+                found[need.key] = take(self._projected[rows], origin.to(self._projected.device), -2)
             elif need.signal == "prior":
                 assert self._prior is not None  # checked on construction
                 grid = layout.grid[rows]
                 found[need.key] = take(resize_prior(self._prior.to(grid.device), grid), origin, -1)
+            else:
+                found[need.key] = _place(need.signal, layout, origin, rows)
         return found
+
+
+def _mixed(units: Tensor, source: Tensor, share: Tensor | None) -> Tensor:
+    """Blend per-unit values (units,) or (units, D) the way the model blends the units into visual tokens."""
+    if units.dim() == 1:
+        return mix(units.unsqueeze(-1), source, share).squeeze(-1)
+    return mix(units, source, share)
+
+
+def _place(signal: str, layout: Layout, origin: Tensor, rows: list[int] | slice) -> Tensor:
+    """Return crops, or positions in the row's own prompt (padding not counted)."""
+    if signal == "tile":
+        return take(layout.tile[rows], origin, -1)
+    padding = (~layout.valid[rows]).sum(1, keepdim=True)
+    if signal == "visual_positions":
+        return take(layout.visual[rows], origin, -1) - padding
+    words = layout.words[rows]
+    return torch.where(words < 0, words, words - padding)

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -78,23 +77,29 @@ def choose(only: str | None) -> tuple[str, ...]:
 
 def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
     """Return the last line: every figure, and the conditions it was measured under."""
-    import torch
-    import transformers
-
+    here = conditions(setup.spec().model.device)
     return {
         "schema": SCHEMA,
         "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
-        "conditions": {
-            "model": setup.model,
-            "quick": setup.quick,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": torch.get_num_threads(),
-            "cores": os.cpu_count(),
-            "load_average": os.getloadavg()[0],
-            "device": setup.spec().model.device,
-            "machine": platform.machine(),
-        },
+        "conditions": {"model": setup.model, "quick": setup.quick, **here},
+    }
+
+
+def conditions(device: str) -> dict[str, object]:
+    """Return what figures measured on `device` depend on beside the code."""
+    import torch
+    import transformers
+
+    from harness.running.environment import device_name
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "device": device,
+        "device_name": device_name(device),
     }
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from harness.config.compose import CONF
 from harness.config.spec import RunSpec
 from harness.measure.bench_setup import Figure, Setup, paired
-from methods.base import SIGNALS, Need, Site, TokenReducer, View
+from methods.base import Need, Site, TokenReducer, View
 from methods.registry import build_method
 
 PART = "selection"
@@ -28,6 +28,9 @@ SIZES = ((576, 1024), (144, 192))
 
 #: One token in nine stays, the 64 of 576 that papers compare at.
 KEEP_ONE_IN = 9
+
+#: Words of the prompt beside the visual tokens.
+WORDS = 16
 
 #: Short procedures are called so often that one timing takes about this long.
 LONG_ENOUGH = 4e-3
@@ -115,11 +118,18 @@ def view_of(tokens: Tensor, site: Site, needs: tuple[Need, ...]) -> View:
 
 def _signal(name: str, tokens: Tensor) -> Tensor:
     """Return a stand-in of the right shape: the signal's producer is not part of selection."""
+    n = tokens.shape[1]
+    heads = tokens[None, ..., :64].contiguous()  # one head of CLIP ViT-L
     shapes: Mapping[str, Callable[[], Tensor]] = {
-        "tower_keys": lambda: tokens[..., :64].contiguous(),  # one head of CLIP ViT-L
+        "tower_keys": lambda: heads[0],
+        "projected": lambda: tokens,
+        "visual_keys": lambda: heads,
+        "text_queries": lambda: heads[:, :, :WORDS],
+        "text_positions": lambda: torch.arange(n, n + WORDS)[None],
+        "visual_positions": lambda: torch.arange(n)[None],
+        "tile": lambda: torch.zeros(1, n, dtype=torch.long),
     }
     if name in shapes:
         return shapes[name]()
-    assert SIGNALS[name].startswith("(B, N)")
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(1, tokens.shape[1], generator=generator).mul(2).softmax(-1)
+    return torch.randn(1, n, generator=generator).mul(2).softmax(-1)

@@ -1,21 +1,23 @@
 """Arithmetic of one prefill from architecture facts and token counts, and the papers' own formula.
 
 The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
-one image and one prompt; norms, activations, softmax, rotary embedding and additions are left out,
-as is the patch embedding, whose patch size the facts do not carry. For n tokens, width d, q = heads
-x head_dim, kv = kv_heads x head_dim, MLP width m:
+one sample; norms, activations, softmax, rotary embedding and additions are left out, as are the
+convolutions that cut images into patches. For n tokens, width d, q = heads x head_dim,
+kv = kv_heads x head_dim, MLP width m (of all experts that one token goes through), e experts:
 
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |
 | query and output     | 4 n d q                                                             |
 | key and value        | 4 n d kv (grouped heads cost what they cost)                        |
-| scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not       |
+| scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not, the   |
+|                      | sum over images, frames or windows in a tower                       |
 | MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
+| router               | 2 n d e                                                             |
 
 | component   | what it is                                                                   |
 | ----------- | ---------------------------------------------------------------------------- |
-| `tower`     | the vision tower's layers that run, over all its tokens                      |
-| `projector` | two linear maps, tower width -> text width -> text width, on what reaches it |
+| `tower`     | the layers that run of the vision tower and of what stands before it         |
+| `projector` | its linear maps, on every unit that goes through it                          |
 | `text`      | every decoder layer on the tokens that enter it                              |
 | `head`      | the output head at the last position, all that generation asks for           |
 
@@ -28,8 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
+from harness.engine.items import Work
 from harness.facts import ModelFacts, StackFacts
 
 
@@ -73,39 +77,52 @@ class SampleFlops:
         return self.exact.total / self.exact_full.total
 
 
-def layer_flops(stack: StackFacts, tokens: int, causal: bool | None = None) -> int:
-    """Return the exact FLOPs of one layer on `tokens` tokens.
+def layer_flops(
+    stack: StackFacts, tokens: int, causal: bool | None = None, first: bool = False
+) -> int:
+    """Return the exact FLOPs of one layer on `tokens` tokens that all see each other.
 
     `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused
-    kernel's mask is invisible to profilers that count whole products.
+    kernel's mask is invisible to profilers that count whole products. `first` asks for layer 0.
     """
-    linear, pairs = _coefficients(stack)
     masked = stack.causal if causal is None else causal
     n_pairs = tokens * (tokens + 1) // 2 if masked else tokens * tokens
-    return linear * tokens + pairs * n_pairs
+    return _linear(stack, first) * tokens + _pair(stack) * n_pairs
 
 
-def quadratic(stack: StackFacts) -> tuple[float, float]:
-    """Return (a, b) such that one layer costs `a n + b n^2` FLOPs under the stack's own mask."""
-    linear, pairs = _coefficients(stack)
-    return (linear + pairs / 2, pairs / 2) if stack.causal else (float(linear), float(pairs))
+def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
+    """Return (a, b) such that one layer (layer 0 if `first`) costs `a n + b n^2` FLOPs under the stack's own mask."""
+    linear, pair = _linear(stack, first), _pair(stack)
+    return (linear + pair / 2, pair / 2) if stack.causal else (float(linear), float(pair))
 
 
-def tower_flops(facts: ModelFacts, images: int = 1) -> int:
-    """Return the exact FLOPs of the tower's layers for `images` images."""
-    return images * facts.tower.layers * layer_flops(facts.tower, facts.tower_tokens)
+def tower_flops(facts: ModelFacts, work: Work) -> int:
+    """Return the exact FLOPs of the layers before the projector."""
+    total = _encoder(facts.tower, work.tokens, work.pairs, work.window_pairs)
+    if facts.stem is not None:
+        total += _encoder(facts.stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
+    return total
 
 
-def projector_flops(facts: ModelFacts, tokens: int) -> int:
-    """Return the exact FLOPs of a two-layer projector on `tokens` tower tokens."""
-    return 2 * tokens * facts.text.hidden * (facts.tower.hidden + facts.text.hidden)
+def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> int:
+    """Count a stack whose attended pairs are known: `window_layers` of its layers stay inside windows."""
+    attended = (stack.layers - stack.window_layers) * pairs + stack.window_layers * window_pairs
+    return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
+
+
+def projector_flops(facts: ModelFacts, units: int) -> int:
+    """Return the exact FLOPs of the projector's linear maps on `units` units."""
+    return 2 * units * sum(a * b for a, b in pairwise(facts.projector))
 
 
 def text_flops(
     facts: ModelFacts, entering: Sequence[int], n_text: int, causal: bool | None = None
 ) -> int:
     """Return the exact FLOPs of the decoder layers, layer l entered by `entering[l]` tokens."""
-    return sum(layer_flops(facts.text, visual + n_text, causal) for visual in entering)
+    return sum(
+        layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
+        for layer, visual in enumerate(entering)
+    )
 
 
 def head_flops(facts: ModelFacts, positions: int = 1) -> int:
@@ -125,36 +142,28 @@ def paper_flops(facts: ModelFacts, entering: Sequence[int], n_text: int) -> int:
 
 
 def sample_flops(
-    facts: ModelFacts,
-    entering: Sequence[int],
-    n_visual: int,
-    n_text: int,
-    projected: int | None = None,
+    facts: ModelFacts, entering: Sequence[int], n_visual: int, n_text: int, work: Work
 ) -> SampleFlops:
     """Count one sample's prefill.
 
     Args:
         facts: the model.
         entering: visual tokens that entered each decoder layer.
-        n_visual: visual tokens before any reduction; also tells how many nominal images the tower
-            saw.
-        n_text: text tokens of the prompt.
-        projected: tokens that went through the projector; fewer than `n_visual` after a `vision`
-            site. None: all.
+        n_visual: visual tokens before any reduction.
+        n_text: other tokens of the prompt.
+        work: what ran before the decoder; units that went through the projector twice count twice.
     """
     full = (n_visual,) * len(entering)
-    tower = tower_flops(facts, max(1, round(n_visual / facts.visual_tokens)))
-    head = head_flops(facts)
-    through = n_visual if projected is None else projected
+    tower, head = tower_flops(facts, work), head_flops(facts)
 
-    def components(counts: Sequence[int], into_projector: int) -> Components:
+    def components(counts: Sequence[int], units: int) -> Components:
         return Components(
-            tower, projector_flops(facts, into_projector), text_flops(facts, counts, n_text), head
+            tower, projector_flops(facts, units), text_flops(facts, counts, n_text), head
         )
 
     return SampleFlops(
-        exact=components(entering, through),
-        exact_full=components(full, n_visual),
+        exact=components(entering, work.units + work.reprojected),
+        exact_full=components(full, work.units),
         paper=paper_flops(facts, entering, n_text),
         paper_full=paper_flops(facts, full, n_text),
     )
@@ -180,9 +189,17 @@ def flops_block(samples: Iterable[SampleFlops]) -> dict[str, float]:
     }
 
 
-def _coefficients(stack: StackFacts) -> tuple[int, int]:
-    """Return FLOPs for each token and FLOPs for each attended pair of tokens, of one layer."""
+def _linear(stack: StackFacts, first: bool = False) -> int:
+    """Return the FLOPs that one layer spends on each token."""
     queries, keys = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
+    dense = first and stack.first_intermediate is not None
+    width = stack.first_intermediate if dense else stack.intermediate
+    assert width is not None  # `dense` says so
     matrices = 3 if stack.gated else 2
-    linear = stack.hidden * (4 * queries + 4 * keys + 2 * matrices * stack.intermediate)
-    return linear, 4 * queries
+    router = 0 if dense else stack.experts
+    return stack.hidden * (4 * queries + 4 * keys + 2 * matrices * width + 2 * router)
+
+
+def _pair(stack: StackFacts) -> int:
+    """Return the FLOPs that one layer spends on each pair of tokens that attend."""
+    return 4 * stack.heads * stack.head_dim

@@ -45,13 +45,17 @@ def achieved(
 
 @dataclass(frozen=True)
 class Frame:
-    """The plain numbers of one sample: where sites act, its tokens, what a layer costs."""
+    """The plain numbers of one sample: where sites act, its tokens, what a layer costs.
+
+    One layer of n tokens costs `linear n + square n^2`, with (linear, square) in `cost`; layer 0 costs `extra n` more.
+    """
 
     starts: tuple[int, ...]
     depth: int
     visual: int
     text: int
     cost: tuple[float, float]
+    extra: float = 0.0
 
     @property
     def spans(self) -> tuple[int, ...]:
@@ -75,7 +79,10 @@ class Frame:
             span * (linear * (count + self.text) + square * (count + self.text) ** 2)
             for count, span in zip(counts, self.spans, strict=True)
         )
-        half = linear / (2 * square)  # solve square n^2 + linear n = spent / depth for n > 0
+        first = next(count for count, span in zip(counts, self.spans, strict=True) if span)
+        spent += self.extra * (first + self.text)
+        # Solve square n^2 + linear n = spent / depth for n > 0, with the extra cost spread over the layers.
+        half = (linear + self.extra / self.depth) / (2 * square)
         return math.sqrt(half**2 + spent / (self.depth * square)) - half - self.text
 
 
@@ -83,4 +90,6 @@ def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: in
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
     starts = tuple(s.layer if s.where == "layer" else 0 for s in reducer.sites(depth))
-    return Frame(starts, depth, n_visual, n_text, quadratic(facts.text))
+    linear, square = quadratic(facts.text)
+    extra = quadratic(facts.text, first=True)[0] - linear
+    return Frame(starts, depth, n_visual, n_text, (linear, square), extra)

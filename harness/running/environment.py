@@ -16,15 +16,16 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     import torch
 
     model = spec.model
-    cuda = model.device.startswith("cuda")
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "lmms_eval": version("lmms-eval"),
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": model.device,
-        "device_name": torch.cuda.get_device_name(model.device) if cuda else processor_name(),
+        "weights": model.weights,
+        "layers": [model.facts.tower.layers, model.facts.text.layers],
+        "device": model.device_map or model.device,
+        "device_name": device_name(model.device),
         "dtype": model.dtype,
         "attention": model.attention,
         "backend": spec.engine.backend,
@@ -32,6 +33,13 @@ def describe(spec: RunSpec) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": commit(),
     }
+
+
+def device_name(device: str) -> str:
+    """Return the name of the GPU or of the processor."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
 
 
 def processor_name() -> str:

@@ -114,8 +114,12 @@ def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
             "attention": model.attention,
             "weights": model.weights,
             "device": model.device,
+            "device_map": model.device_map,
             "template": model.template,
             "generation": dict(model.generation),
+            "processor": dict(model.processor),
+            "video": asdict(model.video),
+            "architecture": dict(model.architecture) if model.weights == "random" else None,
             "facts": facts,
         },
         "method": {
@@ -135,7 +139,8 @@ def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
         "budget": asdict(spec.budget),
         "engine": {
             "backend": engine.backend,
-            "batch_size": engine.batch_size,
+            # What `auto` finds depends on the machine, and no answer on the batch.
+            "batch_size": engine.batch_size or "auto",
             "positions": engine.positions,
             "warmup": engine.warmup,
         },
@@ -159,7 +164,12 @@ def _python_files(sources: Iterable[str]) -> list[Path]:
 
 
 def model_revision(model: ModelSpec, digests: Digests) -> str:
-    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit."""
+    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit.
+
+    Random weights follow from the architecture and a fixed seed.
+    """
+    if model.weights == "random":
+        return "random"
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
         return digests.files(files, model.path)

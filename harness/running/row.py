@@ -8,9 +8,12 @@ from dataclasses import MISSING, asdict, fields
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
-from harness.config.preflight import Job
+from harness.config.preflight import Job, signals_of
+from harness.config.spec import RunSpec
+from harness.engine.items import Work
+from harness.facts import SUBSTITUTES
 from harness.measure.bound import speedup
-from harness.measure.flops import flops_block, sample_flops
+from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
 from harness.store import SCHEMA
 from methods.base import Method
@@ -42,8 +45,8 @@ def build_row(
         "budget_rule": spec.budget.rule,
         "seed": spec.seed,
         "n_samples": evaluation.n_samples,
-        "metrics": {name: _finite(values) for name, values in evaluation.metrics.items()},
-        "tokens": evaluation.tokens,
+        "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
+        "tokens": evaluation.tokens | {"positions": _positions(records)},
         "flops": flops_block(_flops(job, record) for record in records),
         "time": evaluation.time,
         "memory": {"kv_bytes": evaluation.kv_bytes, "peak_bytes": peak.bytes},
@@ -54,6 +57,7 @@ def build_row(
             "higher_is_better": spec.benchmark.higher_is_better,
             "sites": _sites(job, records),
             "achieved": _achieved(job, records),
+            "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
             "new_tokens": fmean(record.new_tokens for record in records),
             "text_tokens": fmean(record.text for record in records),
@@ -98,18 +102,9 @@ def _comparable(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def _flops(job: Job, record: Record) -> Any:
-    sites = job.method.sites(job.spec.model.facts.text.layers)
-    reduced = [
-        kept for site, kept in zip(sites, record.kept, strict=True) if site.where == "vision"
-    ]
-    return sample_flops(
-        job.spec.model.facts,
-        record.entering,
-        record.visual,
-        record.text,
-        projected=reduced[-1] if reduced else None,
-    )
+def _flops(job: Job, record: Record) -> SampleFlops:
+    facts, work = job.spec.model.facts, Work(*record.work)
+    return sample_flops(facts, record.entering, record.visual, record.text, work)
 
 
 def _achieved(job: Job, records: Sequence[Record]) -> dict[str, float]:
@@ -142,6 +137,25 @@ def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
             low, _, high = quantiles(times, n=4, method="inclusive")
             spreads[phase] = [low, high]
     return spreads
+
+
+def _reported(spec: RunSpec, values: Mapping[str, float | None]) -> dict[str, float | None]:
+    # Random weights answer at random: such a row tells of times and memory, never of accuracy.
+    return dict.fromkeys(values) if spec.model.weights == "random" else _finite(values)
+
+
+def _positions(records: Sequence[Record]) -> float:
+    """Return the mean positions of the prompt that images take: visual tokens, newlines and separators."""
+    return fmean(record.visual + record.special for record in records)
+
+
+def _substitutes(job: Job) -> dict[str, str]:
+    """Say what stands for the class token's attention if the method reads it and the tower has none."""
+    facts = job.spec.model.facts
+    read = signals_of(job.method, facts.text.layers)
+    if "cls_attention" not in read or facts.class_attention == "token":
+        return {}
+    return {"cls_attention": SUBSTITUTES[facts.class_attention]}
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -1,0 +1,55 @@
+"""What a chat holds beside its text: pictures and video clips, read from wherever they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UserError
+from harness.media.frames import Clip, sample_frames
+from harness.media.pictures import open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from harness.config.spec import VideoSpec
+
+Chat = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Media:
+    """The pictures and clips of one chat, each in the order of the chat."""
+
+    pictures: list[Image] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+
+
+def media_of(number: int, chat: Chat, video: VideoSpec) -> Media:
+    """Open every picture and sample every video of a chat.
+
+    Args:
+        number: place of the chat in its batch, for messages.
+        chat: turns whose content is a list of parts.
+        video: how frames are sampled.
+
+    Raises:
+        UserError: nothing to see in the chat, or something that cannot be read.
+    """
+    media = Media()
+    try:
+        for turn in chat:
+            for part in turn["content"]:
+                if part["type"] == "image":
+                    media.pictures.append(open_image(part["image"]))
+                elif part["type"] == "video":
+                    media.clips.append(
+                        sample_frames(
+                            part["video"], video.frames, video.rule, video.short, video.rate
+                        )
+                    )
+    except UserError as error:
+        raise UserError(f"chat {number} of the batch: {error}") from error
+    if not media.pictures and not media.clips:
+        raise UserError(f"chat {number} of the batch holds no image and no video")
+    return media

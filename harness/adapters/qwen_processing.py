@@ -1,0 +1,82 @@
+"""Qwen's processors: the chat format, and how large pictures and frames may be."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+from harness.config import fields
+from harness.errors import unknown_name
+
+if TYPE_CHECKING:
+    from harness.config.spec import ModelSpec
+
+#: Qwen's chat format, without a system turn.
+CHATML = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{% for part in turn.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|>"
+    "{{ '<|image_pad|>' if part.type == 'image' else '<|video_pad|>' }}<|vision_end|>{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+#: Keys of `model.processor`: the part of the processor and the bound of its pictures' area, in pixels.
+BOUNDS = {
+    "min_pixels": ("image_processor", "shortest_edge"),
+    "max_pixels": ("image_processor", "longest_edge"),
+    "video_min_pixels": ("video_processor", "shortest_edge"),
+    "video_max_pixels": ("video_processor", "longest_edge"),
+}
+
+
+def new_processor(processor_class: Any, spec: ModelSpec, tokenizer: Any) -> Any:
+    """Return a processor for the tower's patches, for a model without a checkpoint."""
+    vision = spec.architecture["vision"]
+    sizes = {
+        "patch_size": vision["patch_size"],
+        "merge_size": vision["spatial_merge_size"],
+        "temporal_patch_size": vision["temporal_patch_size"],
+    }
+    processor = processor_class(
+        image_processor=Qwen2VLImageProcessor(**sizes),
+        video_processor=Qwen2VLVideoProcessor(**sizes),
+        tokenizer=tokenizer,
+        chat_template=CHATML,
+    )
+    return bounded(processor, spec)
+
+
+def run_processor(
+    processor: Any, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]
+) -> Any:
+    """Turn prompts, and the pictures and clips of each, into one batch.
+
+    The last frame of a clip with an odd number of frames is doubled, as two frames make one token in time.
+    """
+    images, videos = list(chain(*pictures)), list(chain(*clips))
+    batch = processor(
+        text=texts,
+        images=images or None,
+        videos=[clip.frames for clip in videos] or None,
+        video_metadata=[clip.metadata() for clip in videos] or None,
+        do_sample_frames=False,
+        padding=True,
+        return_tensors="pt",
+    )
+    if "second_per_grid_ts" in batch:
+        # As numbers: a tensor would take the model's dtype, and time would be rounded to a few bits.
+        batch["second_per_grid_ts"] = batch["second_per_grid_ts"].tolist()
+    return batch
+
+
+def bounded(processor: Any, spec: ModelSpec) -> Any:
+    """Set the bounds of `model.processor`; the frames of a video share a budget of pixels, as in Qwen's own code."""
+    for key, value in spec.processor.items():
+        if key not in BOUNDS:
+            raise unknown_name("model.processor", key, BOUNDS)
+        part, edge = BOUNDS[key]
+        getattr(processor, part).size[edge] = fields.integer(f"model.processor.{key}", value, 1)
+    processor.video_processor.cap_pixels_per_frame = True
+    return processor

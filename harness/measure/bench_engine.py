@@ -1,0 +1,266 @@
+"""Does dropping tokens pay what the arithmetic promises? `python -m harness.measure.bench_engine`.
+
+A real architecture with random weights answers one prompt whose visual tokens dominate it:
+
+    prefill     speed-up at `--ratio` over the full run, beside the one that the exact FLOPs allow
+    machinery   generate in a session at ratio 0 over plain generate, in turns
+    memory      peak memory of one call, full and reduced
+
+`--model` and further `key=value` overrides choose the instance; `--write FOLDER` leaves `bench_engine.json` and
+`bench_engine.md` there. A table comes first; the last line of stdout is one JSON object with every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
+from harness.errors import UserError
+from harness.measure.bench import conditions, print_table
+from harness.measure.bench_setup import Figure, paired, reducer
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.engine.record import Record
+
+SCHEMA = 1
+
+#: An instance whose decoder is wide enough that matrix products take nearly all of its time, and small enough for a
+#: laptop: LLaVA-NeXT's widths with eight decoder layers and one tower layer.
+INSTANCE = (
+    "model=llava_next_7b",
+    "model.weights=random",
+    "model.dtype=bfloat16",
+    "model.scale.layers=8",
+    "model.scale.tower_layers=1",
+)
+
+#: Methods whose prefill is timed: selection for free, and selection by attention rows.
+METHODS = ("method=uniform_layer2", "method=fastv")
+
+#: Pixels along an image's edge; AnyRes makes four crops and a global view of it.
+EDGE = 672
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A model of random weights, one prompt for it, and the runs to compare."""
+
+    overrides: tuple[str, ...]
+    adapter: Adapter
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def build(cls, overrides: Sequence[str]) -> Instance:
+        """Build the model and encode one noise image with a short question."""
+        from harness.adapters.base import load_adapter
+
+        adapter = load_adapter(_spec(overrides).model)
+        return cls(tuple(overrides), adapter, adapter.encode([_chat()]))
+
+    def spec(self, *overrides: str) -> RunSpec:
+        """Return the run of one method on this instance."""
+        return _spec((*self.overrides, *overrides))
+
+    def generate(self, *overrides: str, new_tokens: int = 1) -> Record:
+        """Answer once through a session and return the telemetry."""
+        from harness.engine.session import Session
+
+        spec = self.spec(*overrides)
+        with Session(self.adapter, reducer(spec), spec.budget) as session:
+            done = session.generate(self.inputs, None, do_sample=False, max_new_tokens=new_tokens)
+        return done.records[0]
+
+
+def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
+    """Time the prefill of each method and of the full run in turns, and hold their ratio against the FLOPs'."""
+    from harness.engine.items import Work
+    from harness.measure.flops import sample_flops
+
+    figures: list[Figure] = []
+    facts = instance.spec().model.facts
+    for method in METHODS:
+        arguments = (method, f"ratio={ratio}")
+        instance.generate(*arguments), instance.generate("method=none")
+        gains: list[float] = []
+        for turn in range(repeats):
+            order = (("method=none",), arguments) if turn % 2 else (arguments, ("method=none",))
+            times = {one: instance.generate(*one).times_ms["prefill"] for one in order}
+            gains.append(times[("method=none",)] / times[arguments])
+        record = instance.generate(*arguments)
+        counted = sample_flops(
+            facts, record.entering, record.visual, record.text, Work(*record.work)
+        )
+        allowed = 1 / counted.share_of_full
+        low, _, high = quantiles(gains, n=4, method="inclusive")
+        label = f"{method.removeprefix('method=')}, ratio {ratio}, {record.visual} visual tokens"
+        figures += [
+            Figure("prefill", f"speed-up, {label}", median(gains), "x", (low, high)),
+            Figure("prefill", f"speed-up that FLOPs allow, {label}", allowed, "x"),
+            Figure(
+                "prefill",
+                f"share reached, {label}",
+                median(gains) / allowed,
+                "x",
+                (low / allowed, high / allowed),
+                at_least=0.9,
+            ),
+            Figure("prefill", f"selection within it, {label}", record.times_ms["select"], "ms"),
+        ]
+    return figures
+
+
+def machinery(instance: Instance, repeats: int) -> list[Figure]:
+    """Time `generate` in a session at ratio 0 over the model's own, in turns on equal inputs."""
+    import torch
+
+    figures = []
+    for method in ("method=none", *METHODS):
+
+        def plain() -> object:
+            with torch.inference_mode():
+                return instance.adapter.model.generate(
+                    **instance.inputs, do_sample=False, max_new_tokens=4
+                )
+
+        def through(method: str = method) -> object:
+            return instance.generate(method, "ratio=0", new_tokens=4)
+
+        pair = paired(through, plain, repeats)
+        name = f"ratio 0 over plain, {method.removeprefix('method=')}"
+        figures.append(pair.figure("machinery", name, at_most=1.01))
+    return figures
+
+
+def memory(instance: Instance, ratio: float) -> list[Figure]:
+    """Measure the peak of one call that keeps everything and of one that does not, weights included."""
+    from harness.measure.memory import peak_memory
+
+    peaks = {}
+    for name, arguments in (
+        ("full", ("method=none",)),
+        ("reduced", (METHODS[0], f"ratio={ratio}")),
+    ):
+        with peak_memory(instance.adapter.device) as peak:
+            record = instance.generate(*arguments)
+        peaks[name] = (peak.bytes, record.kv_bytes)
+    unit = 2**20
+    return [
+        Figure("memory", f"peak, full: {peak.note}", peaks["full"][0] / unit, "MiB"),
+        Figure("memory", f"peak, ratio {ratio} at layer 2", peaks["reduced"][0] / unit, "MiB"),
+        Figure(
+            "memory",
+            "reduced peak over full",
+            peaks["reduced"][0] / peaks["full"][0],
+            "x",
+            at_most=1.0,
+        ),
+        Figure("memory", "cache after prefill, full", peaks["full"][1] / unit, "MiB"),
+        Figure("memory", "cache after prefill, reduced", peaks["reduced"][1] / unit, "MiB"),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    try:
+        overrides = tuple(options.overrides) or INSTANCE
+        with contextlib.redirect_stdout(sys.stderr):
+            instance = Instance.build(overrides)
+            figures: list[Figure] = []
+            for part in (
+                lambda: prefill(instance, options.ratio, options.repeats),
+                lambda: machinery(instance, options.repeats),
+                lambda: memory(instance, options.ratio),
+            ):
+                figures += part()
+                print(f"bench-engine: {figures[-1].part} done", file=sys.stderr, flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_table(figures)
+    result = summary(figures, instance)
+    if options.write is not None:
+        write(result, figures, options.write)
+    print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
+    """Return every figure with the conditions it was measured under."""
+    device = str(instance.adapter.device)
+    return {
+        "schema": SCHEMA,
+        "instance": list(instance.overrides),
+        "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
+        "conditions": conditions(device),
+    }
+
+
+def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) -> None:
+    """Leave the figures as JSON and as a page."""
+    conditions_ = result["conditions"]
+    lines = [
+        "# Engine: measured against what the arithmetic allows",
+        "",
+        "Written by `make bench-engine`. "
+        f"Instance `{' '.join(result['instance'])}` on {conditions_['device_name']} "
+        f"({conditions_['device']}, {conditions_['threads']} threads), torch {conditions_['torch']}, "
+        f"transformers {conditions_['transformers']}; medians, quartiles in brackets.",
+        "",
+        "| part | measured | value | target | |",
+        "| --- | --- | ---: | --- | --- |",
+    ]
+    for one in figures:
+        spread = "" if one.quartiles is None else " [{:.3g}, {:.3g}]".format(*one.quartiles)
+        target = f"<= {one.at_most:g}" if one.at_most is not None else ""
+        target = f">= {one.at_least:g}" if one.at_least is not None else target
+        verdict = {True: "met", False: "missed", None: ""}[one.met]
+        lines.append(
+            f"| {one.part} | {one.name} | {one.value:.4g} {one.unit}{spread} | {target} | {verdict} |"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench_engine.md").write_text("\n".join(lines) + "\n")
+    (folder / "bench_engine.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def _spec(overrides: Sequence[str]) -> RunSpec:
+    command = read_command(overrides)
+    assert command is not None  # only requests for help compose nothing
+    return RunSpec.from_config(command.cells[0])
+
+
+def _chat() -> list[dict[str, Any]]:
+    import torch
+    from PIL import Image
+
+    noise = torch.randint(
+        0, 256, (EDGE, EDGE, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    image = {"type": "image", "image": Image.fromarray(noise.numpy())}
+    text = {"type": "text", "text": "What is shown in this image?"}
+    return [{"role": "user", "content": [image, text]}]
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.measure.bench_engine")
+    parser.add_argument("overrides", nargs="*", help=f"the instance; default: {' '.join(INSTANCE)}")
+    parser.add_argument("--ratio", type=float, default=0.9)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--write", type=Path, help="folder for bench_engine.json and .md")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Opening a video file: one stream to look at, and one-line errors that name the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Disposition
+from av.video.stream import VideoStream
+
+from harness.errors import UserError
+
+
+@contextmanager
+def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video file and its first video stream that is not cover art.
+
+    Raises:
+        UserError: no such file, not a file, not a container, an image, no video stream, or one in an unknown code.
+    """
+    name = fspath(path)
+    if not Path(name).is_file():
+        state = "is not a file" if Path(name).exists() else "does not exist"
+        raise UserError(f"video {name!r} {state}; valid: a video file")
+    try:
+        # An absolute path is never taken for a protocol, and titles that are not UTF-8 are no reason to fail.
+        container = av.open(str(Path(name).absolute()), metadata_errors="replace")
+    except (av.FFmpegError, OSError) as problem:
+        raise UserError(f"video {name!r} cannot be opened: {reason(problem)}") from problem
+    with container:
+        yield container, _video_stream(container, name)
+
+
+def _video_stream(container: InputContainer, name: str) -> VideoStream:
+    """Return the stream to sample."""
+    kind = container.format.name
+    if kind.endswith("_pipe") or kind == "image2":
+        raise UserError(f"video {name!r} is an image ({kind.removesuffix('_pipe')}), not a video")
+    for stream in container.streams.video:
+        if stream.disposition & Disposition.attached_pic:
+            continue
+        if stream.codec_context is None:
+            raise UserError(f"video {name!r} is coded in a way that this build cannot decode")
+        return stream
+    raise UserError(f"video {name!r} has no video stream")
+
+
+def reason(problem: Exception) -> str:
+    """Return an error's own words in one line, without the path that it repeats."""
+    words = getattr(problem, "strerror", None) or str(problem)
+    return " ".join(str(words).split())
+
+
+def packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet]:
+    """Yield the stream's packets, without the empty ones that stand for no frame or for the end."""
+    return (packet for packet in container.demux(stream) if packet.size)

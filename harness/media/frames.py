@@ -1,0 +1,128 @@
+"""Frames of a video file: exactly those that a rule names, without decoding the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.media.decoding import decode_groups, decode_through, decoded_moments
+from harness.media.rules import FRAMES_KEY, SHORT_KEY, check, frames_wanted, pick
+from harness.media.timeline import Moments, read_timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames of one video, as processors take them.
+
+    Attributes:
+        frames: (T, H, W, 3) uint8 RGB, upright.
+        indices: the frames' numbers among all frames of the video, in order of presentation, ascending, all different.
+        timestamps: seconds from the video's first frame to each of them, as the file says, also at a variable rate.
+        fps: average frames per second of the file.
+        total_frames: frames in the file, counted.
+        duration: seconds from the first frame to the end of the last, which is given the average length.
+    """
+
+    frames: np.ndarray
+    indices: tuple[int, ...]
+    timestamps: tuple[float, ...]
+    fps: float
+    total_frames: int
+    duration: float
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a processor reads as `video_metadata` beside `videos=clip.frames, do_sample_frames=False`.
+
+        Processors derive times as index / fps, which agrees with `timestamps` at a constant rate only.
+        """
+        return {
+            "total_num_frames": self.total_frames,
+            "fps": self.fps,
+            "height": self.frames.shape[1],
+            "width": self.frames.shape[2],
+            "duration": self.duration,
+            "video_backend": "pyav",
+            "frames_indices": list(self.indices),
+        }
+
+
+def sample_frames(
+    path: str | PathLike[str],
+    n_frames: int,
+    rule: str = "uniform",
+    short: str = "error",
+    rate: float = 2.0,
+) -> Clip:
+    """Take frames of a video by a stated rule.
+
+    With T frames in the file and n = `n_frames`, the indices are, for the rule
+
+    - `uniform`: floor(linspace(0, T - 1, n)), so the first and the last frame are among them, and n = 1 is the first.
+      It is what the LLaVA-OneVision, LLaVA-Video and LongVA models of lmms-eval do.
+    - `centre`: the centres of n equal segments, floor(s / 2 + round(s i)) with s = (T - 1) / n, or all frames if n = T.
+      It is what the InternVL models of lmms-eval do.
+    - `fps`: round(linspace(0, T - 1, m)), where m = T / fps * rate, but at least 4, at most n, at most T, and then
+      lowered to an even number: one frame every 1 / rate seconds, and of a longer video n over its whole length.
+      It is what evaluations of Qwen2-VL and Qwen2.5-VL do, at rate 2.
+
+    Those evaluations repeat frames of a video that has fewer than n (or stop). Here that is an error or, with
+    `short="all"`, every frame once. A frame is turned upright by the rotation in the file, as decord does, but not
+    mirrored, and keeps its size in pixels. A stream whose packets do not tell their times is decoded from its start,
+    twice: as exact, but slower. A file that lost its end is refused; MPEG streams, which state no length, cannot
+    show that and count as long as they are.
+
+    Args:
+        path: a video file. Its first video stream is read, cover art aside.
+        n_frames: n above.
+        rule: `uniform`, `centre` or `fps`.
+        short: `error` or `all`.
+        rate: frames per second of video, for the rule `fps` alone.
+
+    Returns:
+        The clip. Cost: the file is read twice, and decoded from the keyframe before each wanted frame up to that frame;
+        n H W 3 bytes of memory.
+
+    Raises:
+        UserError: a bad argument; a file that is missing, not a video, damaged, cut short or without frames; a video
+            with fewer frames than asked; one whose picture changes its size.
+    """
+    check(n_frames, rule, short, rate)
+    timeline = read_timeline(path)
+    if timeline is not None:
+        indices = _choose(path, timeline.moments, n_frames, rule, short, rate)
+        frames = decode_groups(path, timeline, indices)
+        if frames is not None:
+            return _clip(frames, indices, timeline.moments)
+    # The packets told too little, or not the truth: what decoding gives is what there is.
+    shown = decoded_moments(path)
+    indices = _choose(path, shown, n_frames, rule, short, rate)
+    return _clip(decode_through(path, indices), indices, shown)
+
+
+def _choose(
+    path: str | PathLike[str], shown: Moments, count: int, rule: str, short: str, rate: float
+) -> tuple[int, ...]:
+    """Return the indices to take of a video, or refuse it as too short."""
+    wanted = frames_wanted(shown.total, count, rule, rate, shown.fps)
+    if wanted > shown.total and short == "error":
+        raise UserError(
+            f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {shown.total} frames where {wanted} are wanted; "
+            f"valid: a video of more frames, fewer frames asked, or {SHORT_KEY}=all to take each once"
+        )
+    return pick(shown.total, min(wanted, shown.total), rule)
+
+
+def _clip(frames: np.ndarray, indices: tuple[int, ...], shown: Moments) -> Clip:
+    """Put a clip together."""
+    return Clip(
+        frames=frames,
+        indices=indices,
+        timestamps=tuple(float(shown.seconds[i]) for i in indices),
+        fps=shown.fps,
+        total_frames=shown.total,
+        duration=shown.duration,
+    )

@@ -1,0 +1,93 @@
+"""Which frames of a video are looked at: rules that evaluations use, as integers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from harness.errors import UserError, unknown_name
+
+FRAMES_KEY = "model.video.frames"
+RULE_KEY = "model.video.rule"
+SHORT_KEY = "model.video.short"
+RATE_KEY = "model.video.rate"
+
+SHORT = ("error", "all")
+
+# What the Qwen-VL utilities do when they sample by rate: at least four frames, always an even number of them, because
+# their models join frames in pairs.
+LEAST_BY_RATE = 4
+PAIR = 2
+
+
+def _uniform(total: int, count: int) -> list[int]:
+    """Return floor(linspace(0, total - 1, count)), in numpy's arithmetic, as the evaluations compute it."""
+    return [int(i) for i in np.linspace(0, total - 1, count, dtype=int)]
+
+
+def _centre(total: int, count: int) -> list[int]:
+    """Return the centres of `count` equal segments, rounded as InternVL's evaluation rounds them."""
+    if count == total:  # segments shorter than one frame: the formula would name some frames twice
+        return list(range(total))
+    segment = (total - 1) / count
+    return [int(segment / 2 + np.round(segment * i)) for i in range(count)]
+
+
+def _rounded(total: int, count: int) -> list[int]:
+    """Return round(linspace(0, total - 1, count)), halves to even."""
+    return [int(i) for i in np.linspace(0, total - 1, count).round()]
+
+
+RULES: dict[str, Callable[[int, int], list[int]]] = {
+    "uniform": _uniform,
+    "centre": _centre,
+    "fps": _rounded,
+}
+
+
+def check(count: int, rule: str, short: str, rate: float) -> None:
+    """Refuse what no video could satisfy, before any file is opened.
+
+    Raises:
+        UserError: an unknown rule or `short`, a count below 1 (below 2 for `fps`), a rate that is not positive.
+    """
+    if rule not in RULES:
+        raise unknown_name(RULE_KEY, rule, RULES)
+    if short not in SHORT:
+        raise unknown_name(SHORT_KEY, short, SHORT)
+    least = PAIR if rule == "fps" else 1
+    if count < least:
+        raise UserError(
+            f"{FRAMES_KEY}={count} must be an integer of at least {least} for rule={rule}"
+        )
+    if not 0 < rate < float("inf"):
+        raise UserError(f"{RATE_KEY}={rate} must be a positive number: frames per second")
+
+
+def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) -> int:
+    """Return how many frames a rule wants of a video, which may be more than there are.
+
+    Args:
+        total: frames in the video.
+        count: frames asked; for `fps` the most that are taken.
+        rule: a name in RULES.
+        rate: for `fps`, frames per second of video.
+        fps: frames per second of the file.
+    """
+    if rule != "fps":
+        return count
+    by_rate = max(total / fps * rate, LEAST_BY_RATE)
+    wanted = int(min(by_rate, count // PAIR * PAIR, total)) // PAIR * PAIR
+    return max(wanted, PAIR)
+
+
+def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
+    """Return the indices that a rule takes: ascending, all different, in [0, total).
+
+    Args:
+        total: frames in the video.
+        count: frames to take, at most `total`.
+        rule: a name in RULES.
+    """
+    return tuple(RULES[rule](total, count))

@@ -1,0 +1,107 @@
+"""Qwen2-VL and Qwen2.5-VL: images, videos, and both in one batch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import av
+import numpy as np
+
+from harness.config.spec import VideoSpec
+from tests.tiny import TEXT, Family, StackFacts, chat, picture, tiny_spec
+
+VISION = {"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
+ROPE = {"rope_type": "default", "rope_theta": 1.0e4, "mrope_section": [1, 1, 2]}
+PIXELS = {"min_pixels": 14 * 14, "max_pixels": 100 * 100}
+BOUNDS = {**PIXELS, **{f"video_{key}": value for key, value in PIXELS.items()}}
+
+QWEN2 = tiny_spec(
+    "qwen2_vl",
+    text=TEXT,
+    tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+    projector=(128, 128, 32),
+    class_attention="mean",
+    rotary_axes=3,
+    processor=BOUNDS,
+    video=VideoSpec(frames=6, rule="fps"),
+    architecture={"text": {"rope_parameters": ROPE}, "vision": VISION},
+)
+
+#: Windows of 2x2 units, in every other block.
+QWEN25 = replace(
+    QWEN2,
+    adapter="qwen2_5_vl",
+    facts=replace(
+        QWEN2.facts,
+        tower=StackFacts(4, 32, 48, 4, 4, 8, gated=True, causal=False, window_layers=2),
+    ),
+    architecture={
+        "text": {"rope_parameters": ROPE},
+        "vision": {**VISION, "window_size": 28, "tokens_per_second": 2},
+    },
+)
+
+
+@cache
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that lives as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="espalier-clips-")
+
+
+def write_clip(path: Path, frames: int, height: int, width: int, fps: int = 8) -> str:
+    """Write a video whose frames all differ."""
+    generator = np.random.default_rng(frames)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for _ in range(frames):
+            pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return str(path)
+
+
+def clip(frames: int, height: int, width: int) -> dict[str, str]:
+    """The part of a chat that holds a video of 8 frames a second."""
+    path = Path(folder().name) / f"{frames}x{height}x{width}.mp4"
+    return {
+        "type": "video",
+        "video": str(path) if path.exists() else write_clip(path, frames, height, width),
+    }
+
+
+def video_chat(text: str, *parts: dict) -> list[dict]:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+#: 3x4, 2x4 and 4x3, 5x2 units: windows are cut off at the border, and tokens differ in number.
+IMAGES = (
+    chat("w1 w2 w3", picture(0, 56, 42)),
+    chat("w4", picture(1, 56, 28), picture(2, 42, 56)),
+    chat("w5 w6 w7 w8 w9", picture(3, 28, 70)),
+)
+
+#: 4 frames (half a second), then 6 of 40, then 4 of 12: at 2 frames a second, at least 4, at most 6.
+VIDEOS = (
+    video_chat("w1 w2 w3", clip(5, 42, 56)),
+    video_chat("w4", clip(40, 28, 42)),
+    video_chat("w5 w6 w7 w8 w9", clip(12, 56, 28)),
+)
+
+#: In the first chat the video stands before the images, which the tower sees first.
+MIXED = (
+    video_chat("w1", clip(5, 28, 42), {"type": "image", "image": picture(4, 42, 42)}),
+    chat("w2 w3", picture(5, 28, 42)),
+    video_chat("w4 w5 w6", {"type": "image", "image": picture(6, 42, 28)}, clip(12, 42, 42)),
+)
+
+FAMILIES = {
+    "qwen2_vl": Family(QWEN2, IMAGES),
+    "qwen2_vl_video": Family(QWEN2, VIDEOS),
+    "qwen2_5_vl": Family(QWEN25, IMAGES),
+    "qwen2_5_vl_video": Family(QWEN25, VIDEOS),
+    "qwen2_5_vl_mixed": Family(QWEN25, MIXED),
+}

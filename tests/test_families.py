@@ -1,0 +1,295 @@
+"""Every model family is exact: against the plain model, the slow reference, an oracle of full forwards, and singles.
+
+The models are tiny and random, but of the real architectures, saved to disk with processor and tokenizer, and loaded
+through the same path as a real checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.engine.reduce import Decision
+from harness.engine.session import Session
+from methods.base import Need, Site
+from tests.families import FAMILIES
+from tests.tiny import DEPTH, Recorder, Scatter, load_tiny, save_tiny
+
+NONE = Budget("kept", 0.0)
+MOST = Budget("kept", 0.6)
+STEPS = 6
+PLACES = [("prefix",), ("vision",), (0,), (1,), (2,), (1, 3)]
+NAMES = list(FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    @cache
+    def folder(name):
+        return save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
+
+    @cache
+    def loaded(name, dtype="float64", attention="sdpa"):
+        return load_tiny(FAMILIES[name].spec, folder(name), dtype, attention)
+
+    return loaded
+
+
+def generation(adapter, inputs, **changes):
+    """Greedy, and never a placeholder as an answer: the models are random and would say one now and then."""
+    return {
+        "max_new_tokens": STEPS,
+        "do_sample": False,
+        "output_logits": True,
+        "suppress_tokens": list(adapter.items(inputs)),
+        **changes,
+    }
+
+
+def plain(adapter, inputs, **changes):
+    with torch.inference_mode():
+        out = adapter.model.generate(
+            **inputs, **generation(adapter, inputs, **changes), return_dict_in_generate=True
+        )
+    return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits, 1)
+
+
+def run(adapter, method, budget, chats, backend="drop", samples=None, **changes):
+    inputs = adapter.encode(list(chats))
+    with Session(adapter, method, budget, backend=backend) as session:
+        return session.generate(inputs, samples, **generation(adapter, inputs, **changes))
+
+
+def span(tensor):
+    return tensor.abs().max().item()
+
+
+@pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
+@pytest.mark.parametrize("kind", ["float64-sdpa", "float32-sdpa", "float32-eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_ratio_zero_is_bit_identical(load, name, kind, gather, monkeypatch):
+    """Nothing is gathered when every token stays; gathering them all must change no bit either."""
+    adapter = load(name, *kind.split("-"))
+    if gather:
+        monkeypatch.setattr(Decision, "keeps_all", lambda decision, stage: False)
+    chats = FAMILIES[name].chats
+    for some in (chats[1:2], chats):
+        inputs = adapter.encode(list(some))
+        ids, logits = plain(adapter, inputs)
+        counts = adapter.layout(inputs).counts
+        for where in PLACES:
+            got = run(adapter, Scatter(where), NONE, some)
+            assert torch.equal(got.ids, ids)
+            assert torch.equal(got.logits, logits)
+            assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_dropping_equals_emulation(load, name, where, merge):
+    """Prefill and six decoding steps in fp64: nothing but the summation order may differ."""
+    adapter, chats = load(name), FAMILIES[name].chats
+    fast = run(adapter, Scatter(where, merge), MOST, chats)
+    slow = run(adapter, Scatter(where, merge), MOST, chats, backend="emulate")
+    _, untouched = plain(adapter, adapter.encode(list(chats)))
+    assert torch.equal(fast.ids, slow.ids)
+    assert span(fast.logits - slow.logits) < 1e-9 * span(slow.logits)
+    assert span(fast.logits[:, 0] - untouched[:, 0]) > 1e-2  # the test is not vacuous
+    for a, b in zip(fast.records, slow.records, strict=True):
+        assert (a.kept, a.entering) == (b.kept, b.entering)
+        assert torch.equal(a.origin, b.origin)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_dropping_equals_emulation_in_single_precision(load, name, attention):
+    adapter, chats = load(name, "float32", attention), FAMILIES[name].chats
+    for where in PLACES:
+        fast = run(adapter, Scatter(where), MOST, chats)
+        slow = run(adapter, Scatter(where), MOST, chats, backend="emulate")
+        assert torch.equal(fast.ids, slow.ids)
+        assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_padded_batch_equals_single_rows_and_caches_are_as_planned(load, name, where):
+    adapter, chats = load(name), FAMILIES[name].chats
+    method = Scatter(where)
+    batch = run(adapter, method, MOST, chats, samples=["a", "b", "c"])
+    for row, one in enumerate(chats):
+        alone = run(adapter, method, MOST, [one], samples=["abc"[row]])
+        record = alone.records[0]
+        assert torch.equal(batch.ids[row], alone.ids[0])
+        assert span(batch.logits[row] - alone.logits[0]) < 1e-6
+        assert batch.records[row].kept == record.kept == record.requested
+        assert batch.records[row].entering == record.entering
+        assert torch.equal(batch.records[row].origin, record.origin)
+        # The cache of every layer holds what the plan left there and the text, and nothing else.
+        first = [place if isinstance(place, int) else 0 for place in where]
+        kept = [
+            min(
+                [record.visual, *(k for k, f in zip(record.kept, first, strict=True) if f <= layer)]
+            )
+            for layer in range(DEPTH)
+        ]
+        assert list(alone.cache_lengths) == [k + record.text for k in kept]
+        assert record.kv_entries == sum(kept)
+        text = adapter.facts.text
+        assert record.kv_bytes == sum(alone.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
+
+
+@pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_equal_beams_of_single_rows(load, name, where):
+    adapter, chats = load(name), FAMILIES[name].chats
+    beams = {"num_beams": 3, "output_logits": False}
+    batch = run(adapter, Scatter(where), MOST, chats, **beams)
+    for row, one in enumerate(chats):
+        alone = run(adapter, Scatter(where), MOST, [one], **beams)
+        assert torch.equal(batch.ids[row], alone.ids[0])
+
+
+def positions(adapter, inputs):
+    """Return the positions that `generate` gives the prompt."""
+    rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+    return adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
+
+
+def extended(inputs, ids):
+    """Append answer tokens to one prompt."""
+    longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], ids], 1)}
+    for key in ("attention_mask", "mm_token_type_ids"):
+        if key in inputs:
+            filler = torch.full_like(ids, int(key == "attention_mask"))
+            longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)
+    return longer
+
+
+@pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
+@pytest.mark.parametrize("name", NAMES)
+def test_dropping_equals_a_full_forward_with_handwritten_masks(load, name, where):
+    """An oracle that shares no code with the engine: one uncached forward, a mask a layer."""
+    adapter = load(name)
+    first = 0 if where == ("prefix",) else where[0]
+    for one in FAMILIES[name].chats:
+        inputs = adapter.encode([one])
+        got = run(adapter, Scatter(where), MOST, [one])
+        longer = extended(inputs, got.ids[:, :-1])
+        length = longer["input_ids"].shape[1]
+        visual = adapter.layout(inputs).visual[0]
+        gone = torch.ones(len(visual), dtype=torch.bool)
+        gone[got.records[0].origin] = False
+        seen = torch.ones(length, dtype=torch.bool)
+        seen[visual[gone]] = False
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        own = torch.eye(length, dtype=torch.bool)
+
+        def masked(layer, causal=causal, seen=seen, own=own):
+            mask = (causal & seen) | own if layer >= first else causal
+            return lambda m, args, kwargs: (args, {**kwargs, "attention_mask": mask[None, None]})
+
+        handles = [
+            module.register_forward_pre_hook(masked(layer), with_kwargs=True)
+            for layer, module in enumerate(adapter.decoder.layers)
+        ]
+        with torch.inference_mode():
+            where_at = positions(adapter, longer)
+            logits = adapter.model(**longer, position_ids=where_at, use_cache=False).logits
+        for handle in handles:
+            handle.remove()
+        expected = logits[:, inputs["input_ids"].shape[1] - 1 :]
+        assert span(got.logits - expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_probes_equal_eager(load, name):
+    """The last row and the mean received attention of two layers, computed beside the fused kernel."""
+    needs = tuple(
+        Need(signal, layer) for signal in ("last_attention", "mean_attention") for layer in (0, 2)
+    )
+    sdpa, eager = load(name, "float32"), load(name, "float32", "eager")
+    for one in FAMILIES[name].chats:
+        recorder = Recorder((Site("layer", 3),), needs)
+        run(sdpa, recorder, NONE, [one])
+        inputs = eager.encode([one])
+        with torch.inference_mode():
+            at = positions(eager, inputs)
+            maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
+        visual = eager.layout(inputs).visual[0]
+        signals = recorder.views[0].signals
+        for layer in (0, 2):
+            mean = maps[layer][0].mean(0)
+            received = mean[:, visual].sum(0) / (mean.shape[0] - visual)
+            assert span(signals[f"last_attention@{layer}"][0] - mean[-1, visual]) <= 5e-6
+            assert span(signals[f"mean_attention@{layer}"][0] - received) <= 5e-6
+
+
+def named(view, row):
+    """Return one row's signals by name, layers left out."""
+    return {key.partition("@")[0]: value[row] for key, value in view.signals.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_and_places_give_the_attention_of_words_to_visual_tokens(load, name):
+    """Queries of the words and keys of the visual tokens rebuild eager attention up to each row's constant."""
+    needs = tuple(
+        Need(signal, 1) if signal in ("visual_keys", "text_queries") else Need(signal)
+        for signal in (
+            "visual_keys",
+            "text_queries",
+            "text_positions",
+            "visual_positions",
+            "projected",
+        )
+    )
+    sdpa, eager = load(name, "float32"), load(name, "float32", "eager")
+    chats = FAMILIES[name].chats
+    batch = Recorder((Site("layer", 2),), needs)
+    run(sdpa, batch, NONE, chats, samples=["a", "b", "c"])
+    for one in chats:
+        recorder = Recorder((Site("layer", 2),), needs)
+        run(sdpa, recorder, NONE, [one])
+        signals = named(recorder.views[0], 0)
+        inputs = eager.encode([one])
+        taken = {}
+        handle = eager.decoder.layers[0].register_forward_pre_hook(
+            lambda module, args, taken=taken: taken.update(hidden=args[0])
+        )
+        with torch.inference_mode():
+            at = positions(eager, inputs)
+            maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
+        handle.remove()
+        layout = eager.layout(inputs)
+        visual, words = layout.visual[0], layout.words[0]
+        assert torch.equal(signals["visual_positions"], visual)
+        assert torch.equal(signals["text_positions"], words)
+        entered = taken["hidden"][0, visual]
+        assert span(signals["projected"] - entered) <= 5e-6 * span(entered)
+        query, key = signals["text_queries"], signals["visual_keys"]
+        key = key.repeat_interleave(query.shape[0] // key.shape[0], 0)
+        scaling = query.shape[-1] ** -0.5
+        scores = (query @ key.transpose(1, 2) * scaling).masked_fill(
+            visual[None, :] > words[:, None], -torch.inf
+        )
+        after = words > visual.max()  # earlier words do not see every visual token
+        expected = maps[1][0][:, words[after]][:, :, visual]
+        expected = expected / expected.sum(-1, keepdim=True)
+        assert span(scores[:, after].softmax(-1) - expected) <= 2e-5
+        # The same in the padded batch, where rows of fewer words are padded on the right.
+        row = next(
+            named(view, n)
+            for view in batch.views
+            for n in range(len(view.tokens))
+            if view.tokens.shape[1] == len(visual)
+            and int((view.signals["text_positions"][n] >= 0).sum()) == len(words)
+            and span(view.signals["projected"][n] - signals["projected"]) <= 1e-5
+        )
+        assert torch.equal(row["text_positions"][: len(words)], words)
+        assert span(row["text_queries"][:, : len(words)] - query) <= 1e-4
+        assert not row["text_queries"][:, len(words) :].any()
+        assert span(row["visual_keys"] - signals["visual_keys"]) <= 1e-4
