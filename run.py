@@ -2,6 +2,7 @@
 
 A config becomes a checked RunSpec, the spec a run key; a key that the store has is not run again. What runs is
 evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object.
+`torchrun --nproc_per_node <n> run.py ...` shares the samples of every run between n processes and gives the same rows.
 Exit codes: 0 done, 1 samples failed, 2 bad input (one line on stderr), 130 interrupted (what is finished is kept).
 """
 
@@ -15,8 +16,9 @@ from unittest.mock import patch
 import hydra
 from omegaconf import DictConfig
 
-from harness.config.compose import CONF, read_command
+from harness.config.compose import CONF, Command, read_command
 from harness.errors import UserError
+from harness.ranks import RankLost, Ranks, join, speaks
 
 if TYPE_CHECKING:
     from harness.running.runner import Runner
@@ -28,54 +30,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = read_command(arguments)
         if command is None:
-            launch(arguments, lambda cfg: None)
+            if speaks():
+                launch(arguments, lambda cfg: None)
             return 0
-        # A misspelt name is told at once; torch, seconds to import, comes only after it.
-        from harness.config.spec import RunSpec
-        from harness.running.runner import Runner
-
-        runner = Runner(sweep=command.sweep)
-        # Every cell is checked before the first one runs.
-        specs = [RunSpec.from_config(cfg) for cfg in command.cells]
-        for spec in specs:
-            runner.check(spec)
-        codes: list[int] = []
-        try:
-            launch(command.argv, lambda cfg: codes.append(run(cfg, runner)))
-        finally:
-            runner.finish(specs[-1])
-        return max(codes, default=0)
+        with join() as ranks:
+            return run_all(command, ranks)
     except UserError as error:
         return complain(error, code=2)
+    except RankLost as error:
+        return complain(error, code=1)
     except KeyboardInterrupt:
         return complain(
             "interrupted; finished samples are kept, the same command goes on from them", code=130
         )
 
 
+def run_all(command: Command, ranks: Ranks) -> int:
+    """Check every cell before the first one runs, then run them; return the worst exit code."""
+    # A misspelt name was told at once; torch, seconds to import, comes only after it.
+    from harness.config.spec import RunSpec
+    from harness.running.runner import Runner
+
+    runner = Runner(sweep=command.sweep, ranks=ranks)
+
+    def check() -> list[RunSpec]:
+        specs = [RunSpec.from_config(cfg) for cfg in command.cells]
+        for spec in specs:
+            runner.check(spec)
+        return specs
+
+    specs = ranks.each(check)
+    codes: list[int] = []
+    try:
+        launch(command.argv, lambda cfg: codes.append(run(cfg, runner)))
+    finally:
+        runner.finish(specs[-1])
+    return max(codes, default=0)
+
+
 def run(cfg: DictConfig, runner: Runner) -> int:
-    """Run one cell: compose -> spec -> key -> skip if done -> evaluate -> store -> print."""
+    """Run one cell, in all processes together, and return its exit code."""
     from harness.budget import BudgetMismatch
     from harness.config.spec import RunSpec
     from harness.evaluate import SampleErrors
-    from harness.store import Store
     from methods.base import MethodError
 
     try:
-        job = runner.check(RunSpec.from_config(cfg))
-        directory = Store(job.spec.store).run(job.key)
-        row = directory.row()
-        if row is not None and runner.accepts(job, row):
-            row["status"] = "cached"
-        else:
-            row = runner.evaluate(job, directory)
-            directory.commit(row)
-            runner.log(job, row)
-        runner.report(row)
+        runner.ranks.each(lambda: runner.run(RunSpec.from_config(cfg)))
     except (SampleErrors, BudgetMismatch) as error:
         return complain(error, code=1)
     except (UserError, MethodError) as error:
         return complain(error, code=2)
+    except RankLost as error:
+        # No other cell can run, and Hydra would print a traceback.
+        sys.exit(complain(error, code=1))
     return 0
 
 
@@ -86,8 +94,9 @@ def launch(argv: Sequence[str], task: Callable[[DictConfig], object]) -> None:
 
 
 def complain(problem: object, code: int) -> int:
-    """Print one line on stderr and return the exit code."""
-    print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
+    """Print one line on stderr, once for all processes of a run, and return the exit code."""
+    if speaks():
+        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
     return code
 
 

@@ -6,8 +6,8 @@ lmms-eval asks and scores, the engine answers, the journal remembers.
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +22,7 @@ from harness.evaluation.samples import (
     score_entries,
 )
 from harness.evaluation.summary import time_medians, token_means
+from harness.ranks import Ranks, alone
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +47,10 @@ class Evaluation:
         scores: {(task, doc id): {metric: value}} for metrics that are a mean over samples.
         failures: samples that raised; excluded from everything above.
         resumed: how many answers came from the journal.
-        seconds: wall time spent answering the others, warm-up excluded.
+        seconds: wall time spent answering the others, warm-up excluded; of several processes the
+            longest.
         versions: {task: version} as lmms-eval reports them.
+        batch_size: samples in one batch, as set or as found.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -58,6 +61,7 @@ class Evaluation:
     resumed: int
     seconds: float
     versions: Mapping[str, Any]
+    batch_size: int = 1
 
     @property
     def tokens(self) -> dict[str, float]:
@@ -76,7 +80,7 @@ class Evaluation:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Answers per second of this process; None if every answer came from the journal."""
+        """Answers per second of all processes together; None if every answer came from the journal."""
         fresh = len(self.samples) - self.resumed
         return fresh / self.seconds if fresh and self.seconds else None
 
@@ -89,10 +93,12 @@ def evaluate(
     progress: Progress | None = None,
     *,
     prior: Tensor | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Open an engine session for `method` and evaluate; see `evaluate_session`.
 
-    `prior` is the calibrated (h, w) map for methods that need one.
+    `prior` is the calibrated (h, w) map for methods that need one, `ranks` the processes that share
+    the work.
     """
     from harness.engine.session import Session
 
@@ -105,11 +111,16 @@ def evaluate(
         positions=cast("PositionPolicy", spec.engine.positions),
         prior=prior,
     ) as session:
-        return evaluate_session(spec, adapter, session, journal, progress)
+        return evaluate_session(spec, adapter, session, journal, progress, ranks)
 
 
 def evaluate_session(
-    spec: RunSpec, adapter: Any, session: Any, journal: Journal, progress: Progress | None = None
+    spec: RunSpec,
+    adapter: Any,
+    session: Any,
+    journal: Journal,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -119,6 +130,7 @@ def evaluate_session(
         session: has `generate(inputs, samples, **settings)`, already open.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
+        ranks: the processes that share the work, each in a call of its own; all return the same.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
@@ -127,27 +139,27 @@ def evaluate_session(
     # lmms-eval takes seconds to import; whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
-    from harness.evaluation.chat import ChatModel
+    from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.scores import collect
     from harness.evaluation.tasks import check_metrics, guard_scoring, load_tasks, quiet
 
-    bench = spec.benchmark
+    bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
-    check_single_process()
-    with quiet():
-        loaded = load_tasks(bench.task, bench.include_path, spec.offline)
+    evaluation: Evaluation | None = None
+    with alone(), quiet(), suppress(Answered):
+        loaded = ranks.in_turn(lambda: load_tasks(bench.task, bench.include_path, spec.offline))
         tasks = loaded.tasks
         check_metrics(tasks, bench.metrics)
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
-        model = ChatModel(adapter, session, journal, spec, tasks, progress)
+        model = ChatModel(adapter, session, journal, spec, tasks, progress, ranks)
         results = simple_evaluate(
             model=model,
             tasks=list(tasks),
             task_manager=loaded.manager,
             limit=bench.limit,
-            batch_size=spec.engine.batch_size,
+            batch_size=model.batch_size,
             # The response cache of lmms-eval stores nothing before a run ends; the journal is ours.
             use_cache=None,
             cache_requests=False,
@@ -161,23 +173,26 @@ def evaluate_session(
                 process_with_media=False, output_path=str(spec.store), reasoning_tags=None
             ),
         )
-    failures = (*model.failures, *unscored)
-    if len(failures) > spec.engine.max_errors:
-        raise SampleErrors(failures, len(model.samples) + len(model.failures))
-    samples = _gather(model.samples.values(), unscored)
-    # Aggregations of foreign tasks may write files or ask a server; they run once only.
-    metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
-    journal.append(*score_entries(scores))
-    return Evaluation(
-        metrics=metrics,
-        n_samples=len(samples),
-        samples=samples,
-        scores=scores,
-        failures=failures,
-        resumed=model.resumed,
-        seconds=model.seconds,
-        versions=dict(results["versions"]),
-    )
+        failures = (*model.failures, *unscored)
+        if len(failures) > spec.engine.max_errors:
+            raise SampleErrors(failures, len(model.samples) + len(model.failures))
+        samples = _scored(model.samples.values(), unscored)
+        # Aggregations of foreign tasks may write files or ask a server; they run once only.
+        metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
+        journal.append(*score_entries(scores))
+        evaluation = Evaluation(
+            metrics=metrics,
+            n_samples=len(samples),
+            samples=samples,
+            scores=scores,
+            failures=failures,
+            resumed=model.resumed,
+            seconds=model.seconds,
+            versions=dict(results["versions"]),
+            batch_size=model.batch_size,
+        )
+    # Rank 0 alone has scored.
+    return cast("Evaluation", ranks.gather(evaluation)[0])
 
 
 def check_limit(limit: object) -> None:
@@ -191,23 +206,7 @@ def check_limit(limit: object) -> None:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
 
 
-def check_single_process() -> None:
-    """Raise UserError under a launcher that starts several processes.
-
-    lmms-eval would deal the samples out over them, and each would believe its share to be all.
-    """
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world != "1":
-        raise UserError(
-            f"WORLD_SIZE={world}: one process a run; valid: 1, or start runs separately"
-        )
-
-
-def _gather(samples: Sequence[Sample] | Any, unscored: Sequence[Failure]) -> tuple[Sample, ...]:
-    """Return the scored samples of all processes, in benchmark order.
-
-    Today one process answers everything. With data parallelism this is the place to collect the
-    ranks' samples: telemetry does not pass through lmms-eval's own gathering.
-    """
+def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
+    """Return the scored samples in benchmark order."""
     dropped = {failure.key for failure in unscored}
     return tuple(sorted((s for s in samples if s.key not in dropped), key=lambda one: one.key))

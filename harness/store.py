@@ -1,4 +1,4 @@
-"""The run store: `<root>/runs/<key>/{spec.json, journal.jsonl, row.json}`, safe against crashes and second writers.
+"""The run store: `<root>/runs/<key>/{spec.json, journal*.jsonl, row.json}`, safe against crashes and second writers.
 
 The journal takes one line for each finished sample, written with a single append and flushed to the disk, so a killed
 run loses at most a torn last line. `row.json` is the only sign that a run is finished; it appears by rename.
@@ -24,11 +24,20 @@ SCHEMA = 1
 
 
 class Journal:
-    """Append-only JSON lines on disk, one object for each finished sample."""
+    """Append-only JSON lines on disk, one object for each finished sample.
 
-    def __init__(self, path: Path) -> None:
-        """Name the file; nothing is opened or created until the first append."""
+    Each process of a run appends to a file of its own, and all files are one journal: `journal.jsonl` of the first
+    process, `journal.rank1.jsonl` of the second, and so on.
+    """
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        """Name the first process's file and the process that appends; nothing is opened before the first append."""
         self.path = path
+        self._own = path.with_suffix(f".rank{rank}{path.suffix}") if rank else path
+
+    def of_rank(self, rank: int) -> Journal:
+        """Return the same journal for another process to append to."""
+        return Journal(self.path, rank)
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Write the entries and return when they are on the disk. Cost: one write and one fsync.
@@ -37,7 +46,7 @@ class Journal:
             ValueError: an entry holds NaN or infinity, which JSON lines cannot carry.
         """
         lines = "".join(json.dumps(dict(entry), allow_nan=False) + "\n" for entry in entries)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(self._own, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(file).st_size
             # A torn line of a killed run is closed off first, or the new line would be glued to it.
@@ -48,11 +57,9 @@ class Journal:
             os.close(file)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return every whole entry in the order of writing; lines that a crash tore are left out."""
-        if not self.path.exists():
-            return []
+        """Return every whole entry of all files, of each in the order of writing; torn lines are left out."""
         whole = []
-        for line in self.path.read_bytes().split(b"\n"):
+        for line in b"\n".join(path.read_bytes() for path in self._files()).split(b"\n"):
             try:
                 record = json.loads(line)
             except ValueError:
@@ -63,8 +70,13 @@ class Journal:
         return whole
 
     def clear(self) -> None:
-        """Forget all entries."""
-        self.path.unlink(missing_ok=True)
+        """Forget all entries of all processes."""
+        for path in self._files():
+            path.unlink()
+
+    def _files(self) -> list[Path]:
+        others = sorted(self.path.parent.glob(f"{self.path.stem}.rank*{self.path.suffix}"))
+        return [path for path in (self.path, *others) if path.exists()]
 
     def __len__(self) -> int:
         """Return the number of whole entries."""

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from harness.evaluate import Evaluation, SampleErrors, evaluate_session
 from harness.evaluation.generation import DEFAULT_NEW_TOKENS, cut, settings
 from harness.evaluation.samples import Sample, read_scores
 from harness.store import Journal
-from tests.arithmetic import Calculator, make_spec, sums, write_task
+from tests.arithmetic import UTILS, Calculator, make_spec, sums, write_task
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +96,14 @@ def test_limits_that_lmms_eval_would_misread_are_refused(
         evaluate_session(spec, model, model, journal)
 
 
-def test_several_processes_are_refused(
+def test_lmms_eval_does_not_deal_the_samples_out_itself(
     tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     model = Calculator()
-    with pytest.raises(UserError, match="WORLD_SIZE=2"):
-        evaluate_session(make_spec(write_task(tmp_path / "t", sums(2))), model, model, journal)
+    result = evaluate_session(make_spec(write_task(tmp_path / "t", sums(3))), model, model, journal)
+    assert answers(result) == {i: str(i + 7) for i in range(3)}
 
 
 def test_missing_data_is_one_line_at_once(tmp_path: Path, journal: Journal) -> None:
@@ -141,7 +144,7 @@ def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
         from pathlib import Path
         from harness.evaluate import evaluate_session
         from harness.store import Journal
-        from tests.arithmetic import Calculator, make_spec
+        from tests.arithmetic import UTILS, Calculator, make_spec
 
         class Doomed(Calculator):
             def generate(self, inputs, samples, **more):
@@ -209,6 +212,61 @@ def test_a_sample_that_cannot_be_scored_is_named_at_once(tmp_path: Path, journal
     assert (result.n_samples, result.resumed) == (4, 5)
     assert result.metrics["right"]["value"] == 1.0
     assert ("sums", 3) not in result.scores
+
+
+class Narrow(Calculator):
+    """A calculator with a context of ten characters, which refuses in the words of an adapter."""
+
+    def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
+        inputs = super().encode(messages)
+        for number, text in enumerate(inputs["text"]):
+            if len(text) > 10:
+                raise UserError(f"chat {number} of the batch has {len(text)} tokens, 10 fit")
+        return inputs
+
+
+def test_a_sample_beyond_the_context_is_refused_by_its_own_name(
+    tmp_path: Path, journal: Journal
+) -> None:
+    questions = sums(6)
+    questions[4] = ("1+1+1+1+1+1+1", "7")
+    folder = write_task(tmp_path / "t", questions)
+    model = Narrow()
+    with pytest.raises(SampleErrors, match=r"^1 of 6 .*: sums/4: UserError: the chat has 13 tok"):
+        evaluate_session(make_spec(folder, batch_size=3), model, model, journal)
+    result = evaluate_session(make_spec(folder, batch_size=3, max_errors=1), model, model, journal)
+    assert (result.n_samples, result.resumed) == (5, 5)
+    assert result.metrics["right"]["value"] == 1.0
+    only = make_spec(write_task(tmp_path / "u", questions[4:5]), max_errors=1)
+    with pytest.raises(UserError, match=r"^sums/0: UserError: the chat has 13 tokens, 10 fit$"):
+        evaluate_session(only, model, model, Journal(tmp_path / "only.jsonl"))
+
+
+def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Journal) -> None:
+    folder = write_task(tmp_path / "t", sums(5))
+    broken = (
+        'def images(doc):\n    if doc["question"] == "3+7":\n        raise OSError("no such video")'
+    )
+    (folder / "utils.py").write_text(UTILS.replace("def images(doc):", broken))
+    model = Calculator()
+    with pytest.raises(SampleErrors, match=r"1 of 5 .*: sums/3: OSError: no such video"):
+        evaluate_session(make_spec(folder), model, model, journal)
+    assert [entry["doc_id"] for entry in journal.entries() if "error" in entry] == [3]
+
+
+def test_a_task_of_a_group_may_fail_as_a_whole(tmp_path: Path, journal: Journal) -> None:
+    folder = write_task(tmp_path / "t", sums(3))
+    other = (folder / "sums.yaml").read_text().replace("sums", "odds")
+    (folder / "odds.yaml").write_text(other)
+    (folder / "odds.jsonl").write_text('{"question": "bad", "target": ""}\n' * 2)
+    (folder / "both.yaml").write_text("group: both\ntask: [sums, odds]\n")
+    spec = make_spec(folder, task="both", metrics=("sums/right", "odds/right"), max_errors=2)
+    model = Calculator()
+    result = evaluate_session(spec, model, model, journal)
+    assert result.metrics["sums/right"]["value"] == 1.0
+    assert result.metrics["odds/right"] == {"value": None, "stderr": None}
+    assert [failure.key for failure in result.failures] == [("odds", 0), ("odds", 1)]
+    assert result.n_samples == 3
 
 
 def test_a_broken_run_stops_early(tmp_path: Path, journal: Journal) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -109,6 +112,24 @@ def test_resumed_run_gives_the_same(
     ]
 
 
+@pytest.mark.parametrize("method", ["method=none ratio=0", "method=divprune ratio=0.75"])
+@pytest.mark.parametrize("benchmark", ["vqa", "exist", "rec", "ocr", "caption"])
+def test_batches_do_not_change_answers(
+    adapter: Adapter, tmp_path: Path, benchmark: str, method: str
+) -> None:
+    found = []
+    for size in (8, 1):
+        spec = make_spec(
+            f"benchmark=seedling_{benchmark}",
+            "limit=24",
+            f"engine.batch_size={size}",
+            "engine.warmup=0",
+            *method.split(),
+        )
+        found.append(untimed(run(spec, adapter, Journal(tmp_path / f"{size}.jsonl"))))
+    assert found[0] == found[1]
+
+
 def test_failing_sample_is_named_and_leaves_the_model_working(
     adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,3 +151,70 @@ def test_failing_sample_is_named_and_leaves_the_model_working(
     assert sorted(e["doc_id"] for e in journal.entries() if "answer" in e) == [0, 1, 3, 4, 5, 6, 7]
     monkeypatch.undo()
     assert run(spec, adapter, journal).resumed == LIMIT - 1
+
+
+TASK = """
+task: files
+dataset_path: json
+dataset_kwargs: {data_files: {test: files.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_visual: !function utils.images
+doc_to_text: !function utils.question
+doc_to_target: target
+process_results: !function utils.score
+generation_kwargs: {max_new_tokens: 4}
+metric_list:
+  - {metric: silent, aggregation: mean, higher_is_better: true}
+"""
+
+UTILS = """
+from PIL import Image
+
+def images(doc):
+    return [Image.open(doc["file"])] if doc["file"] else []
+
+def question(doc, lmms_eval_specific_kwargs=None):
+    return "where is the 7 ?"
+
+def score(doc, results):
+    return {"silent": float(results[0] == "")}
+"""
+
+
+def write_files(folder: Path) -> list[str]:
+    """Write six documents, of which 1, 2 and 4 cannot be answered, and return the overrides that select them."""
+    scene = Image.new("RGB", (192, 192), "navy")
+    scene.paste("white", (30, 40, 90, 100))
+    scene.save(folder / "whole.png")
+    whole = (folder / "whole.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.png").write_text("not an image")
+    names = ["whole.png", "cut.png", "text.png", "whole.png", "", "whole.png"]
+    files = [str(folder / name) if name else "" for name in names]
+    lines = [json.dumps({"file": file, "target": ""}) for file in files]
+    (folder / "files.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "files.yaml").write_text(TASK)
+    (folder / "utils.py").write_text(UTILS)
+    place = [f"benchmark.include_path={folder}", "benchmark.task=files", "benchmark.sources=[]"]
+    return [*place, "benchmark.metrics=[silent]", "benchmark.headline=silent"]
+
+
+def test_an_image_that_cannot_be_decoded_is_an_error_and_never_an_answer(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    overrides = [*write_files(tmp_path), "method=none", "ratio=0", "engine.batch_size=3"]
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(SampleErrors) as raised:
+        run(make_spec(*overrides), adapter, journal)
+    named = [str(failure) for failure in raised.value.failures]
+    # lmms-eval tells PIL to fill up truncated images; grey pixels would have been answered.
+    assert re.match(r"files/1: \w+: .*truncated", named[0])
+    assert re.match(r"files/2: \w+: .*text\.png", named[1])
+    assert re.match(r"files/4: UserError: the chat holds no image", named[2])
+    assert len(named) == 3
+    result = run(make_spec(*overrides, "engine.max_errors=3"), adapter, journal)
+    assert (result.n_samples, result.resumed, len(result.failures)) == (3, 3, 3)
+    # An empty answer in the place of a failed one would have counted.
+    assert result.metrics["silent"]["value"] == 0.0
+    assert set(result.scores) == {("files", 0), ("files", 3), ("files", 5)}

@@ -65,9 +65,10 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert 0 < row["flops"]["share_of_full"] < 1
     assert row["extra"]["sites"] == [{"where": "layer", "layer": 2, "requested": 36, "kept": 36}]
     assert row["extra"]["headline"] == "acc_at_50"
-    assert {"torch", "device", "dtype", "attention", "batch_size", "threads", "commit"} <= set(
-        row["extra"]["environment"]
-    )
+    environment = row["extra"]["environment"]
+    assert {"torch", "device", "dtype", "attention", "threads", "commit"} <= set(environment)
+    assert row["extra"]["batch_size"] == environment["batch_size"]
+    assert environment["processes"] == 1
 
 
 def test_stdout_holds_the_table_and_the_row_only(bench: Bench) -> None:

@@ -64,9 +64,13 @@ class LlavaAdapter(Adapter):
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """CLIP's preprocessing at the tower's size."""
         vision = spec.architecture["vision"]
-        size = {"height": vision["image_size"], "width": vision["image_size"]}
+        side = vision["image_size"]
         return LlavaProcessor(
-            image_processor=LlavaImageProcessor(size=size, crop_size=size, **spec.processor),
+            image_processor=LlavaImageProcessor(
+                size={"shortest_edge": side},
+                crop_size={"height": side, "width": side},
+                **spec.processor,
+            ),
             tokenizer=tokenizer,
             patch_size=vision["patch_size"],
             vision_feature_select_strategy="default",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from transformers import PretrainedConfig
 
 from harness.errors import UserError
 
@@ -46,6 +48,8 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
     source, options = source_of(spec)
     if config is not None:
         options["config"] = config
+    else:
+        _check_type(spec, model_class.config_class.model_type)
     if spec.device_map is not None:
         options["device_map"] = spec.device_map
     try:
@@ -56,7 +60,7 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _unreadable(spec, error) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(map(str, report[kind]))
@@ -66,6 +70,20 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
                 f"the first is {names[0]}{_conversion(spec)}"
             )
     return model if spec.device_map is not None else model.to(spec.device)
+
+
+def _check_type(spec: ModelSpec, expected: str) -> None:
+    """Refuse a checkpoint of another architecture; the library would fill in defaults and build something huge."""
+    source, revision = source_of(spec)
+    try:
+        found, _ = PretrainedConfig.get_config_dict(source, **revision)
+    except (OSError, ValueError) as error:
+        raise _unreadable(spec, error) from error
+    kind = found.get("model_type")
+    if kind != expected:
+        raise UserError(
+            f"model={spec.name}: checkpoint {source!r} is of type {kind!r}, needed is {expected!r}{_conversion(spec)}"
+        )
 
 
 def check_facts(config: Any, spec: ModelSpec) -> None:

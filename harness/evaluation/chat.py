@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
-from lmms_eval.protocol import ChatMessages
 
-from harness.config.spec import RunSpec
+from harness.config.spec import AUTO_BATCH, RunSpec
 from harness.errors import UserError
-from harness.evaluation.generation import Settings, cut, settings
+from harness.evaluation.answer import Answerer, key_of
+from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
+from harness.evaluation.generation import Settings, settings
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
-from methods.base import MethodError
-
-log = logging.getLogger(__name__)
+from harness.ranks import Ranks
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
 
 #: When the first so many samples all fail, the run is broken, not a sample; the rest is not tried.
 HOPELESS = 16
+
+#: Requests with equal generation settings: all of a run, or those of one batch.
+Group = tuple[Settings, list[Instance]]
+
+
+class Answered(Exception):
+    """Everything is answered and known to rank 0, which goes on to score; this process has nothing more to do."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process, or all together, made of its batches.
+
+    Attributes:
+        entries: new answers, as the journal has them.
+        failures: samples that raised.
+        refusal: the first of them that cannot work at all.
+        gave_up: whether batches were left out because nothing succeeded.
+        seconds: wall time; of several processes the longest.
+    """
+
+    entries: list[dict[str, Any]]
+    failures: list[Failure]
+    refusal: UserError | None
+    gave_up: bool
+    seconds: float
 
 
 class ChatModel(lmms):
@@ -37,7 +61,9 @@ class ChatModel(lmms):
         journal: finished samples of this run.
         spec: batch size, warm-up, error allowance, generation settings and seed.
         tasks: the tasks whose requests will come; failed samples are withdrawn from them.
-        progress: told how far the run is.
+        progress: told how far this process is.
+        ranks: the processes that share the work. lmms-eval is not told of them: each gets all requests, and the
+            batches, the same as one process would form, are dealt out here.
     """
 
     is_simple = False
@@ -50,61 +76,52 @@ class ChatModel(lmms):
         spec: RunSpec,
         tasks: Sequence[Task],
         progress: Progress | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Take everything that answering needs; nothing is loaded here."""
         super().__init__()
-        self._adapter = adapter
-        self._session = session
         self._journal = journal
         self._spec = spec
         self._tasks = {task.config.task: task for task in tasks}
         self._progress = progress
+        self._ranks = ranks or Ranks()
+        self._answerer = Answerer(
+            adapter, session, spec.seed, lambda task, split, doc: self.task_dict[task][split][doc]
+        )
+        self._gave_up = False
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
+        self.batch_size = spec.engine.batch_size
         self.resumed = 0
         self.seconds = 0.0
-        self._refusal: Exception | None = None
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Answer all requests, in their order.
 
         Raises:
             SampleErrors: more samples failed than engine.max_errors allows, or none succeeded.
-            UserError, MethodError: every sample was refused for the same kind of reason.
+            UserError: every sample was refused; the first refusal.
+            Answered: in all processes but the first.
         """
-        wanted = {_key(request): request for request in requests}
-        done = finished(self._journal.entries())
+        wanted = {key_of(request): request for request in requests}
+        # Read once, before anybody writes: all must deal out the same batches.
+        entries = self._ranks.first(self._journal.entries)
+        done = finished(entries)
         self.samples = {key: done[key] for key in wanted if key in done}
         self.resumed = len(self.samples)
-        self._report(len(wanted))
-        warmup = self._spec.engine.warmup
-        for group, members in self._groups(list(wanted.values())):
-            size = self._spec.engine.batch_size
-            for start in range(0, len(members), size):
-                # A batch that an earlier process finished in part is run again as a whole: its
-                # composition, and so every bit of its answers, is the same as without a break.
-                block = members[start : start + size]
-                if all(_key(request) in self.samples for request in block):
-                    continue
-                for _ in range(int(warmup)):
-                    self._attempt(block, group)
-                warmup = 0
-                started = time.perf_counter()
-                self._keep(*self._attempt(block, group))
-                self.seconds += time.perf_counter() - started
-                self._report(len(wanted))
-                if not self.samples and len(self.failures) >= HOPELESS:
-                    raise self._refusal or SampleErrors(self.failures, len(wanted))
-        if not self.samples and self._refusal:
-            raise self._refusal
-        if len(self.failures) > self._spec.engine.max_errors or not self.samples:
-            raise SampleErrors(self.failures, len(wanted))
+        groups = self._groups(list(wanted.values()))
+        if self.batch_size == AUTO_BATCH:
+            self.batch_size = remembered(entries) or self._find_batch_size(groups)
+        self._answer(self._ranks.share(self._pending(groups)))
+        self._take(self._exchange(), len(wanted))
+        if self._ranks.rank:
+            raise Answered
         self._withdraw_failed()
-        return [self._result(_key(request)) for request in requests]
+        return [self._result(key_of(request)) for request in requests]
 
-    def _groups(self, requests: Sequence[Instance]) -> list[tuple[Settings, list[Instance]]]:
+    def _groups(self, requests: Sequence[Instance]) -> list[Group]:
         """Collect requests with equal generation settings, each group in the original order."""
-        groups: list[tuple[Settings, list[Instance]]] = []
+        groups: list[Group] = []
         for request in requests:
             asked = settings(
                 request.args[2], self._spec.model.generation, self._spec.benchmark.generation
@@ -117,53 +134,51 @@ class ChatModel(lmms):
                 groups.append((asked, [request]))
         return groups
 
-    def _attempt(
-        self, block: Sequence[Instance], group: Settings
-    ) -> tuple[list[Sample], list[Failure]]:
-        """Answer a batch; if it raises, answer its samples one by one to find those to blame."""
-        try:
-            return self._answer(block, group), []
-        except (Exception, SystemExit) as error:
-            # Anything can go wrong with one sample (its file, its size, memory), and some tasks
-            # even call sys.exit.
-            log.debug("batch of %d failed", len(block), exc_info=True)
-            if len(block) == 1:
-                if isinstance(error, UserError | MethodError):
-                    self._refusal = self._refusal or error
-                return [], [Failure.from_exception(_key(block[0]), error)]
-        # Outside the handler: the tensors that the traceback held are free before the next try.
-        parts = [self._attempt([request], group) for request in block]
-        return [s for samples, _ in parts for s in samples], [f for _, bad in parts for f in bad]
+    def _pending(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the batches that have an unanswered sample.
 
-    def _answer(self, block: Sequence[Instance], group: Settings) -> list[Sample]:
-        keys = [_key(request) for request in block]
-        inputs = self._adapter.encode([self._messages(request) for request in block])
-        names = [f"{task}/{doc_id}" for task, doc_id in keys]
-        if group.generate["do_sample"]:
-            # `generate` samples from torch's global generator: seed it by batch, leave no trace.
-            with torch.random.fork_rng():
-                torch.manual_seed(self._spec.seed * 1_000_003 + keys[0][1])
-                generated = self._session.generate(inputs, names, **group.generate)
-        else:
-            generated = self._session.generate(inputs, names, **group.generate)
-        texts = self._adapter.decode(generated.ids)
+        One that an earlier process finished in part is run again as a whole: its composition, and so every bit of its
+        answers, is the same as without a break.
+        """
+        blocks = [
+            (group, members[start : start + self.batch_size])
+            for group, members in groups
+            for start in range(0, len(members), self.batch_size)
+        ]
         return [
-            Sample(
-                task=key[0],
-                doc_id=key[1],
-                answer=cut(text, group.until),
-                input_tokens=record.visual + record.text,
-                output_tokens=record.new_tokens,
-                record=record,
-            )
-            for key, text, record in zip(keys, texts, generated.records, strict=True)
+            (group, block)
+            for group, block in blocks
+            if any(key_of(request) not in self.samples for request in block)
         ]
 
-    def _messages(self, request: Instance) -> list[dict[str, Any]]:
-        _, to_messages, _, doc_id, task, split = request.args
-        messages = to_messages(self.task_dict[task][split][doc_id])
-        chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
-        return chat
+    def _find_batch_size(self, groups: Sequence[Group]) -> int:
+        """Search, agree on what fits everywhere, and write it down: a resumed run must form the same batches."""
+        group, members = widest(groups)
+        trial = RealTrial(
+            self._answerer, members, group, self._spec.model.device, self._ranks.local_world
+        )
+        size = largest_batch(trial, min(LARGEST, len(members)))
+        trial.close()
+        size = min(self._ranks.gather(size))
+        if self._ranks.rank == 0:
+            self._journal.append({"batch_size": size})
+        return size
+
+    def _answer(self, blocks: Sequence[Group]) -> None:
+        """Answer this process's batches and journal them, one append each."""
+        mine = self.samples.keys() | {key_of(one) for _, block in blocks for one in block}
+        self._report(len(mine))
+        for _ in range(self._spec.engine.warmup):
+            for group, block in blocks[:1]:
+                self._answerer.attempt(block, group)
+        for group, block in blocks:
+            started = time.perf_counter()
+            self._keep(*self._answerer.attempt(block, group))
+            self.seconds += time.perf_counter() - started
+            self._report(len(mine))
+            self._gave_up = not self.samples and len(self.failures) >= HOPELESS
+            if self._gave_up:
+                return
 
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
         """Write what is new to the journal, in one append, before it counts as finished."""
@@ -173,14 +188,39 @@ class ChatModel(lmms):
         self.samples |= {one.key: one for one in samples}
         self.failures += failures
 
+    def _exchange(self) -> Part:
+        """Tell all processes what each of them answered; return what they say together."""
+        # Those from the journal come first and are known to all. The journal's form leaves out the tensors of the
+        # records, which would bring their device along.
+        fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
+        own = Part(fresh, self.failures, self._answerer.refusal, self._gave_up, self.seconds)
+        parts = self._ranks.gather(own)
+        return Part(
+            entries=[entry for part in parts for entry in part.entries],
+            failures=sorted((f for part in parts for f in part.failures), key=lambda f: f.key),
+            refusal=next((part.refusal for part in parts if part.refusal is not None), None),
+            gave_up=any(part.gave_up for part in parts),
+            seconds=max(part.seconds for part in parts),
+        )
+
+    def _take(self, whole: Part, total: int) -> None:
+        """Make the answers of all processes this model's own, or raise if the run has failed."""
+        self.samples |= finished(whole.entries)
+        self.failures, self.seconds = whole.failures, whole.seconds
+        if not self.samples and whole.refusal is not None:
+            raise whole.refusal
+        allowed = self._spec.engine.max_errors
+        if whole.gave_up or not self.samples or len(self.failures) > allowed:
+            raise SampleErrors(self.failures, total)
+
     def _withdraw_failed(self) -> None:
         """Take failed samples out of their tasks: lmms-eval scores only what was answered."""
         failed = {failure.key for failure in self.failures}
         for task in self._tasks.values():
-            task._instances = [one for one in task._instances if _key(one) not in failed]
+            task._instances = [one for one in task._instances if key_of(one) not in failed]
 
     def _result(self, key: Key) -> GenerationResult:
-        if key not in self.samples:
+        if any(failure.key == key for failure in self.failures):
             # Withdrawn from its task, so never scored; answers and requests must still pair up.
             return GenerationResult(text="")
         sample = self.samples[key]
@@ -201,8 +241,3 @@ class ChatModel(lmms):
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> Any:
         """Refuse: one round a sample."""
         raise NotImplementedError("multi-round tasks are not supported, only generate_until")
-
-
-def _key(request: Instance) -> Key:
-    """Chat requests carry (context, to_messages, settings, doc id, task, split)."""
-    return (request.args[4], int(request.args[3]))

@@ -116,12 +116,17 @@ class SampleErrors(RuntimeError):
     def __init__(self, failures: Sequence[Failure], total: int) -> None:
         """Name the failures in one line; `total` counts the samples asked for."""
         self.failures = tuple(failures)
+        self.total = total
         named = "; ".join(str(failure) for failure in self.failures[:NAMED])
         more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
             f"{len(failures)} of {total} samples failed: {named}{more} "
             "(finished samples are saved; engine.max_errors allows failures)"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the arguments: the processes of a run tell each other their errors."""
+        return SampleErrors, (self.failures, self.total)
 
 
 def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:

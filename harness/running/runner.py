@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,13 +15,17 @@ from harness.calibration.priors import prior_for
 from harness.config import preflight
 from harness.config.preflight import Job
 from harness.config.spec import ModelSpec, RunSpec
-from harness.running import console, wandb_log
+from harness.errors import UserError
+from harness.ranks import Ranks
+from harness.running import console, environment, wandb_log
 from harness.running.keys import Digests
 from harness.running.row import bound, build_row
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
+    from harness.evaluate import Evaluation
+    from harness.measure.memory import Peak
 
 #: Hugging Face libraries read these when they are imported.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -50,8 +55,11 @@ class Pool:
 class Runner:
     """Runs checked jobs one after the other and reports their rows.
 
+    Of several processes all run all jobs, in the same order; only the first stores, logs and prints.
+
     Args:
         sweep: whether rows are printed as one table instead of one sheet.
+        ranks: the processes that share each run.
         out: where tables and JSON lines go.
         pool: the loaded model.
         digests: hashes of files read so far.
@@ -59,6 +67,7 @@ class Runner:
     """
 
     sweep: bool = False
+    ranks: Ranks = field(default_factory=Ranks)
     out: TextIO = field(default_factory=lambda: sys.stdout)
     pool: Pool = field(default_factory=Pool)
     digests: Digests = field(default_factory=Digests)
@@ -70,48 +79,77 @@ class Runner:
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         if spec.log == "wandb":
             wandb_log.check_installed()
+        if spec.model.device_map is not None and self.ranks.world > 1:
+            raise UserError(
+                f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
+                f"valid for {self.ranks.world} processes: null"
+            )
+        self.ranks.use_device(spec.model.device)
         return preflight.check(spec, self.digests)
 
-    def evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
-        """Run a job, or the rest of it, and return its row.
+    def run(self, spec: RunSpec) -> None:
+        """Run one cell: key -> skip if done -> evaluate -> store -> report.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than asked.
         """
+        job = self.check(spec)
+        directory = Store(spec.store).run(job.key)
+        row = self.ranks.first(directory.row)
+        if row is not None and self._accepts(job, row):
+            row["status"] = "cached"
+        else:
+            row = self._evaluate(job, directory)
+        self._report(row)
+
+    def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
+        """Run a job, or the rest of it, and return its committed row."""
         from harness.evaluate import evaluate
         from harness.measure.memory import peak_memory
-        from harness.running.environment import describe
 
-        spec = job.spec
-        if spec.force:
-            directory.journal.clear()
-        directory.describe(job.parts)
-        status = "resumed" if len(directory.journal) else "done"
+        spec, ranks = job.spec, self.ranks
+        status = ranks.first(lambda: _begin(job, directory))
+        journal = directory.journal.of_rank(ranks.rank)
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
             adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
-            with peak_memory(spec.model.device) as peak, console.progress_bar(title) as progress:
+            with peak_memory(spec.model.device) as own, self._progress_bar(title) as progress:
                 evaluation = evaluate(
-                    spec, adapter, job.method, directory.journal, progress, prior=prior
+                    spec, adapter, job.method, journal, progress, prior=prior, ranks=ranks
                 )
-            row = build_row(job, evaluation, peak, describe(spec), status)
+            peak = max(ranks.gather(own), key=lambda one: one.bytes)
+            return ranks.first(lambda: self._store(job, directory, evaluation, peak, status))
+
+    def _store(
+        self, job: Job, directory: RunDir, evaluation: Evaluation, peak: Peak, status: str
+    ) -> dict[str, Any]:
+        """Build the row of a finished run, commit it and mirror it in the configured log."""
+        spec, world = job.spec, self.ranks.world
+        # Times of rows compare only where all of this is equal.
+        how = {"batch_size": evaluation.batch_size, "processes": world}
+        row = build_row(job, evaluation, peak, environment.describe(spec) | how, status)
+        row["extra"]["batch_size"] = evaluation.batch_size
+        if world > 1:
+            row["extra"]["peak_note"] += f"; the largest of {world} processes"
         row["extra"]["speedup"] = bound(row, Store(spec.store).rows())
+        directory.commit(row)
+        if spec.log == "wandb":
+            wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
         return row
 
-    def accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
+    def _progress_bar(self, title: str) -> AbstractContextManager[console.Hook]:
+        if self.ranks.rank == 0:
+            return console.progress_bar(title)
+        return contextlib.nullcontext(lambda finished, total: None)
+
+    def _accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
         """Say whether a stored row stands: `force` asks for a new one, but only once in a sweep."""
         return not job.spec.force or any(done["run_key"] == row["run_key"] for done in self.rows)
 
-    def log(self, job: Job, row: Mapping[str, Any]) -> None:
-        """Mirror a committed row in the configured log."""
-        spec = job.spec
-        if spec.log == "wandb":
-            wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
-
-    def report(self, row: dict[str, Any]) -> None:
+    def _report(self, row: dict[str, Any]) -> None:
         """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
-        if self.rows:
+        if self.rows and self.ranks.rank == 0:
             self._print_json()
         self.rows.append(row)
 
@@ -121,7 +159,7 @@ class Runner:
         Raises:
             UserError: the rows do not give curves.
         """
-        if not self.rows:
+        if not self.rows or self.ranks.rank:
             return
         console.print_rows(self.rows, self.out, full=not self.sweep)
         try:
@@ -136,6 +174,14 @@ class Runner:
 
     def _print_json(self) -> None:
         print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
+
+
+def _begin(job: Job, directory: RunDir) -> str:
+    """Prepare the directory of a run and return its status to be."""
+    if job.spec.force:
+        directory.journal.clear()
+    directory.describe(job.parts)
+    return "resumed" if len(directory.journal) else "done"
 
 
 @contextlib.contextmanager

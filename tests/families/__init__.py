@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.families import llava, qwen
+from tests.families import deepseek, internvl, llava, onevision, qwen
 from tests.tiny import Family
 
-FAMILIES: dict[str, Family] = {**llava.FAMILIES, **qwen.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **llava.FAMILIES,
+    **onevision.FAMILIES,
+    **qwen.FAMILIES,
+    **internvl.FAMILIES,
+    **deepseek.FAMILIES,
+}

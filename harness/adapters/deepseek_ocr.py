@@ -1,0 +1,162 @@
+"""DeepSeek-OCR: SAM, a convolution that keeps one cell in 16, CLIP, one linear map, and a mixture-of-experts decoder.
+
+transformers has no class of this name; the one for Unlimited-OCR has the same modules and reads the same tensor names.
+It differs in the decoder's attention, which the configuration made here sets to full attention in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedTokenizerFast,
+    UnlimitedOcrConfig,
+    UnlimitedOcrForConditionalGeneration,
+    UnlimitedOcrProcessor,
+)
+
+from harness.adapters.base import Adapter
+from harness.adapters.chats import Chat
+from harness.adapters.deepseek_ocr_images import OcrImageProcessor, plane
+from harness.adapters.loading import load_part
+from harness.adapters.random_weights import text_config, vision_config
+from harness.engine.items import Item, Work
+
+if TYPE_CHECKING:
+    from harness.config.spec import ModelSpec
+
+#: Tokens of the stem, along an edge, that the convolution turns into one cell.
+FOLD = 4
+
+
+class DeepseekOcrAdapter(Adapter):
+    """`UnlimitedOcrForConditionalGeneration`: crops stitched to one plane (view 1), then the whole image (view 0).
+
+    Every row of cells ends with a newline token and the image with a separator; neither is ever pruned.
+    """
+
+    model_class = UnlimitedOcrForConditionalGeneration
+
+    # ------------------------------------------------------------------ loading
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's tokenizer; its image settings are remote code, `model.processor` states the mode."""
+        return cls.new_processor(spec, _tokenizer(spec))
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Describe the model in the library's words: the checkpoint's own config.json belongs to remote code."""
+        return cls.configuration(spec, _tokenizer(spec))
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """SAM, CLIP, and the decoder with full attention in every layer."""
+        facts, stem = spec.facts, spec.facts.stem
+        assert stem is not None  # every config file of this family has one
+        return UnlimitedOcrConfig(
+            vision_config={
+                "sam_config": {
+                    "hidden_size": stem.hidden,
+                    "mlp_dim": stem.intermediate,
+                    "num_hidden_layers": stem.layers,
+                    "num_attention_heads": stem.heads,
+                    **spec.architecture["stem"],
+                },
+                "encoder_config": vision_config(facts.tower, spec),
+            },
+            text_config={
+                **text_config(spec, tokenizer),
+                "n_routed_experts": facts.text.experts,
+                "layer_types": ["full_attention"] * facts.text.layers,
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Views as `model.processor` asks; an image takes a token for each cell, newline and separator."""
+        return UnlimitedOcrProcessor(
+            image_processor=OcrImageProcessor(**spec.processor),
+            tokenizer=tokenizer,
+            patch_size=spec.architecture["stem"]["patch_size"],
+            downsample_ratio=FOLD,
+        )
+
+    # ------------------------------------------------------------------ parts and inputs
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention of a layer of CLIP; the projector reads the last one's output."""
+        layers = self.model.model.vision_tower.vision_encoder.encoder.layers
+        attention: nn.Module = layers[-1 if index is None else index].self_attn
+        return attention
+
+    def prompt(self, chat: Chat) -> str:
+        """Return the plain prompt: begin-of-sequence, a line for each image, the text."""
+        parts = [part for turn in chat for part in turn["content"]]
+        said = ["<image>\n" if part["type"] == "image" else part["text"] for part in parts]
+        return str(self.processor.tokenizer.bos_token) + "".join(said).strip()
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor; the prompt holds its begin-of-sequence already."""
+        return self.processor(
+            text=texts,
+            images=pictures,
+            padding=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
+        whole = inputs["pixel_values"]
+        # A batch without crops has no pixels of them; its counts are all 0.
+        crop = inputs.get("pixel_values_local", whole)
+        n_whole, n_crop = self._cells(whole), self._cells(crop)
+        first = n_whole**2 * len(whole)
+        found: list[Item] = []
+        shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
+        for image, ((columns, rows), count) in enumerate(shapes):
+            planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
+            work = self._work(whole)
+            if count:
+                planes.insert(0, plane(1, columns, rows, n_crop, first))
+                first += count * n_crop**2
+            for _ in range(count):
+                work = work.plus(self._work(crop))
+            # The separator stands at the end, where one more newline would.
+            planes.append(tuple(table[-1:] for table in planes[-1]))
+            grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
+            source = unit.clamp(min=0).view(-1, 1)
+            found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
+        return {self.model.config.image_token_id: found}
+
+    def _cells(self, views: Tensor) -> int:
+        """Return the cells along an edge of (views, 3, S, S) pixels."""
+        return -(-self._patches(views) // FOLD)
+
+    def _patches(self, views: Tensor) -> int:
+        """Return the stem's tokens along an edge."""
+        return int(views.shape[-1]) // int(self.model.config.vision_config.sam_config.patch_size)
+
+    def _work(self, views: Tensor) -> Work:
+        """Return what one of the views costs; the stem's windows are padded to their full size."""
+        cells, patches = self._cells(views) ** 2, self._patches(views)
+        window = self.model.config.vision_config.sam_config.window_size
+        return Work(
+            tokens=cells + 1,
+            pairs=(cells + 1) ** 2,
+            units=cells,
+            stem_tokens=patches**2,
+            stem_pairs=patches**4,
+            stem_window_pairs=(-(-patches // window)) ** 2 * window**4,
+        )
+
+
+def _tokenizer(spec: ModelSpec) -> Any:
+    """Load the checkpoint's tokenizer as its tokenizer.json has it: its settings name a class that would rebuild it."""
+    return load_part(spec, PreTrainedTokenizerFast)

@@ -1,0 +1,117 @@
+"""InternVL2 and InternVL2.5: InternViT on tiles, pixel shuffle, an MLP, and one of several text stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoProcessor,
+    GotOcr2ImageProcessor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+)
+
+from harness.adapters.base import Adapter
+from harness.adapters.internvl_processing import (
+    TOKENS,
+    build_processor,
+    frames_like,
+    process_chat,
+)
+from harness.adapters.loading import load_part
+from harness.adapters.random_weights import text_config, vision_config
+from harness.engine.items import Item, Work, rectangle
+
+if TYPE_CHECKING:
+    from harness.config.spec import ModelSpec
+
+
+class InternVLAdapter(Adapter):
+    """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
+
+    model_class = InternVLForConditionalGeneration
+    takes_video = True
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's; frames of videos get the size and colours of pictures.
+
+        Converted checkpoints come without settings for videos, and the library's own resize frames to another size.
+        """
+        processor = load_part(spec, AutoProcessor)
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **spec.processor)
+        processor.video_processor = frames_like(processor.image_processor)
+        return processor
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """InternViT, pixel shuffle and an MLP, and the text stack that `architecture.text.model_type` names."""
+        return InternVLConfig(
+            vision_config=vision_config(spec.facts.tower, spec),
+            text_config=text_config(spec, tokenizer),
+            image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["context_image_token"]),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Tiles of the tower's size, with ImageNet's colours."""
+        return build_processor(spec, tokenizer)
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return an encoder layer's attention; hidden_states[-1] is the output of layers[-1]."""
+        chosen = self.model.config.vision_feature_layer if index is None else index
+        attention: nn.Module = self.model.model.vision_tower.encoder.layer[chosen].attention
+        return attention
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Average (tiles, patches, ...) over the patches that pixel shuffle puts into one unit."""
+        patches, units = self._sides()
+        fold = patches // units
+        blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
+        return blocks.mean((2, 4)).flatten(0, 2)
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on one chat at a time: it takes only videos of as many frames at once."""
+        chats = zip(texts, pictures, clips, strict=True)
+        rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
+        ids = {"input_ids": [row["input_ids"][0] for row in rows]}
+        batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
+        batch["pixel_values"] = torch.cat([row["pixel_values"] for row in rows])
+        return batch
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """One item for each run of placeholders: an image's tiles, or a frame.
+
+        Runs end at `</img>`, and a tile always has as many tokens, so that they tell how many tiles there are.
+        """
+        image = self.model.config.image_token_id
+        found: list[Item] = []
+        first = 0
+        for row in inputs["input_ids"].cpu() == image:
+            held, lengths = torch.unique_consecutive(row, return_counts=True)
+            for length in lengths[held].tolist():
+                found.append(self._item(length, first))
+                first += length
+        return {image: found}
+
+    def _item(self, length: int, first: int) -> Item:
+        """Describe `length` placeholders from projector unit `first` on."""
+        patches, side = self._sides()
+        tiles, n_tokens = length // side**2, patches**2 + 1
+        # The processor adds a thumbnail only to an image of several tiles; a single tile is the whole image.
+        views = [*range(1, tiles), 0]
+        return Item(
+            grid=torch.cat([rectangle(1, side, side, view) for view in views]),
+            source=torch.arange(first, first + tiles * side**2).view(-1, 1),
+            work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
+        )
+
+    def _sides(self) -> tuple[int, int]:
+        """Return the edge of a tile in patches and in units."""
+        vision = self.model.config.vision_config
+        patches = vision.image_size[0] // vision.patch_size[0]
+        return patches, round(patches * self.model.config.downsample_ratio)

@@ -1,0 +1,159 @@
+"""LLaVA-OneVision: AnyRes images up to nine crops, several images or a video at lower resolution, SigLIP and Qwen2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoProcessor,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+)
+from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
+
+from harness.adapters.anyres import packed_item
+from harness.adapters.base import Adapter
+from harness.adapters.llava import clip_attention
+from harness.adapters.loading import load_part
+from harness.adapters.onevision_processor import build_processor
+from harness.adapters.pooling import Pooling
+from harness.adapters.random_weights import text_config, vision_config
+from harness.engine.items import Item
+from harness.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from harness.config.spec import ModelSpec
+
+
+class LlavaOnevisionAdapter(Adapter):
+    """`LlavaOnevisionForConditionalGeneration`: one image is AnyRes, each of several one tile, a video pooled frames.
+
+    Newline tokens (after each row of crops, after each tile of several images, after a video) stay.
+    """
+
+    model_class: ClassVar[Any] = LlavaOnevisionForConditionalGeneration
+    config_class: ClassVar[Any] = LlavaOnevisionConfig
+    processor_class: ClassVar[Any] = LlavaOnevisionProcessor
+    takes_video = True
+
+    #: What `model.processor` may hold.
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether a newline token ends each row of each video frame, or a single one the whole video.
+    row_newlines: ClassVar[bool] = False
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Read off the model how it pools video frames."""
+        for name in sorted(set(spec.processor) - set(self.settings)):
+            raise unknown_name("model.processor", name, self.settings)
+        super().__init__(model, processor, spec)
+        vision = model.config.vision_config
+        self._side: int = vision.image_size // vision.patch_size
+        self._pooling = Pooling.read(self._pool, self._side**2)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's."""
+        return load_part(spec, AutoProcessor)
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """SigLIP, an MLP and Qwen2."""
+        return cls.config_class(
+            vision_config={
+                "model_type": "siglip_vision_model",
+                **vision_config(spec.facts.tower, spec),
+            },
+            text_config={"model_type": "qwen2", **text_config(spec, tokenizer)},
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """SigLIP's preprocessing, AnyRes for images."""
+        return build_processor(cls.processor_class, cls.configuration(spec, tokenizer), tokenizer)
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return an encoder layer's attention."""
+        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
+
+    def pooling_attention(self) -> nn.MultiheadAttention:
+        """Return the attention of SigLIP's pooling head, which the published checkpoints are without."""
+        head = getattr(self.tower, "head", None)
+        if head is None:
+            return super().pooling_attention()
+        attention: nn.MultiheadAttention = head.attention
+        return attention
+
+    # ------------------------------------------------------------------ inputs
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor; frames are those of the clips, all of them.
+
+        Raises:
+            UserError: videos of different numbers of frames, which the model cannot stack.
+        """
+        frames = [clip.frames for row in clips for clip in row]
+        counts = sorted({len(one) for one in frames})
+        if len(counts) > 1:
+            raise UserError(
+                f"model.video.frames={self.spec.video.frames}: videos of {counts[0]} and {counts[-1]} frames meet in "
+                "one batch, which this model cannot stack; valid: engine.batch_size=1, model.video.short=error"
+            )
+        return self.processor(
+            text=texts,
+            images=pictures if any(pictures) else None,
+            videos=frames or None,
+            do_sample_frames=False,
+            padding=True,
+            return_tensors="pt",
+        )
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Images before videos: the projector sees them in that order."""
+        config = self.model.config
+        images: list[Item] = []
+        first = 0
+        if "pixel_values" in inputs:
+            counts = inputs["batch_num_images"].tolist()
+            lone = [count == 1 for count in counts for _ in range(count)]
+            for size, alone in zip(inputs["image_sizes"].cpu(), lone, strict=True):
+                shape = (0, 0)
+                if alone:
+                    shape = get_anyres_image_grid_shape(
+                        size, config.image_grid_pinpoints, config.vision_config.image_size
+                    )
+                images.append(
+                    packed_item(partial(self._pack, size), shape, self._side, first, False)
+                )
+                first += images[-1].work.units
+        videos: list[Item] = []
+        if "pixel_values_videos" in inputs:
+            number, frames = inputs["pixel_values_videos"].shape[:2]
+            for _ in range(number):
+                videos.append(self._pooling.item(frames, first, self.row_newlines))
+                first += videos[-1].work.units
+        return {config.image_token_id: images, config.video_token_id: videos}
+
+    def _pack(self, size: Tensor, features: Tensor) -> Tensor:
+        """Run the model's own packing on one image of `size` (height, width)."""
+        packed, _ = self.model.model.pack_image_features(
+            [features],
+            size.unsqueeze(0),
+            image_newline=torch.full(features.shape[-1:], torch.nan),
+            vision_aspect_ratio=self.model.config.vision_aspect_ratio,
+        )
+        tokens: Tensor = packed[0]
+        return tokens
+
+    def _pool(self, features: Tensor) -> Tensor:
+        """Run the model's own pooling of frames on (F, units, C)."""
+        pooled: Tensor = self.model.model.apply_pooling(features)
+        return pooled

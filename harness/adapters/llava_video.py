@@ -1,0 +1,92 @@
+"""LLaVA-Video: LLaVA-OneVision's modules with another video layout, a newline token after each row of each frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
+
+from harness.adapters.llava_onevision import LlavaOnevisionAdapter
+from harness.adapters.llava_video_model import (
+    POOLINGS,
+    LlavaVideoConfig,
+    LlavaVideoForConditionalGeneration,
+)
+from harness.adapters.loading import load_part
+from harness.adapters.onevision_processor import build_processor
+from harness.errors import unknown_name
+
+if TYPE_CHECKING:
+    from harness.config.spec import ModelSpec
+    from harness.media.frames import Clip
+
+
+class LlavaVideoProcessor(LlavaOnevisionProcessor):
+    """`LlavaOnevisionProcessor` with LLaVA-Video's number of placeholders."""
+
+    #: Placeholders of one frame; the adapter reads it off the model.
+    frame_tokens: int
+
+    def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        """Return the placeholders of one video."""
+        del kwargs
+        placeholders: str = self.video_token * self.frame_tokens
+        return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
+
+
+class LlavaVideoAdapter(LlavaOnevisionAdapter):
+    """`LlavaVideoForConditionalGeneration`.
+
+    `model.processor.time_instruction` tells the model when frames are shown; `video_pooling`, one of POOLINGS, is how
+    they are pooled, which is no property of the weights.
+    """
+
+    model_class = LlavaVideoForConditionalGeneration
+    config_class = LlavaVideoConfig
+    processor_class = LlavaVideoProcessor
+    settings = ("time_instruction", "video_pooling")
+    row_newlines = True
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Set how frames are pooled and tell the processor how many placeholders that makes."""
+        pooling = spec.processor.get("video_pooling", POOLINGS[0])
+        if pooling not in POOLINGS:
+            raise unknown_name("model.processor.video_pooling", pooling, POOLINGS)
+        model.config.video_pooling = pooling
+        super().__init__(model, processor, spec)
+        processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Build it around the checkpoint's tokenizer; the library's loader does not know this configuration."""
+        tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
+        return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor, with the times of the frames in the prompt if asked."""
+        if self.spec.processor.get("time_instruction"):
+            texts = [self._timed(text, row) for text, row in zip(texts, clips, strict=True)]
+        return super().process(texts, pictures, clips)
+
+    def _timed(self, text: str, clips: list[Clip]) -> str:
+        """Put the instruction of each clip after its placeholder."""
+        before, *after = text.split(self.processor.video_token, maxsplit=len(clips))
+        for clip, rest in zip(clips, after, strict=True):
+            told = f"{self.processor.video_token}\n{time_instruction(clip)}\n"
+            before += told + rest.removeprefix("\n")
+        return before
+
+    def _pool(self, features: Tensor) -> Tensor:
+        pooled: Tensor = self.model.model.pool(features)
+        return pooled
+
+
+def time_instruction(clip: Clip) -> str:
+    """Return the sentences with which the release introduces a video: its length and when its frames are shown."""
+    at = ",".join(f"{index / clip.fps:.2f}s" for index in clip.indices)
+    return (
+        f"The video lasts for {clip.total_frames / clip.fps:.2f} seconds, and {len(clip.indices)} frames are uniformly "
+        f"sampled from it. These frames are located at {at}."
+        "Please answer the following questions related to this video."
+    )

@@ -1,0 +1,39 @@
+"""The processor of LLaVA-OneVision and LLaVA-Video, built from a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionVideoProcessor
+
+#: The chat format that the family was trained with.
+CHATML = (
+    "{% if messages[0].role != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
+    "{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\\n' }}"
+    "{% if turn.content is string %}{{ turn.content }}{% else %}{% for part in turn.content %}"
+    "{{ part.text if part.type == 'text' else '<' + part.type + '>\\n' }}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+#: Mean and standard deviation of SigLIP's pixels.
+HALF = [0.5, 0.5, 0.5]
+
+
+def build_processor(processor_class: Any, config: Any, tokenizer: Any) -> Any:
+    """Return a processor that fits a configuration of the family."""
+    side = config.vision_config.image_size
+    size = {"height": side, "width": side}
+    pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
+    return processor_class(
+        image_processor=LlavaOnevisionImageProcessor(
+            **pixels, image_grid_pinpoints=config.image_grid_pinpoints
+        ),
+        video_processor=LlavaOnevisionVideoProcessor(**pixels),
+        tokenizer=tokenizer,
+        num_image_tokens=(side // config.vision_config.patch_size) ** 2,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+        chat_template=CHATML,
+        vision_aspect_ratio=config.vision_aspect_ratio,
+    )

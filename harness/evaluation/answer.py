@@ -1,0 +1,118 @@
+"""Requests through the engine: one batch in, its answers out, and the samples to blame when it fails."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from lmms_eval.api.instance import Instance
+from lmms_eval.protocol import ChatMessages
+from PIL import ImageFile
+
+from harness.errors import UserError
+from harness.evaluation.generation import Settings, cut
+from harness.evaluation.samples import Failure, Key, Sample
+from methods.base import MethodError
+
+log = logging.getLogger(__name__)
+
+#: How an adapter names a chat of its batch; outside, samples have names of their own.
+CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
+
+
+class Answerer:
+    """Answers batches of requests and finds out which of their samples cannot be answered.
+
+    Args:
+        adapter: encodes chats and decodes ids (harness/adapters).
+        session: the open engine session that generates.
+        seed: of the run; batches that sample are seeded by it.
+        document: returns the document of (task, split, doc id).
+    """
+
+    def __init__(
+        self, adapter: Any, session: Any, seed: int, document: Callable[[str, str, int], Any]
+    ) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._seed = seed
+        self._document = document
+        #: The first refusal: input that cannot work, not an accident.
+        self.refusal: UserError | None = None
+
+    def attempt(
+        self, block: Sequence[Instance], group: Settings
+    ) -> tuple[list[Sample], list[Failure]]:
+        """Answer a batch; if it raises, answer its samples one by one to find those to blame."""
+        try:
+            return self.answer(block, group), []
+        except (Exception, SystemExit) as error:
+            # Anything can go wrong with one sample (its file, its size, memory), and some tasks
+            # even call sys.exit.
+            log.debug("batch of %d failed", len(block), exc_info=True)
+            if len(block) == 1:
+                failure = _blame(key_of(block[0]), error)
+                if isinstance(error, UserError | MethodError) and self.refusal is None:
+                    self.refusal = UserError(str(failure))
+                return [], [failure]
+        # Outside the handler: the tensors that the traceback held are free before the next try.
+        parts = [self.attempt([request], group) for request in block]
+        return [s for samples, _ in parts for s in samples], [f for _, bad in parts for f in bad]
+
+    def answer(self, block: Sequence[Instance], group: Settings) -> list[Sample]:
+        """Answer a batch; raises whatever goes wrong."""
+        keys = [key_of(request) for request in block]
+        inputs = self.encode(block)
+        names = [f"{task}/{doc_id}" for task, doc_id in keys]
+        if group.generate["do_sample"]:
+            # `generate` samples from torch's global generator: seed it by batch, leave no trace.
+            with torch.random.fork_rng():
+                torch.manual_seed(self._seed * 1_000_003 + keys[0][1])
+                generated = self._session.generate(inputs, names, **group.generate)
+        else:
+            generated = self._session.generate(inputs, names, **group.generate)
+        texts = self._adapter.decode(generated.ids)
+        return [
+            Sample(
+                task=key[0],
+                doc_id=key[1],
+                answer=cut(text, group.until),
+                input_tokens=record.visual + record.text,
+                output_tokens=record.new_tokens,
+                record=record,
+            )
+            for key, text, record in zip(keys, texts, generated.records, strict=True)
+        ]
+
+    def encode(self, block: Sequence[Instance]) -> Any:
+        """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
+        with _whole_images():
+            return self._adapter.encode([self._messages(request) for request in block])
+
+    def _messages(self, request: Instance) -> list[dict[str, Any]]:
+        _, to_messages, _, doc_id, task, split = request.args
+        messages = to_messages(self._document(task, split, doc_id))
+        chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
+        return chat
+
+
+def key_of(request: Instance) -> Key:
+    """Return a sample's identity: chat requests carry (context, to_messages, settings, doc id, task, split)."""
+    return (request.args[4], int(request.args[3]))
+
+
+def _blame(key: Key, error: BaseException) -> Failure:
+    failure = Failure.from_exception(key, error)
+    return Failure(*key, CHAT.sub(lambda m: "" if m["aside"] else "the chat", failure.error))
+
+
+@contextmanager
+def _whole_images() -> Iterator[None]:
+    """Let a truncated image file raise: lmms-eval tells PIL to fill it with grey, a wrong answer in the making."""
+    with mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False):
+        yield

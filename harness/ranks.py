@@ -1,0 +1,190 @@
+"""The processes of one run under torchrun: who this one is, and how all of them come to the same decision."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from harness.errors import UserError
+
+T = TypeVar("T")
+
+#: The longest that one process waits for another, which may be scoring or downloading. One that dies is noticed at
+#: once, by its closed connection; this only ends waiting for one that hangs.
+TIMEOUT = timedelta(hours=2)
+
+#: What a launcher must set beside WORLD_SIZE.
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+#: What libraries read to find out that they are one of several processes.
+LAUNCHED = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", *RENDEZVOUS)
+
+
+class RankLost(RuntimeError):
+    """Another process of the run ended or does not answer; nothing can be agreed on any more."""
+
+
+@dataclass
+class Ranks:
+    """One process among `world`, numbered `rank`; rank 0 decides, writes and prints. The default is alone.
+
+    All processes must make the same calls of `gather`, `first`, `in_turn` and `each` in the same order.
+
+    Args:
+        rank: number of this process in the run.
+        world: processes of the run.
+        local_rank: number of this process on its machine.
+        local_world: processes of the run on this machine.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    _heard: Exception | None = field(default=None, repr=False)
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Return every `world`-th item, starting with the `rank`-th."""
+        return items[self.rank :: self.world]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, ordered by rank; values must pickle. Cost: all wait for the slowest.
+
+        Raises:
+            RankLost: a process is gone.
+            Exception: what another process raised inside `each` instead of coming here.
+        """
+        return [value] if self.world == 1 else self._exchange(value, None)
+
+    def first(self, function: Callable[[], T]) -> T:
+        """Call `function` in rank 0 alone and return its result everywhere."""
+        return cast("T", self.gather(function() if self.rank == 0 else None)[0])
+
+    def in_turn(self, function: Callable[[], T]) -> T:
+        """Call `function` in rank 0, and then in the others: they find what it left in shared caches."""
+        if self.rank == 0:
+            result = function()
+        self.gather(None)
+        if self.rank != 0:
+            result = function()
+        return result
+
+    def each(self, function: Callable[[], T]) -> T:
+        """Call `function` in every process and return its own result; what one of them raises, all raise.
+
+        Whoever fails tells the others, which hear of it where they next exchange something, at the latest at the end of
+        their own `each`. So all leave together, none waits for one that gave up, and the next `each` can begin.
+        """
+        try:
+            result = function()
+            self.gather(None)
+            return result
+        except Exception as error:  # whatever it is, the others must not wait for this process
+            if error is not self._heard and self.world > 1:
+                with suppress(Exception):  # the others may have failed as well; this error is told
+                    self._exchange(None, _portable(error, self.rank))
+            raise
+
+    def use_device(self, device: str) -> None:
+        """Make the plain name `cuda` mean a device of this process's own.
+
+        Raises:
+            UserError: there are fewer devices than processes.
+        """
+        if self.world == 1 or device != "cuda":
+            return
+        import torch
+
+        present = torch.cuda.device_count()
+        if self.local_rank >= present:
+            raise UserError(
+                f"model.device='cuda': {self.local_world} processes on a machine with {present} CUDA devices; "
+                f"valid: torchrun --nproc_per_node {present}"
+            )
+        torch.cuda.set_device(self.local_rank)
+
+    def _exchange(self, value: Any, trouble: Exception | None) -> list[Any]:
+        import torch.distributed as dist
+
+        messages: list[Any] = [None] * self.world
+        try:
+            dist.all_gather_object(messages, (value, trouble))
+        except RuntimeError as error:
+            self._heard = RankLost(
+                "another process of this run ended or does not answer; finished samples are kept, "
+                "the same command goes on from them"
+            )
+            raise self._heard from error
+        for rank, (_, told) in enumerate(messages):
+            if told is not None and rank != self.rank:
+                self._heard = told
+                raise told
+        return [sent for sent, _ in messages]
+
+
+@contextmanager
+def join() -> Iterator[Ranks]:
+    """Meet the other processes that the launcher started, and part from them at the end of the block.
+
+    Objects go over gloo, on machines with GPUs as well: nothing large is exchanged.
+
+    Raises:
+        UserError: WORLD_SIZE says that there are others, but not where to meet them.
+    """
+    given = os.environ.get("WORLD_SIZE", "1")
+    if given == "1":
+        yield Ranks()
+        return
+    missing = [name for name in RENDEZVOUS if name not in os.environ]
+    if missing or not given.isdecimal():
+        raise UserError(
+            f"WORLD_SIZE={given} without {', '.join(missing) or 'a number of processes'}; valid: unset WORLD_SIZE, "
+            "or start with torchrun --nproc_per_node <processes> run.py ..."
+        )
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield Ranks(
+            rank=dist.get_rank(),
+            world=dist.get_world_size(),
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            local_world=int(os.environ.get("LOCAL_WORLD_SIZE", given)),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hide the launcher's variables: a library that read them would deal out the samples again, or wait for others."""
+    hidden = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def speaks() -> bool:
+    """Say whether this process prints: of several that a launcher started, only the first."""
+    launched = os.environ.get("WORLD_SIZE", "1") != "1" and all(
+        name in os.environ for name in RENDEZVOUS
+    )
+    return not launched or os.environ["RANK"] == "0"
+
+
+def _portable(error: Exception, rank: int) -> Exception:
+    """Return the error if it survives the way to another process, else one that says the same."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # a third party's exception may fail in any way
+        copy = None
+    if type(copy) is type(error) and str(copy) == str(error):
+        return error
+    first = next(iter(str(error).splitlines()), "")
+    return RuntimeError(f"process {rank}: {type(error).__name__}: {first}")
