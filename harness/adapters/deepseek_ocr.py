@@ -20,7 +20,7 @@ from transformers import (
 
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
-from harness.adapters.deepseek_ocr_images import OcrImageProcessor, plane
+from harness.adapters.deepseek_ocr_images import OcrImageProcessor, plane, view_work
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work
@@ -39,8 +39,6 @@ class DeepseekOcrAdapter(Adapter):
     """
 
     model_class = UnlimitedOcrForConditionalGeneration
-
-    # ------------------------------------------------------------------ loading
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -86,8 +84,6 @@ class DeepseekOcrAdapter(Adapter):
             patch_size=spec.architecture["stem"]["patch_size"],
             downsample_ratio=FOLD,
         )
-
-    # ------------------------------------------------------------------ parts and inputs
 
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention of a layer of CLIP; the projector reads the last one's output."""
@@ -144,17 +140,9 @@ class DeepseekOcrAdapter(Adapter):
         return int(views.shape[-1]) // int(self.model.config.vision_config.sam_config.patch_size)
 
     def _work(self, views: Tensor) -> Work:
-        """Return what one of the views costs; the stem's windows are padded to their full size."""
-        cells, patches = self._cells(views) ** 2, self._patches(views)
+        """Return what one of the views costs."""
         window = self.model.config.vision_config.sam_config.window_size
-        return Work(
-            tokens=cells + 1,
-            pairs=(cells + 1) ** 2,
-            units=cells,
-            stem_tokens=patches**2,
-            stem_pairs=patches**4,
-            stem_window_pairs=(-(-patches // window)) ** 2 * window**4,
-        )
+        return view_work(self._cells(views), self._patches(views), window)
 
 
 def _tokenizer(spec: ModelSpec) -> Any:

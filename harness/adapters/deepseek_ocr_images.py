@@ -13,6 +13,8 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
     get_optimal_tiled_canvas,
 )
 
+from harness.engine.items import Work
+
 
 class OcrImageProcessor(UnlimitedOcrImageProcessor):
     """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's own preprocessing.
@@ -92,3 +94,22 @@ def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Te
     unit = first + tile * side**2 + row % side * side + column % side
     grid = torch.stack([torch.zeros_like(row), torch.full_like(row, view), row, column], dim=1)
     return grid, torch.where(column < width, unit, -1), (tile + 1) * view
+
+
+def view_work(cells: int, patches: int, window: int) -> Work:
+    """Return what a view costs; windows at the stem's border are padded to their full size.
+
+    Args:
+        cells: cells along the view's edge.
+        patches: tokens of the stem along its edge.
+        window: tokens along the edge of the stem's windows.
+    """
+    tokens = cells**2 + 1
+    return Work(
+        tokens=tokens,
+        pairs=tokens**2,
+        units=cells**2,
+        stem_tokens=patches**2,
+        stem_pairs=patches**4,
+        stem_window_pairs=(-(-patches // window)) ** 2 * window**4,
+    )

@@ -20,11 +20,11 @@ from harness.adapters.anyres import packed_item
 from harness.adapters.base import Adapter
 from harness.adapters.llava import clip_attention
 from harness.adapters.loading import load_part
-from harness.adapters.onevision_processor import build_processor
+from harness.adapters.onevision_processor import build_processor, stackable
 from harness.adapters.pooling import Pooling
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item
-from harness.errors import UserError, unknown_name
+from harness.errors import unknown_name
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -92,21 +92,13 @@ class LlavaOnevisionAdapter(Adapter):
         attention: nn.MultiheadAttention = head.attention
         return attention
 
-    # ------------------------------------------------------------------ inputs
-
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor; frames are those of the clips, all of them.
 
         Raises:
             UserError: videos of different numbers of frames, which the model cannot stack.
         """
-        frames = [clip.frames for row in clips for clip in row]
-        counts = sorted({len(one) for one in frames})
-        if len(counts) > 1:
-            raise UserError(
-                f"model.video.frames={self.spec.video.frames}: videos of {counts[0]} and {counts[-1]} frames meet in "
-                "one batch, which this model cannot stack; valid: engine.batch_size=1, model.video.short=error"
-            )
+        frames = stackable([clip.frames for row in clips for clip in row])
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,
@@ -118,9 +110,8 @@ class LlavaOnevisionAdapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Images before videos: the projector sees them in that order."""
-        config = self.model.config
+        config, first = self.model.config, 0
         images: list[Item] = []
-        first = 0
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
             lone = [count == 1 for count in counts for _ in range(count)]

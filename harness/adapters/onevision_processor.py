@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionVideoProcessor
 
+from harness.errors import UserError
+
 #: The chat format that the family was trained with.
 CHATML = (
     "{% if messages[0].role != 'system' %}"
@@ -37,3 +39,18 @@ def build_processor(processor_class: Any, config: Any, tokenizer: Any) -> Any:
         chat_template=CHATML,
         vision_aspect_ratio=config.vision_aspect_ratio,
     )
+
+
+def stackable(videos: list[Any]) -> list[Any]:
+    """Return the frames of a batch's videos, each (F, H, W, 3).
+
+    Raises:
+        UserError: videos of different numbers of frames, which the model cannot stack.
+    """
+    counts = sorted({len(frames) for frames in videos})
+    if len(counts) > 1:
+        raise UserError(
+            f"model.video.frames: videos of {counts[0]} and {counts[-1]} frames meet in one batch, which this model "
+            "cannot stack; valid: engine.batch_size=1, model.video.short=error"
+        )
+    return videos

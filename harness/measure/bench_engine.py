@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-#: A decoder at its real size, small enough for a laptop, on a prompt long enough that matrix products take nearly all of
-#: its time; the tower, which no method here saves, is cut to one layer.
+#: A decoder at its real size, small enough for a laptop, on a prompt long enough that matrix products take nearly all
+#: of its time; the tower, which no method here saves, is cut to one layer.
 INSTANCE = (
     "model=llava_ov_0_5b",
     "model.weights=random",
