@@ -147,7 +147,9 @@ def evaluate_session(
     check_limit(bench.limit)
     evaluation: Evaluation | None = None
     with alone(), quiet(), suppress(Answered):
-        loaded = ranks.in_turn(lambda: load_tasks(bench.task, bench.include_path, spec.offline))
+        loaded = ranks.in_turn(
+            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+        )
         tasks = loaded.tasks
         check_metrics(tasks, bench.metrics)
         unscored: list[Failure] = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.budget import Budget
+from harness.engine.record import answer_lengths
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.base import MethodError, Plan, PlanError
@@ -232,3 +233,11 @@ def test_merged_features_are_projected_once_more(double):
     assert seen == [4 * 16, 4 * 16, 6 + 6, 13]
     assert [record.work.reprojected for record in pruned.records] == [0, 0, 0]
     assert [record.work.reprojected for record in merged.records] == [6, 13, 6]
+
+
+def test_an_answer_ends_with_its_first_end_token_and_padding_does_not_count():
+    """Also where the padding is the end token itself, as in many checkpoints."""
+    ids = torch.tensor([[5, 9, 2, 2, 2], [5, 6, 7, 8, 9], [3, 2, 0, 0, 0], [2, 2, 2, 2, 2]])
+    assert answer_lengths(ids, (2,)) == [3, 5, 2, 1]
+    assert answer_lengths(ids, (2, 9)) == [2, 5, 2, 1]
+    assert answer_lengths(ids, ()) == [5, 5, 5, 5]

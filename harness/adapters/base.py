@@ -55,9 +55,14 @@ class Adapter(ABC):
         self.processor = processor
         self.spec = spec
         self.facts = spec.facts
-        processor.tokenizer.padding_side = "left"
+        tokenizer = processor.tokenizer
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
         #: Token that fills answers after their end.
-        self.pad_id = int(processor.tokenizer.pad_token_id)
+        self.pad_id = int(tokenizer.pad_token_id)
+        # A checkpoint that states none would fill up answers with a warning each.
+        model.generation_config.pad_token_id = self.pad_id
 
     # ------------------------------------------------------------------ loading
 
@@ -158,6 +163,12 @@ class Adapter(ABC):
         """Read visual positions, grid coordinates and projector units off encoded inputs."""
         valid = inputs["attention_mask"].bool()
         return read_layout(inputs["input_ids"], valid, self.items(inputs))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        ends = self.model.generation_config.eos_token_id
+        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
     @property
     def device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,7 +34,10 @@ VICUNA = (
 class LlavaAdapter(Adapter):
     """`LlavaForConditionalGeneration`: every image gives one square grid of tokens, all of them prunable."""
 
-    model_class = LlavaForConditionalGeneration
+    model_class: ClassVar[Any] = LlavaForConditionalGeneration
+    config_class: ClassVar[Any] = LlavaConfig
+    processor_class: ClassVar[Any] = LlavaProcessor
+    picture_class: ClassVar[Any] = LlavaImageProcessor
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -50,7 +53,7 @@ class LlavaAdapter(Adapter):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """CLIP, an MLP and Llama."""
-        return LlavaConfig(
+        return cls.config_class(
             vision_config={
                 "model_type": "clip_vision_model",
                 **vision_config(spec.facts.tower, spec),
@@ -65,11 +68,11 @@ class LlavaAdapter(Adapter):
         """CLIP's preprocessing at the tower's size."""
         vision = spec.architecture["vision"]
         side = vision["image_size"]
-        return LlavaProcessor(
-            image_processor=LlavaImageProcessor(
+        return cls.processor_class(
+            image_processor=cls.picture_class(
                 size={"shortest_edge": side},
                 crop_size={"height": side, "width": side},
-                **spec.processor,
+                **cls.picture_settings(spec),
             ),
             tokenizer=tokenizer,
             patch_size=vision["patch_size"],
@@ -78,6 +81,11 @@ class LlavaAdapter(Adapter):
             image_token="<image>",
             chat_template=VICUNA,
         )
+
+    @classmethod
+    def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
+        """Return what a new image processor is told beside its sizes."""
+        return spec.processor
 
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""

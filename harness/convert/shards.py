@@ -1,17 +1,51 @@
-"""Renaming the tensors of a checkpoint shard by shard, so that one shard at a time is in memory."""
+"""Renaming and splitting the tensors of a checkpoint shard by shard, so that one shard at a time is in memory."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from harness.errors import UserError
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor of the release that holds several of the model's, one after another along its rows.
+
+    Attributes:
+        rows: of each of the model's tensors by name, in the order in which they stand.
+        groups: how often that order repeats; every group holds an equal share of each.
+    """
+
+    rows: Mapping[str, int]
+    groups: int = 1
+
+    def split(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return the model's tensors of (sum of rows, ...)."""
+        grouped = tensor.unflatten(0, (self.groups, -1))
+        parts = grouped.split([n // self.groups for n in self.rows.values()], dim=1)
+        # Views of one storage cannot be saved.
+        return {
+            name: part.flatten(0, 1).clone() for name, part in zip(self.rows, parts, strict=True)
+        }
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        """Return the shapes of the model's tensors in one of `shape`; empty if they do not fill it."""
+        if shape[:1] != (sum(self.rows.values()),):
+            return {}
+        return {name: (rows, *shape[1:]) for name, rows in self.rows.items()}
+
+
+#: From a name of the release to the model's, None for an unknown one.
+Rename = Callable[[str], str | Fused | None]
 
 
 def shards_of(folder: Path) -> list[Path]:
@@ -40,7 +74,7 @@ def shapes_of(shards: Sequence[Path]) -> dict[str, Shape]:
 
 def check_names(
     shapes: Mapping[str, Shape],
-    rename: Callable[[str], str | None],
+    rename: Rename,
     expected: Mapping[str, Shape],
     optional: Collection[str] = (),
 ) -> None:
@@ -58,15 +92,18 @@ def check_names(
     found: set[str] = set()
     for name, shape in shapes.items():
         target = rename(name)
-        if target is None or target not in expected:
+        names = target.rows if isinstance(target, Fused) else (target,)
+        if not all(one in expected for one in names):
             raise UserError(
                 f"tensor {name!r} of the release is unknown to the model; nothing was written"
             )
-        if shape != expected[target]:
-            raise UserError(
-                f"tensor {name!r} of the release has shape {shape}, the model's {target!r} has {expected[target]}"
-            )
-        found.add(target)
+        held = target.shapes(shape) if isinstance(target, Fused) else {target: shape}
+        for one in names:
+            if held.get(one) != expected[str(one)]:
+                raise UserError(
+                    f"tensor {name!r} of the release has shape {shape}, the model's {one!r} has {expected[str(one)]}"
+                )
+            found.add(str(one))
     missing = sorted(set(expected) - found - set(optional))
     if missing:
         raise UserError(
@@ -75,10 +112,7 @@ def check_names(
 
 
 def rewrite(
-    shards: Sequence[Path],
-    rename: Callable[[str], str | None],
-    folder: Path,
-    say: Callable[[str], None],
+    shards: Sequence[Path], rename: Rename, folder: Path, say: Callable[[str], None]
 ) -> None:
     """Write every shard under the model's names, and the index that transformers reads.
 
@@ -93,11 +127,13 @@ def rewrite(
     files: dict[str, str] = {}
     size = 0
     for number, shard in enumerate(shards, 1):
+        renamed: dict[str, Tensor] = {}
         with safe_open(shard, framework="pt") as tensors:
-            renamed = {
-                str(rename(name)): tensors.get_tensor(name)
-                for name in tensors.keys()  # noqa: SIM118 - not a mapping
-            }
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                target, tensor = rename(name), tensors.get_tensor(name)
+                renamed |= (
+                    target.split(tensor) if isinstance(target, Fused) else {str(target): tensor}
+                )
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(renamed, folder / file, metadata={"format": "pt"})
         files |= dict.fromkeys(renamed, file)

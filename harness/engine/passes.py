@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.engine.layout import Layout, Stage, mix, take
-from harness.engine.masks import decode_mask, prefill_mask, reference_mask
-from harness.engine.record import Generated, Record
+from harness.engine.masks import prefill_mask, reference_mask
+from harness.engine.record import Generated, Record, answer_lengths
 from harness.engine.reduce import (
     Decision,
     Rows,
@@ -23,6 +23,7 @@ from harness.engine.reduce import (
     shrink,
     write_merged,
 )
+from harness.engine.steps import Steps
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
 from methods.base import Site
@@ -69,7 +70,6 @@ class Pass:
         self._reprojected = (0,) * layout.rows
         self._in_prefill = False
         self._shift: Tensor | None = None
-        self._step_masks: dict[tuple[int, torch.device], Tensor | None] = {}
         self._kept: list[tuple[int, ...]] = []
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
@@ -189,7 +189,7 @@ class Pass:
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            return args, self._continue(kwargs)
+            return args, self._steps.arguments(kwargs)
         self.clock.start("prefill")
         self._in_prefill = True
         for handle in self._vision_handles:
@@ -255,39 +255,13 @@ class Pass:
         cache = output.past_key_values
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
-        if not self._decode_needs_hooks():
+        config, emulate = self._decoder.config, self._session.emulate
+        self._steps = Steps(self._stages, config, emulate, self._shift)
+        if not self._steps.needed:
             self._remove_hooks()
         self.clock.start("decode")
 
-    def _decode_needs_hooks(self) -> bool:
-        """Whether decoding steps need masks or positions of ours; most batches do not."""
-        if len(self._stages) == 1:
-            return False
-        eager = self._decoder.config._attn_implementation == "eager"
-        own = self._session.emulate or self._session.renumber
-        return own or eager or any(stage.padded for stage in self._stages)
-
-    def _continue(self, kwargs: Arguments) -> Arguments:
-        """Correct the arguments of a decoding step."""
-        self._step_masks.clear()
-        if self._shift is not None:
-            kwargs = {**kwargs, "position_ids": kwargs["position_ids"] - self._shift}
-        stage = self._stage_at(0)
-        if stage is self._stages[0] or self._session.emulate:
-            return kwargs
-        stage.move(kwargs["inputs_embeds"].device)
-        seen = None
-        if stage.padded:
-            cache, hidden = kwargs["past_key_values"], kwargs["inputs_embeds"]
-            n_new = cache.get_seq_length(0) + hidden.shape[1] - stage.valid.shape[1]
-            seen = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
-        return {**kwargs, "attention_mask": seen}
-
     # ------------------------------------------------------------------ decoder layers
-
-    def _stage_at(self, layer: int) -> Stage:
-        """Return the stage in force at a decoder layer, once the prefill is over."""
-        return next(stage for stage in reversed(self._stages) if stage.first <= layer)
 
     def _layer_hook(self, layer: int) -> Any:
         numbered = [
@@ -299,11 +273,8 @@ class Pass:
         def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments) -> Any:
             hidden = args[0]
             if not self._in_prefill:
-                stage = self._stage_at(layer)
-                if stage is self._stages[0]:
-                    return None
-                mask = self._step_mask(stage, hidden, kwargs["past_key_values"], layer)
-                return args, {**kwargs, "attention_mask": mask}
+                corrected = self._steps.layer_arguments(layer, hidden, kwargs)
+                return None if corrected is None else (args, corrected)
             for number, site in numbered:
                 hidden = self._reduce_hidden(number, site, hidden, kwargs["position_embeddings"])
             stage = self._stages[-1]
@@ -341,23 +312,6 @@ class Pass:
         stage.mask = prefill_mask(self._decoder.config, hidden, stage.valid, stage.padded)
         return hidden
 
-    def _step_mask(self, stage: Stage, hidden: Tensor, cache: Any, layer: int) -> Tensor | None:
-        """Return the mask of a decoding step, built once for each stage and step."""
-        key = (id(stage), hidden.device)
-        if key in self._step_masks:
-            return self._step_masks[key]
-        stage.move(hidden.device)
-        config = self._decoder.config
-        if self._session.emulate:
-            n_past = cache.get_seq_length(layer)
-            n_new = n_past + hidden.shape[1] - stage.valid.shape[1]
-            alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
-            mask: Tensor | None = reference_mask(config, hidden, alive, n_past)
-        else:
-            mask = decode_mask(config, hidden, stage.valid, stage.padded, cache, layer)
-        self._step_masks[key] = mask
-        return mask
-
     # ------------------------------------------------------------------ records
 
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
@@ -368,12 +322,12 @@ class Pass:
             name: totals.get(name, 0.0) / rows for name in ("vision", "select", "prefill", "decode")
         }
         times["decode_per_token"] = times["decode"] / max(ids.shape[1] - 1, 1)
-        new_tokens = (ids != self._session.adapter.pad_id).sum(1).tolist()
+        new_tokens = answer_lengths(ids, self._session.adapter.end_ids)
         depth, last = len(self._decoder.layers), self._stages[-1]
         records = []
         for row, sample in enumerate(self._samples):
             beam = row * self._beams
-            entering = tuple(self._stage_at(layer).counts[beam] for layer in range(depth))
+            entering = tuple(self._steps.stage(layer).counts[beam] for layer in range(depth))
             record = Record(
                 sample=sample,
                 visual=self._layout.counts[row],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from harness.engine.items import NO_WORK, Work
@@ -57,3 +58,14 @@ class Generated:
     records: tuple[Record, ...]
     logits: Tensor | None = None
     cache_lengths: tuple[int, ...] = ()
+
+
+def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
+    """Return how many tokens each row of (B, T) really says, its end of sequence included.
+
+    Padding is not told by its own id: many checkpoints pad with the end of sequence.
+    """
+    ended = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    before = ended.long().cumsum(1) - ended.long()
+    lengths: list[int] = (before == 0).sum(1).tolist()
+    return lengths

@@ -37,8 +37,13 @@ class Loaded:
     ours: bool
 
 
-def load_tasks(name: str, include_path: Path | None, offline: bool = True) -> Loaded:
+def load_tasks(
+    name: str, include_path: Path | None, offline: bool = True, template: str | None = None
+) -> Loaded:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
+
+    `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
+    such takes its `default`.
 
     The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
     built-in names would win over ours.
@@ -47,10 +52,12 @@ def load_tasks(name: str, include_path: Path | None, offline: bool = True) -> Lo
         UserError: the name is unknown, its data cannot be loaded, or it does not generate text.
     """
     paths = [] if include_path is None else [str(include_path)]
-    manager = TaskManager(include_path=paths, include_defaults=False)
+    # A family named `default` would lose what stands beside the task's `default`.
+    family = None if template == "default" else template
+    manager = TaskManager(include_path=paths, include_defaults=False, model_name=family)
     own = manager.all_tasks
     if name not in own:
-        manager = TaskManager(include_path=paths, include_defaults=True)
+        manager = TaskManager(include_path=paths, include_defaults=True, model_name=family)
         if name not in manager.all_tasks:
             near = get_close_matches(name, manager.all_tasks, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""

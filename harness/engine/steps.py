@@ -1,0 +1,90 @@
+"""Decoding steps after a shortened prefill: positions, and a mask for each layer's own cache length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.engine.layout import Stage
+from harness.engine.masks import decode_mask, reference_mask
+
+
+class Steps:
+    """What decoding steps need of the stages that the prefill left.
+
+    Args:
+        stages: of the prefill, first to last.
+        config: text configuration.
+        emulate: whether dropped tokens are still in the caches and have to be hidden.
+        shift: (B, 1) positions that closing the gaps has saved, or None.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], config: Any, emulate: bool, shift: Tensor | None
+    ) -> None:
+        self._stages = stages
+        self._config = config
+        self._emulate = emulate
+        self._shift = shift
+        self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whether steps need masks or positions of ours; most batches do not."""
+        if len(self._stages) == 1:
+            return False
+        eager = self._config._attn_implementation == "eager"
+        own = self._emulate or self._shift is not None
+        return own or eager or any(stage.padded for stage in self._stages)
+
+    def stage(self, layer: int) -> Stage:
+        """Return the stage in force at a decoder layer."""
+        return next(stage for stage in reversed(self._stages) if stage.first <= layer)
+
+    def arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Correct the arguments that a step hands to the decoder stack."""
+        self._masks.clear()
+        corrected = dict(kwargs)
+        if self._shift is not None:
+            corrected["position_ids"] = kwargs["position_ids"] - self._shift
+        stage = self.stage(0)
+        if stage is self._stages[0] or self._emulate:
+            return corrected
+        hidden = kwargs["inputs_embeds"]
+        stage.move(hidden.device)
+        corrected["attention_mask"] = None
+        if stage.padded:
+            n_new = kwargs["past_key_values"].get_seq_length(0) + hidden.shape[1]
+            n_new -= stage.valid.shape[1]
+            new = stage.valid.new_ones(hidden.shape[0], n_new)
+            corrected["attention_mask"] = torch.cat([stage.valid, new], 1)
+        return corrected
+
+    def layer_arguments(
+        self, layer: int, hidden: Tensor, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
+        stage = self.stage(layer)
+        if stage is self._stages[0]:
+            return None
+        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer)
+        return {**kwargs, "attention_mask": mask}
+
+    def _mask(self, stage: Stage, hidden: Tensor, cache: Any, layer: int) -> Tensor | None:
+        """Return the mask of a step, built once for each stage and device."""
+        key = (id(stage), hidden.device)
+        if key in self._masks:
+            return self._masks[key]
+        stage.move(hidden.device)
+        if self._emulate:
+            n_past = cache.get_seq_length(layer)
+            n_new = n_past + hidden.shape[1] - stage.valid.shape[1]
+            alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
+            mask: Tensor | None = reference_mask(self._config, hidden, alive, n_past)
+        else:
+            mask = decode_mask(self._config, hidden, stage.valid, stage.padded, cache, layer)
+        self._masks[key] = mask
+        return mask
