@@ -384,6 +384,10 @@ LIBRARY = "model.language_model.layers"
     ("name", "said"),
     [
         ("lm_head.weight", "1 missing keys, the first is lm_head.weight"),
+        (
+            "model.layers.1.mlp.experts.2.down_proj.weight",
+            "1 mismatched keys, the first is model.language_model.layers.1.mlp.experts.down_proj",
+        ),
         ("model.layers.0.self_attn.q_proj.weight", f"{LIBRARY}.0.self_attn.q_proj.weight"),
         ("model.layers.2.mlp.gate.weight", f"{LIBRARY}.2.mlp.gate.weight"),
         ("model.sam_model.net_3.weight", "model.vision_tower.sam_encoder.proj.conv2.weight"),

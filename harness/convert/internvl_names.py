@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-
-from transformers import InternVLConfig
+from typing import Any
 
 from harness.convert.shards import Fused, Rename
 
@@ -49,8 +48,8 @@ _INTERNLM2 = {
 }
 
 
-def renamer(config: InternVLConfig) -> Rename:
-    """Return the map of a release's names for a model of `config`."""
+def renamer(config: Any) -> Rename:
+    """Return the map of a release's names for a model of an InternVLConfig."""
     text, width = config.text_config, config.vision_config.hidden_size
     head = text.hidden_size // text.num_attention_heads
     query, value = head * text.num_attention_heads, head * text.num_key_value_heads

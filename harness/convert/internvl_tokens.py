@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ from harness.errors import UserError
 PROBES = (
     "What is shown in this picture? Answer with a single word.",
     "  two  spaces,\ttabs\n\nand lines \n",
-    "请描述图中的文字。どこですか？ Где это? ¿Qué es?",
+    "请描述图中的文字。どこですか。 Где это? ¿Qué es?",
     "x1 = 3.14159 * (2024 - 10_000) ** 2  # 100%, $5, e@mail.org",
     "naïve café, ½ of 🙂🙃, \u200bzero width, \x07",
     "A. yes\nB. no\nAnswer with the option's letter from the given choices directly.",
 )
+
+#: What has to be one token in a chat format.
+_MARKS = re.compile(r"<\|\w+\|>")
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -81,14 +85,16 @@ def read_tokens(source: Path) -> Tokens:
 
 
 def _content(token: Any) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+    content: str | None = token["content"] if isinstance(token, dict) else token
+    return content
 
 
 def _qwen2(source: Path) -> Tokenizer:
     try:
-        return Qwen2Tokenizer.from_pretrained(source).backend_tokenizer
+        backend: Tokenizer = Qwen2Tokenizer.from_pretrained(source).backend_tokenizer
     except (OSError, ValueError) as error:
         raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
+    return backend
 
 
 def _pieces(
@@ -122,8 +128,8 @@ def build_tokenizer(tokens: Tokens, prompt: Prompt) -> tuple[PreTrainedTokenizer
     """
     backend = tokens.backend
     end = prompt.end.strip()
-    needed = [TOKENS[role] for role in TOKENS if role != "video_token"]
-    for token in (*needed, end):
+    media = [TOKENS[role] for role in TOKENS if role != "video_token"]
+    for token in (*media, end, *_MARKS.findall(prompt.render(""))):
         if backend.token_to_id(token) is None:
             raise UserError(f"the tokenizer of the release has no token {token!r}")
     lead = _check(tokens, prompt)
@@ -132,7 +138,6 @@ def build_tokenizer(tokens: Tokens, prompt: Prompt) -> tuple[PreTrainedTokenizer
         single = [token for token in (before, "$A", after) if token is not None]
         backend.post_processor = processors.TemplateProcessing(
             single=single,
-            pair=[*single, *(f"{token}:1" for token in single)],
             special_tokens=[(t, backend.token_to_id(t)) for t in (before, after) if t is not None],
         )
     named = {role: token for role, token in tokens.named.items() if token is not None}
@@ -142,7 +147,8 @@ def build_tokenizer(tokens: Tokens, prompt: Prompt) -> tuple[PreTrainedTokenizer
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,
         padding_side="left",
-        # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches the model.
+        # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches
+        # the model.
         **named,
         **TOKENS,
     )

@@ -11,8 +11,9 @@ from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-# sentencepiece's own copy of this module asks for a newer protobuf than other packages allow.
-from transformers.utils.sentencepiece_model_pb2_new import ModelProto
+# sentencepiece's own copy of this module asks for a newer protobuf than other packages allow. Its classes are built
+# when it is imported, where a type checker does not see them.
+from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # type: ignore[attr-defined]
 
 from harness.errors import UserError
 
@@ -114,7 +115,9 @@ def reference(
     """Return what gives the ids of a text as the release's slow tokenizer does: parts between added tokens, one by one.
 
     Args:
-        model, added, once: as above.
+        model: a parsed sentencepiece model.
+        added: by id.
+        once: as of `fast_tokenizer`.
         declared: the tokens that the release calls special, a leading space before one is dropped.
     """
     spaced = bool(model.normalizer_spec.add_dummy_prefix)

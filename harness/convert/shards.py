@@ -92,18 +92,20 @@ def check_names(
     found: set[str] = set()
     for name, shape in shapes.items():
         target = rename(name)
-        names = target.rows if isinstance(target, Fused) else (target,)
-        if not all(one in expected for one in names):
+        names = (
+            [] if target is None else list(target.rows) if isinstance(target, Fused) else [target]
+        )
+        if not names or any(one not in expected for one in names):
             raise UserError(
                 f"tensor {name!r} of the release is unknown to the model; nothing was written"
             )
-        held = target.shapes(shape) if isinstance(target, Fused) else {target: shape}
+        held = target.shapes(shape) if isinstance(target, Fused) else dict.fromkeys(names, shape)
         for one in names:
-            if held.get(one) != expected[str(one)]:
+            if held.get(one) != expected[one]:
                 raise UserError(
-                    f"tensor {name!r} of the release has shape {shape}, the model's {one!r} has {expected[str(one)]}"
+                    f"tensor {name!r} of the release has shape {shape}, the model's {one!r} has {expected[one]}"
                 )
-            found.add(str(one))
+            found.add(one)
     missing = sorted(set(expected) - found - set(optional))
     if missing:
         raise UserError(
