@@ -10,7 +10,8 @@ from harness.engine.probe import received_mean
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.base import MethodError, Need, Site
-from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava
+from tests.families import FAMILIES
+from tests.tiny import CHATS, Recorder, chat, load_llava, load_tiny, save_llava, save_tiny
 
 #: Of the tiny models' tokenizer.
 IMAGE_ID = 3
@@ -157,3 +158,17 @@ def test_generators_depend_on_run_seed_and_sample_alone(sdpa):
     assert first == [draws(["a"])[0], draws(["b"])[0]]
     assert first[0] != first[1]
     assert draws(["a"], seed=1)[0] != first[0]
+
+
+def test_two_sites_share_a_tower_signal_that_comes_in_parts(tmp_path):
+    """Qwen's tower calls its attention once an image; what both sites read is captured once."""
+    family = FAMILIES["qwen2_vl"]
+    adapter = load_tiny(family.spec, save_tiny(family.spec, tmp_path), "float32")
+    two = next(
+        one for one in family.chats if sum(p["type"] == "image" for p in one[0]["content"]) == 2
+    )
+    places = (Site("prefix"), Site("layer", 2))
+    views = record(adapter, Recorder(places, (Need("cls_attention"),)), [two])
+    alone = record(adapter, Recorder(places[:1], (Need("cls_attention"),)), [two])
+    for view in views:
+        assert torch.equal(view.signals["cls_attention"], alone[0].signals["cls_attention"])

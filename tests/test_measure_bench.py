@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from harness.errors import UserError
-from harness.measure import bench, bench_selection
+from harness.measure import bench, bench_engine, bench_selection
 from harness.measure.bench_setup import Figure, Pair, Setup, paired
 from methods.base import SIGNALS, Need, Site
 
@@ -99,3 +100,30 @@ def test_last_line_is_json_with_every_figure(
     assert "3.5 MiB" in out
     assert "noise" not in out
     assert "noise" in err
+
+
+def test_the_engine_bench_holds_measured_against_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the embedded model the figures mean little, but every part runs and the pages say what was measured."""
+    arguments = ["model=seedling", "--repeats", "2", "--ratio", "0.5", "--write", str(tmp_path)]
+    assert bench_engine.main(arguments) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "bench_engine.json").read_text()) == result
+    figures = {(one["part"], one["name"].partition(",")[0]): one for one in result["figures"]}
+    gain = figures["prefill", "speed-up"]
+    allowed = figures["prefill", "speed-up that FLOPs allow"]
+    reached = figures["prefill", "share reached"]
+    assert gain["name"].endswith("144 visual tokens")
+    assert reached["value"] == pytest.approx(gain["value"] / allowed["value"])
+    assert 1 < allowed["value"] < 2  # half of the tokens from layer 2 of 6 on
+    assert figures["machinery", "ratio 0 over plain"]["at_most"] == 1.01
+    assert figures["memory", "cache after prefill"]["value"] > 0
+    page = (tmp_path / "bench_engine.md").read_text()
+    assert all(one["name"] in page for one in result["figures"])
+    assert result["conditions"]["device_name"] in page
+
+
+def test_a_bad_instance_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_engine.main(["model=nothing"]) == 2
+    assert "model='nothing'" in capsys.readouterr().err

@@ -77,8 +77,11 @@ class Signals:
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return what an `AttentionTap` must watch."""
         found: list[tuple[nn.Module, Watcher]] = []
+        shared: set[str] = set()
         for site, needs in self._needs.items():
             for need in needs:
+                if need.key in shared:
+                    continue  # the tower's signals are the same at every site
                 if need.signal in ("cls_attention", "tower_keys"):
                     pooled = need.signal == "cls_attention" and self._class_attention == "probe"
                     module = (
@@ -86,6 +89,7 @@ class Signals:
                         if pooled
                         else self._adapter.tower_attention(need.layer)
                     )
+                    shared.add(need.key)
                     found.append((module, self._watch_tower(need)))
                 elif need.signal in _SCORES or need.signal in _STATES:
                     index = site.layer - 1 if need.layer is None else need.layer
