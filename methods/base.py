@@ -29,14 +29,28 @@ Positions = Literal["original", "renumbered"]
 SIGNALS: Mapping[str, str] = {
     "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
     "without one the substitute that `model.facts.class_attention` names",
+    "cls_logits": "(B, N) `cls_attention` before the softmax: scaled products of queries and keys, mean over heads, fp32",
     "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
+    "wide_cls_attention": "(B, N) `cls_attention` of one head as wide as the tower in place of its own heads, fp32",
+    "wide_tower_keys": "(B, N, H Dk) `tower_keys` of all heads side by side",
     "projected": "(B, N, D) visual tokens as they entered the decoder",
+    "text_embeddings": "(B, T, D) words as they entered the decoder, 0 where a row has fewer",
+    "all_projected": "(B, M, D) visual tokens as they entered the decoder, those dropped since included, 0 where a row "
+    "has fewer",
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+    "text_attention": "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
+    "has fewer words",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
     "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
+    "text_keys": "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",
+    "normed": "(B, N, D) visual tokens as they enter the site's layer, after the decoder's final norm",
+    "text_normed": "(B, T, D) words as they enter the site's layer, after the decoder's final norm, 0 where a row has "
+    "fewer",
     "text_positions": "(B, T) place of each word in the row's prompt, -1 where a row has fewer",
     "visual_positions": "(B, N) place of each visual token in the row's prompt",
+    "all_positions": "(B, M) place of each visual token in the row's prompt, those dropped since included, -1 where a "
+    "row has fewer",
     "tile": "(B, N) crop of a high-resolution image that each visual token lies in, from 1; 0 for the global view",
     "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
 }

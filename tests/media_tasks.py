@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def write_benchmark(
     folder: Path, name: str, docs: Sequence[tuple[str, Sequence[str]]], by_hand: bool
 ) -> Path:
     """Write a task of (question, paths of media) documents; its only metric is the mean of 0, 1, 4, 9, ..."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.yaml").write_text(YAML.replace("NAME", name) + (MESSAGES if by_hand else ""))
     (folder / "utils.py").write_text(UTILS)
     lines = [
@@ -93,7 +93,7 @@ def tiny_model(choice: str, spec: ModelSpec, folder: Path | None) -> list[str]:
     """Return the overrides that put a tiny checkpoint in the place of the real one of a config file."""
     facts = {key: value for key, value in asdict(spec.facts).items() if key != "signals"}
     tables = {
-        "facts": facts | {"projector": list(spec.facts.projector)},
+        "facts": facts,
         "processor": spec.processor,
         "architecture": spec.architecture,
         "video": asdict(spec.video),
@@ -103,14 +103,13 @@ def tiny_model(choice: str, spec: ModelSpec, folder: Path | None) -> list[str]:
         f"model.path={'null' if folder is None else folder}",
         "model.dtype=float32",
         "model.device=cpu",
-        *(f"++model.{key}={value}" for key, value in _leaves(tables)),
+        *(f"++model.{name}={_literal(table)}" for name, table in tables.items() if table),
     ]
 
 
-def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and values as Hydra reads them."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", text) for inner, text in _leaves(value))
-        else:
-            yield key, json.dumps(value).replace('"', "").replace(" ", "")
+def _literal(value: Any) -> str:
+    """Return a table as Hydra reads it, without the defaults of what the family does not have."""
+    if isinstance(value, Mapping):
+        present = {key: item for key, item in value.items() if item not in (None, 0)}
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in present.items()) + "}"
+    return json.dumps(value).replace('"', "").replace(" ", "")

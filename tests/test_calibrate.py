@@ -187,7 +187,10 @@ def test_storing_again_gives_the_same_bytes(spec: ModelSpec):
 
 
 def test_a_missing_prior_prints_the_command(spec: ModelSpec):
-    command = "python -m harness.calibrate method=d2pruner model=tiny layer=1 images_dir=<folder of images>"
+    command = (
+        "python -m harness.calibrate method=d2pruner model=tiny layer=1 "
+        f"model.path={spec.path} images_dir=<folder of images>"
+    )
     with pytest.raises(UserError, match=f"no positional prior for decoder layer 1; run: {command}"):
         require_prior(spec, D2Pruner(K=2), "d2pruner")
     with pytest.raises(UserError, match="model=tiny layer=3"):

@@ -115,11 +115,13 @@ def test_dropping_equals_emulation_in_single_precision(load, name, attention):
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_padded_batch_equals_single_rows_and_caches_are_as_planned(load, name, where):
+def test_padded_batch_equals_single_rows_and_caches_are_as_planned(load, name, where, merge):
     adapter, chats = load(name), FAMILIES[name].chats
-    method = Scatter(where)
+    method = Scatter(where, merge)
     batch = run(adapter, method, MOST, chats, samples=["a", "b", "c"])
     for row, one in enumerate(chats):
         alone = run(adapter, method, MOST, [one], samples=["abc"[row]])

@@ -15,7 +15,7 @@ from harness.adapters.random_weights import build_random
 from harness.engine.items import Item
 from harness.engine.layout import Layout
 from harness.engine.reading import read_layout
-from harness.errors import UserError
+from harness.errors import UserError, unknown_name
 from harness.registry import Registry
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class Adapter(ABC):
     #: Whether chats may hold videos.
     takes_video: ClassVar[bool] = False
 
+    #: What `model.processor` may hold.
+    settings: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Put the model in inference mode and left padding on the tokenizer."""
         self.model = model.eval()
@@ -67,12 +70,19 @@ class Adapter(ABC):
     # ------------------------------------------------------------------ loading
 
     @classmethod
+    def check_settings(cls, spec: ModelSpec) -> None:
+        """Raise UserError for a setting of `model.processor` that this family does not have."""
+        for name in sorted(set(spec.processor) - set(cls.settings)):
+            raise unknown_name("model.processor", name, cls.settings or ("nothing",))
+
+    @classmethod
     def load(cls, spec: ModelSpec) -> Adapter:
         """Load weights and processor, or build both where `model.weights=random` asks for it.
 
         Raises:
             UserError: nothing there, or it does not fit; the line names the config key.
         """
+        cls.check_settings(spec)
         if spec.weights == "random":
             model, processor = build_random(cls, spec)
         else:
@@ -187,12 +197,13 @@ class Adapter(ABC):
             UserError: a chat without an image or video, a picture or video that cannot be read, a prompt that is longer
                 than the model's context.
         """
-        found = [media_of(number, chat, self.spec.video) for number, chat in enumerate(chats)]
-        for number, media in enumerate(found):
-            if media.clips and not self.takes_video:
+        for number, chat in enumerate(chats):
+            kinds = {part["type"] for turn in chat for part in turn["content"]}
+            if "video" in kinds and not self.takes_video:
                 raise UserError(
                     f"chat {number} of the batch holds a video; model={self.spec.name!r} takes images only"
                 )
+        found = [media_of(number, chat, self.spec.video) for number, chat in enumerate(chats)]
         texts = [self.prompt(chat) for chat in chats]
         batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
         self._check_context(batch)

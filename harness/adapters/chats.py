@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
@@ -43,13 +45,32 @@ def media_of(number: int, chat: Chat, video: VideoSpec) -> Media:
                 if part["type"] == "image":
                     media.pictures.append(open_image(part["image"]))
                 elif part["type"] == "video":
-                    media.clips.append(
-                        sample_frames(
-                            part["video"], video.frames, video.rule, video.short, video.rate
-                        )
+                    clip = sample_frames(
+                        _whole_video(part), video.frames, video.rule, video.short, video.rate
                     )
+                    media.clips.append(clip)
+                elif part["type"] != "text":
+                    raise UserError(f"{part['type']} in a chat; valid: image, video, text")
     except UserError as error:
         raise UserError(f"chat {number} of the batch: {error}") from error
     if not media.pictures and not media.clips:
         raise UserError(f"chat {number} of the batch holds no image and no video")
     return media
+
+
+def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:
+    """Return the file of a video part.
+
+    Raises:
+        UserError: only a piece of the video is asked for, which would be answered from all of it; or it is no file.
+    """
+    source = part["video"]
+    asked = {**part, **source} if isinstance(source, Mapping) else part
+    for end in ("video_start", "video_end"):
+        if asked.get(end):
+            raise UserError(f"{end}={asked[end]} asks for a piece of a video; valid: whole videos")
+    if not isinstance(source, str | PathLike):
+        raise UserError(
+            f"video={type(source).__name__} cannot be opened; valid: the path of a file"
+        )
+    return source

@@ -20,7 +20,7 @@ from transformers import (
 
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
-from harness.adapters.deepseek_ocr_images import OcrImageProcessor, plane, view_work
+from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work
@@ -39,10 +39,11 @@ class DeepseekOcrAdapter(Adapter):
     """
 
     model_class = UnlimitedOcrForConditionalGeneration
+    settings = SETTINGS
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's tokenizer; its image settings are remote code, `model.processor` states the mode."""
+        """Load the checkpoint's tokenizer; image settings are remote code there, `model.processor` states them."""
         return cls.new_processor(spec, _tokenizer(spec))
 
     @classmethod

@@ -16,6 +16,13 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
 from harness.engine.items import Work
 
 
+#: What `model.processor` may hold.
+SETTINGS = (
+    *("size", "image_mean", "image_std", "maximum_pad_value"),
+    *("crop_to_patches", "tile_size", "min_patches", "max_patches"),
+)
+
+
 class OcrImageProcessor(UnlimitedOcrImageProcessor):
     """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's own preprocessing.
 

@@ -34,6 +34,7 @@ class InternVLAdapter(Adapter):
 
     model_class = InternVLForConditionalGeneration
     takes_video = True
+    settings = ("crop_to_patches", "min_patches", "max_patches")
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

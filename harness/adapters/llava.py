@@ -38,6 +38,7 @@ class LlavaAdapter(Adapter):
     config_class: ClassVar[Any] = LlavaConfig
     processor_class: ClassVar[Any] = LlavaProcessor
     picture_class: ClassVar[Any] = LlavaImageProcessor
+    settings: ClassVar[tuple[str, ...]] = ("do_pad",)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

@@ -33,6 +33,7 @@ class LlavaNextAdapter(LlavaAdapter):
     config_class = LlavaNextConfig
     processor_class = LlavaNextProcessor
     picture_class = LlavaNextImageProcessor
+    settings = ()
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

@@ -24,7 +24,6 @@ from harness.adapters.onevision_processor import build_processor, stackable
 from harness.adapters.pooling import Pooling
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item
-from harness.errors import unknown_name
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -41,16 +40,11 @@ class LlavaOnevisionAdapter(Adapter):
     processor_class: ClassVar[Any] = LlavaOnevisionProcessor
     takes_video = True
 
-    #: What `model.processor` may hold.
-    settings: ClassVar[tuple[str, ...]] = ()
-
     #: Whether a newline token ends each row of each video frame, or a single one the whole video.
     row_newlines: ClassVar[bool] = False
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Read off the model how it pools video frames."""
-        for name in sorted(set(spec.processor) - set(self.settings)):
-            raise unknown_name("model.processor", name, self.settings)
         super().__init__(model, processor, spec)
         vision = model.config.vision_config
         self._side: int = vision.image_size // vision.patch_size

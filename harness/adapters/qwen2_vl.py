@@ -17,7 +17,7 @@ from transformers import (
 from harness.adapters.base import Adapter
 from harness.adapters.loading import load_part
 from harness.adapters.qwen_geometry import merged_item
-from harness.adapters.qwen_processing import bounded, new_processor, run_processor
+from harness.adapters.qwen_processing import BOUNDS, bounded, new_processor, run_processor
 from harness.adapters.random_weights import text_config
 from harness.engine.items import Item
 from harness.errors import UserError
@@ -34,6 +34,7 @@ class Qwen2VLAdapter(Adapter):
     config_class: ClassVar[Any] = Qwen2VLConfig
     processor_class: ClassVar[Any] = Qwen2VLProcessor
     takes_video = True
+    settings = tuple(BOUNDS)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

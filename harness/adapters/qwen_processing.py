@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
 from harness.config import fields
-from harness.errors import unknown_name
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -74,8 +73,6 @@ def run_processor(
 def bounded(processor: Any, spec: ModelSpec) -> Any:
     """Set the bounds of `model.processor`; the frames of a video share a budget of pixels, as in Qwen's own code."""
     for key, value in spec.processor.items():
-        if key not in BOUNDS:
-            raise unknown_name("model.processor", key, BOUNDS)
         part, edge = BOUNDS[key]
         getattr(processor, part).size[edge] = fields.integer(f"model.processor.{key}", value, 1)
     processor.video_processor.cap_pixels_per_frame = True

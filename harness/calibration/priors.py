@@ -209,7 +209,9 @@ def _command(model: ModelSpec, layer: int, method: str | None) -> str:
     parts += [] if method is None else [f"method={method}"]
     parts += [f"model={model.name}", f"layer={layer}"]
     parts += [] if model.weights == "trained" else [f"model.weights={model.weights}"]
-    parts += [] if is_shipped(model) else ["images_dir=<folder of images>"]
+    if not is_shipped(model):
+        parts += [] if model.path is None else [f"model.path={model.path}"]
+        parts += ["images_dir=<folder of images>"]
     return " ".join(parts)
 
 

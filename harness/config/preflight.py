@@ -15,6 +15,7 @@ from harness.calibration.priors import require_prior
 from harness.config.spec import ModelSpec, RunSpec
 from harness.engine.guards import check_generation
 from harness.errors import UserError, unknown_name
+from harness.evaluation.generation import check_names
 from harness.running.keys import Digests, cached_commit, key_parts, run_key
 from harness.store import Store
 from methods.base import Method, MethodError, TokenReducer
@@ -59,11 +60,19 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     if not sites:
         spec = replace(spec, budget=Budget(rule="kept", ratio=0.0))
     _check_signals(spec, method)
+    axes = spec.model.facts.rotary_axes
+    if spec.engine.positions == "renumbered" and axes > 1:
+        raise UserError(
+            f"engine.positions='renumbered' needs positions on one axis, and model={spec.model.name!r} has {axes}; "
+            "valid: original, method"
+        )
     if spec.engine.positions == "renumbered" and any(site.where == "layer" for site in sites):
         raise UserError(
             f"engine.positions='renumbered' works before layer 0 only, and method={spec.method.name!r} acts between "
             "layers; valid: original, method"
         )
+    check_names("model.generation", spec.model.generation)
+    check_names("benchmark.generation", spec.benchmark.generation)
     check_generation({**spec.model.generation, **spec.benchmark.generation})
     spec.budget.check(method, spec.model.facts)
     _check_model(spec, digests)
@@ -132,6 +141,9 @@ def _check_model(spec: RunSpec, digests: Digests) -> None:
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
     _check_precision(model)
+    if model.processor:
+        # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
+        ADAPTERS.load(model.adapter).check_settings(model)
     if model.weights == "random":
         if not model.architecture:
             raise UserError(

@@ -280,9 +280,14 @@ def _facts(part: dict[str, Any]) -> ModelFacts:
         raise UserError(f"model.facts does not describe a model: {error}") from error
     for stack in ("text", "tower", "stem"):
         for name, value in (part.get(stack) or {}).items():
-            if name not in ("gated", "causal"):
+            key = f"model.facts.{stack}.{name}"
+            if name in ("gated", "causal"):
+                fields.flag(key, value)
+            elif name == "first_intermediate":
+                fields.optional_integer(key, value, at_least=1)
+            else:
                 fields.integer(
-                    f"model.facts.{stack}.{name}", value, at_least=0 if name == "experts" else 1
+                    key, value, at_least=0 if name in ("experts", "window_layers") else 1
                 )
     for name in ("vocabulary", "visual_tokens", "rotary_axes"):
         fields.integer(f"model.facts.{name}", part[name], at_least=1)

@@ -18,6 +18,13 @@ _REFUSED: Mapping[str, str] = {
     "compile_config": "compiled graphs have fixed lengths",
 }
 
+#: generate() arguments with one value that the engine can honour, and why.
+_FIXED: Mapping[str, tuple[float, str]] = {
+    "num_return_sequences": (1, "a sample has one answer"),
+    "num_beam_groups": (1, "groups of beams are code from outside the library"),
+    "guidance_scale": (1, "guidance runs a second prompt through the model between the steps"),
+}
+
 
 def check_generation(arguments: Mapping[str, Any]) -> None:
     """Refuse generate() arguments that the engine cannot honour.
@@ -28,6 +35,11 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         if arguments.get(name) is not None:
             raise UserError(f"generation.{name}={arguments[name]!r} is not supported: {reason}")
+    for name, (only, reason) in _FIXED.items():
+        if arguments.get(name) not in (None, only):
+            raise UserError(
+                f"generation.{name}={arguments[name]!r} is not supported: {reason}; valid: {only}"
+            )
     if arguments.get("use_cache") is False:
         raise UserError(
             "generation.use_cache=False is not supported: tokens are chosen once, at prefill; valid: True"

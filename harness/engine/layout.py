@@ -33,6 +33,7 @@ class Layout:
         tile: (B, N) crop that each visual token lies in, 0 for a global view.
         source: (B, N, S) projector units that each visual token is a mixture of.
         share: (B, N, S) weight of each; None for one unit each.
+        blended: whether a row has tokens that the model blends out of several units.
         work: cost of each row before the decoder.
     """
 
@@ -46,6 +47,7 @@ class Layout:
     tile: Tensor
     source: Tensor
     share: Tensor | None
+    blended: tuple[bool, ...]
     work: tuple[Work, ...]
 
     @property

@@ -173,15 +173,18 @@ class Pass:
             share = None if layout.share is None else layout.share[rows][:, :n]
             return mix(units, layout.source[rows][:, :n], share)
 
-        onto = None if layout.share is None else self._tokens(kwargs["inputs_embeds"])
+        onto = self._tokens(kwargs["inputs_embeds"])
         decision = self._decide(number, self._stages[-1], blended, onto)
-        if layout.share is None and decision.merged:
+        if decision.merged:
             adapter = self._session.adapter
             parts = tuple(
-                replace(part, values=_project(adapter, part.values)) for part in decision.merged
+                replace(part, values=_project(adapter, part.values)) if part.features else part
+                for part in decision.merged
             )
             decision = replace(decision, merged=parts)
-            self._reprojected = decision.counts[:: self._beams]
+            counts = zip(decision.counts, layout.blended, strict=True)
+            again = tuple(0 if mixed else count for count, mixed in counts)
+            self._reprojected = again[:: self._beams]
         return self._shorten_input(kwargs, site, decision)
 
     # ------------------------------------------------------------------ decoder stack
@@ -301,6 +304,8 @@ class Pass:
     ) -> Tensor:
         """Return the hidden states that enter a `layer` site's layer, and prepare the later ones."""
         before = self._stages[-1].move(hidden.device)
+        with self.clock.phase("select"):
+            self._session.signals.reach(self._session.sites[number], before, hidden)
         decision = self._decide(number, before, self._tokens(hidden))
         hidden = write_merged(hidden, before.slots, decision)
         index = self._advance(site, decision)

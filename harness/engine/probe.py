@@ -153,9 +153,38 @@ def received_mean(
     return total / seen_by
 
 
+def word_rows(
+    query: Tensor, key: Tensor, scaling: float, valid: Tensor, words: Tensor, block: int = 256
+) -> Tensor:
+    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key (causal), 0 where the slot is -1.
+
+    The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
+    """
+    slot = torch.arange(key.shape[2], device=key.device)
+    rows = torch.arange(words.shape[0], device=key.device).unsqueeze(1)
+    parts = []
+    for some in words.split(block, dim=1):
+        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
+        visible = (slot <= some.unsqueeze(2)) & valid.unsqueeze(1)
+        weights = attention_rows(asked, key, scaling, visible.unsqueeze(1))
+        parts.append(weights * (some >= 0).unsqueeze(2))
+    return torch.cat(parts, dim=1)
+
+
 def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
     """Return (B, S): attention each key receives without a mask, mean over heads and queries; blocks as above."""
     total = torch.zeros((), device=key.device)
     for rows in query.split(block, dim=2):
         total = total + attention_rows(rows, key, scaling, None).sum(1)
     return total / query.shape[2]
+
+
+def mean_logits(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    """Return (B, S): logits of each key before the softmax, mean over heads and queries. Cost: O(H S Dh).
+
+    Logits are linear in the query, so the mean over queries is the logit of the mean query.
+    """
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    asked = query.to(accumulator).mean(2)
+    keys = key.to(accumulator).repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return torch.einsum("bhd,bhsd->bs", asked, keys) * (scaling / query.shape[1])

@@ -54,6 +54,7 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
         tile=stack("tile"),
         source=stack("source"),
         share=stack("share") if units > 1 else None,
+        blended=tuple(row.blended for row in rows),
         work=tuple(row.work for row in rows),
     )
 
@@ -69,6 +70,7 @@ class _Row:
     tile: Tensor
     source: Tensor
     share: Tensor
+    blended: bool
     work: Work
 
 
@@ -119,6 +121,7 @@ def _row(
         tile=join([item.grid[:, 1] if item.tile is None else item.tile for item in found], none),
         source=join([_widen(item.source, units) for item in found], none.new_zeros(0, units)),
         share=join([_share(item, units) for item in found], torch.zeros(0, units)),
+        blended=any(item.share is not None for item in found),
         work=work,
     )
 

@@ -22,11 +22,15 @@ TokensOf = Callable[[Rows, int], Tensor]
 
 @dataclass(frozen=True)
 class Merged:
-    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`."""
+    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
+
+    `features` says that they are features, still to be projected.
+    """
 
     rows: Rows
     kept: Tensor
     values: Tensor
+    features: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def decide(
         signals: captured so far.
         generators: one for each row.
         tokens_of: gives the visual tokens of some rows.
-        merge_onto: gives what is merged, if that is not what the method saw.
+        merge_onto: at a site that shows features, gives the tokens that are merged in rows where those are blends.
         step: denoising step.
 
     Raises:
@@ -81,8 +85,10 @@ def decide(
     counts = [0] * n_rows
     merged: list[Merged] = []
     pieces: list[tuple[Rows, Tensor]] = []
-    found = groups(list(zip(stage.counts, keep, strict=True)))
-    for (n_tokens, n_keep), members in found:
+    # By row, not by batch: no row may depend on its neighbours.
+    features = [merge_onto is not None and not blended for blended in layout.blended]
+    found = groups(list(zip(stage.counts, keep, features, strict=True)))
+    for (n_tokens, n_keep, of_features), members in found:
         if n_tokens == 0:
             continue
         rows: Rows = slice(None) if len(found) == 1 else members
@@ -101,9 +107,10 @@ def decide(
             counts[row] = plan.kept.shape[1]
         pieces.append((rows, plan.kept))
         if plan.merge is not None:
-            tokens = view.tokens if merge_onto is None else merge_onto(rows, n_tokens)
+            onto = None if of_features else merge_onto
+            tokens = view.tokens if onto is None else onto(rows, n_tokens)
             values = plan.merge.apply(tokens, plan.kept.shape[1])
-            merged.append(Merged(rows, plan.kept, values))
+            merged.append(Merged(rows, plan.kept, values, of_features))
     if len(pieces) == 1 and isinstance(pieces[0][0], slice):
         kept = pieces[0][1]
     else:

@@ -14,8 +14,10 @@ from harness.engine.probe import (
     Watcher,
     attention_rows,
     last_row,
+    mean_logits,
     received_everywhere,
     received_mean,
+    word_rows,
 )
 from methods.base import MethodError, Need, Site, TokenReducer
 
@@ -28,8 +30,14 @@ _SCORES: Mapping[str, Callable[[Tensor, Tensor, float, Tensor], Tensor]] = {
     "mean_attention": received_mean,
 }
 
+#: What a layer of the tower says about each unit.
+_TOWER = ("cls_attention", "cls_logits", "tower_keys", "wide_cls_attention", "wide_tower_keys")
+
 #: States of one decoder layer, rotary positions applied.
-_STATES = ("visual_keys", "text_queries")
+_STATES = ("visual_keys", "text_queries", "text_keys")
+
+#: Captured for each word of the prompt, 0 where a row has fewer.
+_OF_WORDS = ("text_queries", "text_keys", "text_normed")
 
 
 class Signals:
@@ -59,6 +67,7 @@ class Signals:
         self._tower: dict[str, list[Tensor]] = {}
         self._decoder: dict[tuple[Site, str], Tensor] = {}
         self._projected: Tensor | None = None
+        self._embeddings: Tensor | None = None
         for needs in self._needs.values():
             for need in needs:
                 self._check(need)
@@ -82,8 +91,8 @@ class Signals:
             for need in needs:
                 if need.key in shared:
                     continue  # the tower's signals are the same at every site
-                if need.signal in ("cls_attention", "tower_keys"):
-                    pooled = need.signal == "cls_attention" and self._class_attention == "probe"
+                if need.signal in _TOWER:
+                    pooled = "keys" not in need.signal and self._class_attention == "probe"
                     module = (
                         self._adapter.pooling_attention()
                         if pooled
@@ -91,7 +100,7 @@ class Signals:
                     )
                     shared.add(need.key)
                     found.append((module, self._watch_tower(need)))
-                elif need.signal in _SCORES or need.signal in _STATES:
+                elif need.signal in (*_SCORES, *_STATES, "text_attention"):
                     index = site.layer - 1 if need.layer is None else need.layer
                     module = self._adapter.decoder.layers[index].self_attn
                     found.append((module, self._watch_decoder(site, need)))
@@ -102,8 +111,14 @@ class Signals:
         extra = int(self._class_attention == "token")
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            if need.signal == "tower_keys":
+            if need.signal.startswith("wide"):
+                query, key = _one_head(query), _one_head(key)
+                scaling = query.shape[-1] ** -0.5
+            if need.signal.endswith("keys"):
                 values = key[:, :, extra:].mean(1)
+            elif need.signal == "cls_logits":
+                asked = query if self._class_attention == "mean" else query[:, :, :1]
+                values = mean_logits(asked, key, scaling)[:, extra:]
             elif self._class_attention in ("token", "probe"):
                 # One query a picture: the class token, or the probe of the pooling head.
                 values = attention_rows(query[:, :, :1], key, scaling, None)[:, 0, extra:]
@@ -121,10 +136,11 @@ class Signals:
             stage.move(query.device)
             if need.signal == "visual_keys":
                 found = self._per_token(stage, key.transpose(1, 2))
-            elif need.signal == "text_queries":
-                # Words are never dropped; rows of fewer words are padded with zeros on the right.
-                picked = take(query, stage.words.clamp(min=0), -2)
-                found = picked * (stage.words >= 0)[:, None, :, None]
+            elif need.signal in _OF_WORDS:
+                found = _of_words(query if need.signal == "text_queries" else key, stage.words)
+            elif need.signal == "text_attention":
+                weights = word_rows(query, key, scaling, stage.valid, stage.words)
+                found = self._per_token(stage, weights.transpose(1, 2))
             else:
                 found = self._per_token(
                     stage, _SCORES[need.signal](query, key, scaling, stage.valid)
@@ -147,13 +163,28 @@ class Signals:
         self._tower.clear()
         self._decoder.clear()
         self._projected = None
+        self._embeddings = None
 
     def start(self, layout: Layout, hidden: Tensor) -> None:
         """Note the widths of the batch and its visual tokens in (B, L, D) as they enter the decoder."""
         self._decoder.clear()
         self._width = layout.visual.shape[1]
-        if any(need.signal == "projected" for needs in self._needs.values() for need in needs):
+        wanted = {need.signal for needs in self._needs.values() for need in needs}
+        if wanted & {"projected", "all_projected"}:
             self._projected = take(hidden, layout.visual, -2)
+        if "text_embeddings" in wanted:
+            self._embeddings = _of_words(hidden, layout.words)
+
+    def reach(self, site: Site, stage: Stage, hidden: Tensor) -> None:
+        """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
+        for need in self._needs[site]:
+            if need.signal == "normed":
+                found = self._per_token(stage, hidden)
+            elif need.signal == "text_normed":
+                found = _of_words(hidden, stage.words)
+            else:
+                continue
+            self._decoder[site, need.key] = self._adapter.decoder.norm(found)
 
     # ------------------------------------------------------------------ handing over
 
@@ -170,12 +201,26 @@ class Signals:
         """
         found: dict[str, Tensor] = {}
         for need in self._needs[site]:
-            if need.signal in ("cls_attention", "tower_keys"):
+            if need.signal in _TOWER:
                 units = torch.cat(self._tower[need.key]).to(origin.device)
                 share = None if layout.share is None else take(layout.share[rows], origin, -2)
                 found[need.key] = _mixed(units, take(layout.source[rows], origin, -2), share)
-            elif need.signal == "text_queries":
+            elif need.signal in _OF_WORDS:
                 found[need.key] = self._decoder[site, need.key][rows]
+            elif need.signal == "text_attention":
+                weights = self._decoder[site, need.key][rows]
+                chosen = take(weights, origin.to(weights.device), -2)
+                found[need.key] = chosen.transpose(1, 2)
+            elif need.signal == "normed":
+                states = self._decoder[site, need.key][rows]
+                found[need.key] = take(states, origin.to(states.device), -2)
+            elif need.signal == "text_embeddings":
+                assert self._embeddings is not None  # taken when the pass entered the decoder
+                found[need.key] = self._embeddings[rows]
+            elif need.signal == "all_projected":
+                assert self._projected is not None  # taken when the pass entered the decoder
+                real = _real(layout, rows).to(self._projected.device)
+                found[need.key] = self._projected[rows] * real.unsqueeze(-1)
             elif need.signal == "visual_keys":
                 states = self._decoder[site, need.key][rows]
                 chosen = take(states.flatten(2), origin.to(states.device), -2)
@@ -195,6 +240,24 @@ class Signals:
         return found
 
 
+def _one_head(states: Tensor) -> Tensor:
+    """Return (B, 1, S, H Dh) of (B, H, S, Dh)."""
+    return states.transpose(1, 2).flatten(2).unsqueeze(1)
+
+
+def _of_words(states: Tensor, words: Tensor) -> Tensor:
+    """Return the (B, ..., T, D) states in the slots `words` (B, T) of (B, ..., M, D); words are never dropped."""
+    real = (words >= 0).view(words.shape[0], *[1] * (states.dim() - 3), -1, 1)
+    return take(states, words.clamp(min=0), -2) * real
+
+
+def _real(layout: Layout, rows: list[int] | slice) -> Tensor:
+    """Return (b, M): which entries of `layout.visual` are real tokens of these rows."""
+    counts = torch.tensor(layout.counts, device=layout.visual.device)[rows]
+    place = torch.arange(layout.visual.shape[1], device=layout.visual.device)
+    return place < counts.unsqueeze(1)
+
+
 def _mixed(units: Tensor, source: Tensor, share: Tensor | None) -> Tensor:
     """Blend per-unit values (units,) or (units, D) the way the model blends the units into visual tokens."""
     if units.dim() == 1:
@@ -209,5 +272,7 @@ def _place(signal: str, layout: Layout, origin: Tensor, rows: list[int] | slice)
     padding = (~layout.valid[rows]).sum(1, keepdim=True)
     if signal == "visual_positions":
         return take(layout.visual[rows], origin, -1) - padding
+    if signal == "all_positions":
+        return torch.where(_real(layout, rows), layout.visual[rows] - padding, -1)
     words = layout.words[rows]
     return torch.where(words < 0, words, words - padding)

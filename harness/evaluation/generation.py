@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from transformers import GenerationConfig
+
+from harness.errors import unknown_name
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,14 @@ def settings(
     chosen["do_sample"] = sample
     chosen.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)
     return Settings(generate=chosen, until=tuple(stop for stop in until if stop))
+
+
+def check_names(key: str, given: Iterable[str]) -> None:
+    """Raise UserError for a setting that `generate` does not have; `key` is the config key of the table."""
+    valid = _known() | {"until"}
+    for name in given:
+        if name not in valid:
+            raise unknown_name(key, name, valid)
 
 
 @cache

@@ -122,11 +122,19 @@ def _signal(name: str, tokens: Tensor) -> Tensor:
     heads = tokens[None, ..., :64].contiguous()  # one head of CLIP ViT-L
     shapes: Mapping[str, Callable[[], Tensor]] = {
         "tower_keys": lambda: heads[0],
+        "wide_tower_keys": lambda: tokens,
         "projected": lambda: tokens,
         "visual_keys": lambda: heads,
         "text_queries": lambda: heads[:, :, :WORDS],
+        "text_keys": lambda: heads[:, :, :WORDS],
+        "text_embeddings": lambda: tokens[:, :WORDS],
+        "all_projected": lambda: tokens,
+        "normed": lambda: tokens,
+        "text_normed": lambda: tokens[:, :WORDS],
+        "text_attention": lambda: heads[0, :, :WORDS, :1].sigmoid().expand(-1, -1, n),
         "text_positions": lambda: torch.arange(n, n + WORDS)[None],
         "visual_positions": lambda: torch.arange(n)[None],
+        "all_positions": lambda: torch.arange(n)[None],
         "tile": lambda: torch.zeros(1, n, dtype=torch.long),
     }
     if name in shapes:

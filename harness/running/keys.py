@@ -139,7 +139,7 @@ def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
         "budget": asdict(spec.budget),
         "engine": {
             "backend": engine.backend,
-            # What `auto` finds depends on the machine, and no answer on the batch.
+            # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
             "batch_size": engine.batch_size or "auto",
             "positions": engine.positions,
             "warmup": engine.warmup,
@@ -169,7 +169,8 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
     Random weights follow from the architecture and a fixed seed.
     """
     if model.weights == "random":
-        return "random"
+        facts = asdict(model.facts) | {"signals": sorted(model.facts.signals)}
+        return f"random-{_digest([facts, dict(model.architecture)])[:12]}"
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
         return digests.files(files, model.path)

@@ -144,8 +144,14 @@ class Runner:
         return contextlib.nullcontext(lambda finished, total: None)
 
     def _accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
-        """Say whether a stored row stands: `force` asks for a new one, but only once in a sweep."""
-        return not job.spec.force or any(done["run_key"] == row["run_key"] for done in self.rows)
+        """Say whether a stored row stands, which one of this sweep always does.
+
+        `force` asks for a new one; a row with more failed samples than are allowed is tried again.
+        """
+        if any(done["run_key"] == row["run_key"] for done in self.rows):
+            return True
+        allowed = job.spec.engine.max_errors
+        return not job.spec.force and len(row["extra"]["failures"]) <= allowed
 
     def _report(self, row: dict[str, Any]) -> None:
         """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
