@@ -10,10 +10,13 @@ from typing import Any
 #: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
 CLASS_ATTENTION = ("token", "mean", "probe")
 
+#: Signals that are the class token's where a tower has one.
+OF_CLASS_TOKEN = frozenset({"cls_attention", "cls_logits", "wide_cls_attention"})
+
 #: What a row says where the class token is not there.
 SUBSTITUTES = {
-    "mean": "attention that a patch receives, mean over queries and heads",
-    "probe": "attention of the tower's pooling query, mean over heads",
+    "mean": "what a patch receives, mean over queries and heads",
+    "probe": "what the tower's pooling query pays, mean over heads",
 }
 
 

@@ -29,7 +29,7 @@ Positions = Literal["original", "renumbered"]
 SIGNALS: Mapping[str, str] = {
     "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
     "without one the substitute that `model.facts.class_attention` names",
-    "cls_logits": "(B, N) `cls_attention` before the softmax: scaled products of queries and keys, mean over heads, fp32",
+    "cls_logits": "(B, N) `cls_attention` before its softmax: scaled products of queries and keys, mean over heads",
     "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
     "wide_cls_attention": "(B, N) `cls_attention` of one head as wide as the tower in place of its own heads, fp32",
     "wide_tower_keys": "(B, N, H Dk) `tower_keys` of all heads side by side",
@@ -44,6 +44,7 @@ SIGNALS: Mapping[str, str] = {
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
     "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
     "text_keys": "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",
+    "text_states": "(B, T, D) words as they enter the site's layer, 0 where a row has fewer",
     "normed": "(B, N, D) visual tokens as they enter the site's layer, after the decoder's final norm",
     "text_normed": "(B, T, D) words as they enter the site's layer, after the decoder's final norm, 0 where a row has "
     "fewer",

@@ -12,13 +12,22 @@ from harness.registry import Registry
 from methods.base import Method, MethodError
 
 METHODS = Registry("method")
+METHODS.add("cdpruner", "methods.cdpruner:CDPruner")
 METHODS.add("d2pruner", "methods.d2pruner:D2Pruner")
+METHODS.add("dart", "methods.dart:DART")
 METHODS.add("divprune", "methods.divprune:DivPrune")
+METHODS.add("fastervlm", "methods.fastervlm:FasterVLM")
 METHODS.add("fastv", "methods.fastv:FastV")
+METHODS.add("globalcom2", "methods.globalcom2:GlobalCom2")
+METHODS.add("hired", "methods.hired:HiRED")
 METHODS.add("none", "methods.none:NoReduction")
 METHODS.add("pooled", "methods.pooled:Pooled")
+METHODS.add("prumerge", "methods.prumerge:PruMerge")
+METHODS.add("pyramiddrop", "methods.pyramiddrop:PyramidDrop")
 METHODS.add("random", "methods.random:Random")
+METHODS.add("sparsevlm", "methods.sparsevlm:SparseVLM")
 METHODS.add("uniform", "methods.uniform:Uniform")
+METHODS.add("uvprune", "methods.uvprune:UVPrune")
 METHODS.add("visionzip", "methods.visionzip:VisionZip")
 
 

@@ -13,6 +13,8 @@ from methods.registry import build_method
 
 DEPTH = 6
 WIDTH = 16
+WORDS = 9
+HEADS = 6  # more than the number of the entry that a test poisons
 
 #: Every method and setting of the contract tests: name in the registry, hyper-parameters.
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -22,7 +24,27 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pooled", {}),
     ("fastv", {}),
     ("fastv", {"queries": "mean"}),
+    ("dart", {}),
+    ("dart", {"pivot_image_token": 2, "pivot_text_token": 0}),
     ("divprune", {}),
+    ("fastervlm", {}),
+    ("hired", {}),
+    ("hired", {"alpha": 0.2, "budget": "stripes"}),
+    ("globalcom2", {}),
+    ("globalcom2", {"scores": "attention", "normalise": False}),
+    ("pyramiddrop", {}),
+    ("pyramiddrop", {"layers": (1, 2)}),
+    ("cdpruner", {}),
+    ("cdpruner", {"relevance": "none"}),
+    ("sparsevlm", {}),
+    ("sparsevlm", {"raters": "above", "assignment": "euclidean", "cluster": "mean"}),
+    ("sparsevlm", {"tau": 0.0}),
+    ("prumerge", {}),
+    ("prumerge", {"merging": "sum"}),
+    ("prumerge", {"uniform": True}),
+    ("prumerge", {"merging": "sum", "uniform": True, "k": 3}),
+    ("uvprune", {}),
+    ("uvprune", {"L": 4}),
     ("visionzip", {}),
     ("visionzip", {"contextual": "target_plus_mean"}),
     ("d2pruner", {}),
@@ -71,13 +93,41 @@ def make_view(
     signals = {
         need.key: random_signal(need, n_rows, n_tokens, generator) for need in method.needs(site)
     }
+    if "tile" in signals:  # crops are views where a model does not stitch them
+        signals["tile"] = grid[:, :, 1]
     return View(site, tokens, grid, signals, generators_for(range(n_rows)))
 
 
 def random_signal(need: Need, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor:
-    if need.signal == "tower_keys":
+    if need.signal in ("tower_keys", "wide_tower_keys"):
         return torch.randn(n_rows, n_tokens, WIDTH, generator=generator)
-    return torch.rand(n_rows, n_tokens, generator=generator) + 0.01
+    words = word_signal(need.signal, n_rows, n_tokens, generator)
+    return torch.rand(n_rows, n_tokens, generator=generator) + 0.01 if words is None else words
+
+
+def word_signal(name: str, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor | None:
+    """Signals that have a word or a head for an axis: three words, the visual tokens, the other words."""
+    before, wide = (n_rows, WORDS, WIDTH), (n_rows, n_tokens, WIDTH)
+    shapes = {
+        "text_embeddings": before,
+        "text_states": before,
+        "text_normed": before,
+        "text_keys": (n_rows, HEADS, WORDS, 4),
+        "visual_keys": (n_rows, HEADS, n_tokens, 4),
+        "normed": wide,
+        "projected": wide,
+        "all_projected": wide,
+    }
+    if name in shapes:
+        return torch.randn(shapes[name], generator=generator)
+    if name == "text_attention":
+        return torch.rand(n_rows, WORDS, n_tokens, generator=generator)
+    if name in ("visual_positions", "all_positions"):
+        return torch.arange(3, 3 + n_tokens).expand(n_rows, -1)
+    if name == "text_positions":
+        words = torch.arange(WORDS)
+        return torch.where(words < 3, words, words + n_tokens).expand(n_rows, -1)
+    return None
 
 
 def generators_for(names: Sequence[int] | range) -> list[torch.Generator]:

@@ -15,7 +15,6 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
 
 from harness.engine.items import Work
 
-
 #: What `model.processor` may hold.
 SETTINGS = (
     *("size", "image_mean", "image_std", "maximum_pad_value"),

@@ -37,7 +37,7 @@ _TOWER = ("cls_attention", "cls_logits", "tower_keys", "wide_cls_attention", "wi
 _STATES = ("visual_keys", "text_queries", "text_keys")
 
 #: Captured for each word of the prompt, 0 where a row has fewer.
-_OF_WORDS = ("text_queries", "text_keys", "text_normed")
+_OF_WORDS = ("text_queries", "text_keys", "text_states", "text_normed")
 
 
 class Signals:
@@ -180,11 +180,12 @@ class Signals:
         for need in self._needs[site]:
             if need.signal == "normed":
                 found = self._per_token(stage, hidden)
-            elif need.signal == "text_normed":
+            elif need.signal in ("text_states", "text_normed"):
                 found = _of_words(hidden, stage.words)
             else:
                 continue
-            self._decoder[site, need.key] = self._adapter.decoder.norm(found)
+            plain = need.signal == "text_states"
+            self._decoder[site, need.key] = found if plain else self._adapter.decoder.norm(found)
 
     # ------------------------------------------------------------------ handing over
 

@@ -31,7 +31,9 @@ from harness.measure.bench_setup import Figure, paired, reducer
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
+    from harness.budget import Budget
     from harness.engine.record import Record
+    from methods.base import TokenReducer
 
 SCHEMA = 1
 
@@ -71,12 +73,16 @@ class Instance:
         """Return the run of one method on this instance."""
         return _spec((*self.overrides, *overrides))
 
-    def generate(self, *overrides: str, new_tokens: int = 1) -> Record:
+    def reducer(self, *overrides: str) -> tuple[TokenReducer, Budget]:
+        """Return the method and budget of a run: composing its config takes as long as a small prefill."""
+        spec = self.spec(*overrides)
+        return reducer(spec), spec.budget
+
+    def generate(self, run: tuple[TokenReducer, Budget], new_tokens: int = 1) -> Record:
         """Answer once through a session and return the telemetry."""
         from harness.engine.session import Session
 
-        spec = self.spec(*overrides)
-        with Session(self.adapter, reducer(spec), spec.budget) as session:
+        with Session(self.adapter, *run) as session:
             done = session.generate(self.inputs, None, do_sample=False, max_new_tokens=new_tokens)
         return done.records[0]
 
@@ -88,15 +94,17 @@ def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
 
     figures: list[Figure] = []
     facts = instance.spec().model.facts
+    full = instance.reducer("method=none")
     for method in METHODS:
-        arguments = (method, f"ratio={ratio}")
-        instance.generate(*arguments), instance.generate("method=none")
+        reduced = instance.reducer(method, f"ratio={ratio}")
+        instance.generate(reduced), instance.generate(full)
         gains: list[float] = []
         for turn in range(repeats):
-            order = (("method=none",), arguments) if turn % 2 else (arguments, ("method=none",))
-            times = {one: instance.generate(*one).times_ms["prefill"] for one in order}
-            gains.append(times[("method=none",)] / times[arguments])
-        record = instance.generate(*arguments)
+            times = {}
+            for name, run in (("full", full), ("reduced", reduced))[:: 1 - 2 * (turn % 2)]:
+                times[name] = instance.generate(run).times_ms["prefill"]
+            gains.append(times["full"] / times["reduced"])
+        record = instance.generate(reduced)
         counted = sample_flops(
             facts, record.entering, record.visual, record.text, Work(*record.work)
         )
@@ -125,6 +133,7 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
 
     figures = []
     for method in ("method=none", "method=uniform", "method=uniform_layer2"):
+        run = instance.reducer(method, "ratio=0")
 
         def plain() -> object:
             with torch.inference_mode():
@@ -132,8 +141,8 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
                     **instance.inputs, do_sample=False, max_new_tokens=4
                 )
 
-        def through(method: str = method) -> object:
-            return instance.generate(method, "ratio=0", new_tokens=4)
+        def through(run: tuple[TokenReducer, Budget] = run) -> object:
+            return instance.generate(run, new_tokens=4)
 
         pair = paired(through, plain, repeats)
         name = f"ratio 0 over plain, {method.removeprefix('method=')}"
@@ -146,12 +155,11 @@ def memory(instance: Instance, ratio: float) -> list[Figure]:
     from harness.measure.memory import peak_memory
 
     peaks = {}
-    for name, arguments in (
-        ("full", ("method=none",)),
-        ("reduced", (METHODS[0], f"ratio={ratio}")),
-    ):
+    runs = {"full": ("method=none",), "reduced": (METHODS[0], f"ratio={ratio}")}
+    for name, arguments in runs.items():
+        run = instance.reducer(*arguments)
         with peak_memory(instance.adapter.device) as peak:
-            record = instance.generate(*arguments)
+            record = instance.generate(run)
         peaks[name] = (peak.bytes, record.kv_bytes)
     unit = 2**20
     return [
@@ -177,14 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         overrides = tuple(options.overrides) or INSTANCE
         with contextlib.redirect_stdout(sys.stderr):
             instance = Instance.build(overrides)
-            figures: list[Figure] = []
-            for part in (
-                lambda: prefill(instance, options.ratio, options.repeats),
-                lambda: machinery(instance, options.repeats),
-                lambda: memory(instance, options.ratio),
-            ):
-                figures += part()
-                print(f"bench-engine: {figures[-1].part} done", file=sys.stderr, flush=True)
+            figures = [
+                *prefill(instance, options.ratio, options.repeats),
+                *machinery(instance, options.repeats),
+                *memory(instance, options.ratio),
+            ]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -129,6 +129,7 @@ def _signal(name: str, tokens: Tensor) -> Tensor:
         "text_keys": lambda: heads[:, :, :WORDS],
         "text_embeddings": lambda: tokens[:, :WORDS],
         "all_projected": lambda: tokens,
+        "text_states": lambda: tokens[:, :WORDS],
         "normed": lambda: tokens,
         "text_normed": lambda: tokens[:, :WORDS],
         "text_attention": lambda: heads[0, :, :WORDS, :1].sigmoid().expand(-1, -1, n),

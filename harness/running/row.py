@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.preflight import Job, signals_of
 from harness.config.spec import RunSpec
 from harness.engine.items import Work
-from harness.facts import SUBSTITUTES
+from harness.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from harness.measure.bound import speedup
 from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
@@ -152,10 +152,12 @@ def _positions(records: Sequence[Record]) -> float:
 def _substitutes(job: Job) -> dict[str, str]:
     """Say what stands for the class token's attention if the method reads it and the tower has none."""
     facts = job.spec.model.facts
-    read = signals_of(job.method, facts.text.layers)
-    if "cls_attention" not in read or facts.class_attention == "token":
+    if facts.class_attention == "token":
         return {}
-    return {"cls_attention": SUBSTITUTES[facts.class_attention]}
+    read = signals_of(job.method, facts.text.layers)
+    return {
+        name: SUBSTITUTES[facts.class_attention] for name in sorted(OF_CLASS_TOKEN.intersection(read))
+    }
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.select.ranking import indices_of, ranking
+from methods.select.quotas import top_of_groups
+from methods.select.ranking import indices_of
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,7 @@ class Tiles:
 def top_in_tiles(scores: Tensor, grid: Tensor, n_keep: int) -> Tensor:
     """Return (B, n_keep) ascending indices of the highest scores (B, N) in each tile, by `Tiles.quotas`."""
     tiles = Tiles.of(grid)
-    order = ranking(scores)
-    grouped = order.gather(1, tiles.index.gather(1, order).argsort(dim=1, stable=True))
-    tile = tiles.index.gather(1, grouped)
-    place = torch.arange(scores.shape[1], device=scores.device)
-    place_in_tile = place - tiles.starts(tiles.size).gather(1, tile)
-    chosen = place_in_tile < tiles.quotas(n_keep).gather(1, tile)
-    return indices_of(torch.zeros_like(chosen).scatter(1, grouped, chosen), n_keep)
+    return top_of_groups(scores, tiles.index, tiles.quotas(n_keep), n_keep)
 
 
 def regions(grid: Tensor, n_keep: int) -> tuple[Tensor, Tensor]:

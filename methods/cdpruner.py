@@ -1,0 +1,95 @@
+"""CDPruner: "Beyond Attention or Similarity: Maximizing Conditional Diversity" (Zhang et al., 2025, arXiv 2506.10967).
+
+Of the projected tokens x the set S is kept that greedily maximises the determinant of its part of the kernel
+
+    L = diag(r~) cos(x, x) diag(r~),    r~_i = (r_i - min r + 1e-6) / (max r - min r)
+
+(MAP of a determinantal point process: tokens unlike one another and relevant to the prompt), in their order. The
+authors take the relevance r from CLIP's text tower, which multimodal models come without. Here r_i is the mean over
+the prompt's words w of cos(x_i, w) between a projected token and the words' embeddings, both as they enter the
+decoder, and more similar is more relevant (the authors' code negates the cosine, which they say is particular to
+CLIP's patches). Words are all that the prompt says beside the images, the template's own included. If all tokens
+are equally relevant (max = min), r~ is 1.
+
+Their code scales and selects in each crop of a high-resolution image by itself and leaves its budget equal in all;
+here one selection is made for all tokens of a sample. Where their factorisation runs out of rank it returns tokens
+twice; here the most relevant of the rest fill the count. The exponent that trades relevance for diversity is off in
+their code and is not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.checks import require, require_finite
+from methods.select.dpp import dpp_map
+
+EPSILON = 1e-6
+#: A spread of relevance below this is rounding of fp32: such tokens count as equally relevant.
+FLAT = 1e-6
+Relevance = Literal["words", "none"]
+
+
+@dataclass(frozen=True)
+class CDPruner(TokenReducer):
+    """Keeps tokens that are unlike one another and like the prompt's words.
+
+    Attributes:
+        relevance: `words`, or `none` for diversity without a condition (all tokens equally relevant).
+    """
+
+    relevance: Relevance = "words"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        valid = get_args(Relevance)
+        require(self.relevance in valid, "relevance", self.relevance, ", ".join(valid))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the projected tokens, before the decoder."""
+        del depth
+        return (Site("prefix"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the words' embeddings, if they count."""
+        del site
+        return (Need("text_embeddings"),) if self.relevance == "words" else ()
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep a diverse and relevant set. Cost: O(N^2 D) for the similarities, O(T D), then O(keep^2 N)."""
+        units = normalize(view.tokens.float(), dim=-1)
+        if self.relevance == "words":
+            quality = rescaled(relevance_of(units, view.signals["text_embeddings"]))
+        else:
+            quality = torch.ones_like(units[:, :, 0])
+        similarity = units @ units.transpose(1, 2)
+        # 1, or 0 for a zero vector: what rounding leaves beside that must not decide between equally relevant tokens.
+        similarity.diagonal(dim1=1, dim2=2).round_()
+        return Plan(dpp_map(similarity, quality, keep))
+
+
+def relevance_of(units: Tensor, words: Tensor) -> Tensor:
+    """Return (B, N) the mean cosine of tokens of length 1 (B, N, D) with the words (B, T, D), zero rows left out."""
+    said = normalize(words.float(), dim=-1)
+    n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
+    mean = said.sum(dim=1) / n_words.unsqueeze(1)
+    return (units @ mean.unsqueeze(-1)).squeeze(-1)
+
+
+def rescaled(relevance: Tensor) -> Tensor:
+    """Return the relevances (B, N) stretched to (0, 1], each row by itself.
+
+    Raises:
+        MethodError: a relevance is NaN or infinite.
+    """
+    low, high = require_finite(relevance, "relevance").aminmax(dim=1, keepdim=True)
+    spread = high - low
+    flat = spread < FLAT
+    stretched = (relevance - low + EPSILON) / spread.masked_fill(flat, 1)
+    return stretched.masked_fill(flat, 1)

@@ -1,0 +1,84 @@
+"""HiRED: attention-guided token dropping for high-resolution images (Arif et al., AAAI 2025, arXiv 2408.10945).
+
+Before the decoder, the budget B of an image is dealt out first: its global view gets alpha B, its crops share the rest
+by how much of the global view's class-token attention in the tower's first layer, A(0), falls on them; then every view
+keeps the patches to which its class token pays the most attention in the layer that the projector reads, A(-2):
+
+    paper    (budget=mass):    s_i = sum of A(0) over the region of crop i,       n_i = (1 - alpha) B s_i / sum s
+    official (budget=stripes): s_i = how many of the (1 - alpha) N0 highest A(0) of the N0 patches of the global view
+                               lie in the i-th of equal runs of its raster order
+
+The released code cuts the flat map into runs, which are horizontal stripes and not the crops' regions. It also selects
+before padding is cut off, so that fewer tokens come out; padding is gone here before the method is asked, regions are
+those of the image itself, and all counts are exact: a view that is full passes on what it cannot take, and fractions
+go by largest remainders instead of being cut off. Several images, and frames of a video, get the same share each.
+
+An image of one view is that view's top `keep`, as the authors do for LLaVA-1.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.checks import require, require_finite
+from methods.select.crops import Crops, Regions
+from methods.select.quotas import apportion, best_of_groups, top_of_groups
+
+BudgetBy = Literal["mass", "stripes"]
+FIRST = Need("cls_attention", layer=0)
+
+
+@dataclass(frozen=True)
+class HiRED(TokenReducer):
+    """Deals the budget out over the crops, then keeps what each crop's class token looks at.
+
+    Attributes:
+        alpha: share of an image's budget that goes to its global view.
+        budget: how the crops' shares are read off the first layer.
+    """
+
+    alpha: float = 0.5
+    budget: BudgetBy = "mass"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
+        valid = get_args(BudgetBy)
+        require(self.budget in valid, "budget", self.budget, ", ".join(valid))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the prefix."""
+        del depth
+        return (Site("prefix"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the class token's attention in the first layer and in the projector's, and the crop of each token."""
+        del site
+        return (FIRST, Need("cls_attention"), Need("tile"))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep the best of each crop by its budget. Cost: O(N log N).
+
+        Raises:
+            MethodError: the model does not stitch its crops, so that their regions are unknown.
+        """
+        crops = Crops.of(view.grid, view.signals["tile"])
+        importance = self.importance(crops, view.signals[FIRST.key].float())
+        quotas = apportion(crops.weights(importance, self.alpha), crops.size, keep)
+        scores = view.signals["cls_attention"].float()
+        return Plan(top_of_groups(scores, crops.index, quotas, keep))
+
+    def importance(self, crops: Crops, first: Tensor) -> Tensor:
+        """Return the table of s_i from the first layer's attention (B, N)."""
+        regions = Regions.of(crops)
+        first = require_finite(first, "first layer's class attention")
+        if self.budget == "mass":
+            return crops.sums(first * regions.covered, regions.below)
+        # The small term keeps (1 - 0.9) * 10 from coming out as 0.999...
+        most = (crops.size * (1 - self.alpha) + 1e-9).long() * crops.whole
+        counted = best_of_groups(first, crops.index, most) & regions.covered
+        return crops.sums(counted.float(), regions.stripes())

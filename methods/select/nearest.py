@@ -1,0 +1,35 @@
+"""The k most similar candidates of each token, as a mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from methods.checks import require_finite
+
+
+def nearest(similarity: Tensor, own: Tensor, k: int) -> Tensor:
+    """Return (B, M, N) booleans: which k of N candidates are most similar to each of M tokens, itself left out.
+
+    Equal similarities go to the lower index: `torch.topk` leaves that open, so only its k-th value is used. Where k
+    is N - 1 or more, all others are.
+
+    Args:
+        similarity: (B, M, N) finite numbers.
+        own: (B, M) index of each token among the candidates.
+        k: how many.
+
+    Raises:
+        MethodError: a similarity is NaN or infinite.
+
+    Cost: O(M N log k), no Python loop.
+    """
+    itself = torch.zeros_like(similarity, dtype=torch.bool).scatter_(2, own.unsqueeze(2), True)
+    k = min(k, similarity.shape[2] - 1)
+    if k == 0:
+        return torch.zeros_like(itself)
+    others = require_finite(similarity, "similarities").masked_fill(itself, -torch.inf)
+    last = others.topk(k, dim=2).values[:, :, -1:]
+    above, level = others > last, others == last
+    room = k - above.sum(dim=2, keepdim=True)
+    return above | (level & (level.cumsum(dim=2) <= room))

@@ -1,0 +1,23 @@
+"""The words of the prompt that have seen the image."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from methods.base import MethodError
+
+
+def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
+    """Return (B, T) booleans: which words stand behind the last visual token of their row.
+
+    Args:
+        text_positions: (B, T) place of each word, -1 where a row has fewer.
+        visual_positions: (B, N) place of each visual token.
+
+    Raises:
+        MethodError: a row has no such word. Waits for the device once.
+    """
+    after = text_positions > visual_positions.amax(dim=1, keepdim=True)
+    if not bool(after.any(dim=1).all()):
+        raise MethodError("this method reads the words behind the image, and a prompt has none")
+    return after

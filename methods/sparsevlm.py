@@ -1,0 +1,176 @@
+"""SparseVLM: "Visual Token Sparsification for Efficient VLM Inference" (Zhang et al., ICML 2025, arXiv 2410.04417).
+
+Raters are chosen once, from the embeddings E of visual tokens v and of the words t behind the image:
+
+    r_t = mean over v of softmax_t(E_v . E_t),    raters: the words with r_t at least (official: above) the mean
+
+After each pruning layer the visual tokens are ranked by the attention that the raters pay them there,
+
+    s_j = mean over raters t and heads h of A_h[t, j]
+
+and the best stay. Of the others, the best floor(tau n_deleted) + 1 are recycled: DPC-kNN (methods/select/density.py)
+finds c = floor(n_recycled / theta) + 1 centres with c neighbours, each recycled token joins its nearest centre
+
+    paper    (assignment=cosine, cluster=sum):       by cosine, and a cluster becomes the sum of its tokens
+    official (assignment=euclidean, cluster=mean):   by Euclidean distance, and it becomes their mean
+
+and the cluster stands at its centre's place. (The released code puts clusters behind all kept tokens and renumbers
+positions; here the tokens keep theirs.) No noise is added to the densities: ties go to the lower index. `keep` counts
+clusters: as many tokens are kept as make, with the clusters that follow from them, exactly `keep`; clusters are at
+most half of it.
+
+How many stay: the first release and the paper count them by the rank of the attention map, which no budget can ask
+for; releases from 1.5 on state them for each pruning layer: 300, 200, 110 of 576 and, with clusters, 309, 204, 113.
+These proportions are scaled by one factor until the budget is met.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from methods.base import Assignment, MethodError, Need, Plan, Site, TokenReducer, View
+from methods.checks import require, require_finite
+from methods.select.density import density_peaks, nearest_centre, squared_distances
+from methods.select.merging import slot_sizes
+from methods.select.ranking import indices_of, ranking, rows_of
+from methods.select.similarity import cosine
+from methods.select.words import words_after
+
+Raters = Literal["at_least", "above"]
+Joining = Literal["cosine", "euclidean"]
+Cluster = Literal["sum", "mean"]
+#: Relevances that differ from the mean by less than this share of it are rounding: such words count as average.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class SparseVLM(TokenReducer):
+    """Keeps what the words most relevant to the image look at, and merges the best of the rest.
+
+    Attributes:
+        layers: 0-based decoder layers after which tokens go.
+        depth: decoder layers of the model that `layers` are meant for; others act at the same shares of their depth.
+        schedule: visual tokens after each pruning layer, clusters included; only their proportions count.
+        tau: share of the deleted tokens that is recycled, 0 for none.
+        theta: recycled tokens of a cluster.
+        raters: words `at_least` as relevant as the mean, or `above` it.
+        assignment: how a recycled token finds its cluster.
+        cluster: what its tokens become.
+    """
+
+    layers: tuple[int, ...] = (2, 6, 15)
+    depth: int = 32
+    schedule: tuple[int, ...] = (309, 204, 113)
+    tau: float = 0.3
+    theta: int = 10
+    raters: Raters = "at_least"
+    assignment: Joining = "cosine"
+    cluster: Cluster = "sum"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        rising = all(a < b for a, b in pairwise((-1, *self.layers)))
+        valid = f"layers in ascending order, 0 to {self.depth - 2}"
+        require(
+            rising and self.layers != () and self.layers[-1] < self.depth - 1,
+            "layers",
+            self.layers,
+            valid,
+        )
+        falling = all(a >= b > 0 for a, b in pairwise((math.inf, *self.schedule)))
+        fits = falling and len(self.schedule) == len(self.layers)
+        valid = f"{len(self.layers)} positive numbers, one for each of layers, none larger than the one before"
+        require(fits, "schedule", self.schedule, valid)
+        require(0 <= self.tau <= 0.9, "tau", self.tau, "a number from 0 to 0.9")
+        require(self.theta >= 1, "theta", self.theta, "1 or more")
+        for key, choices in (("raters", Raters), ("assignment", Joining), ("cluster", Cluster)):
+            value = getattr(self, key)
+            require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the sites behind `layers`, at the same shares of the depth, no two of them the same."""
+        found: list[int] = [0]
+        for layer in self.layers:
+            found.append(max(found[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
+        if found[-1] >= depth:
+            valid = f"at most {depth - 1} layers (the model has {depth} decoder layers)"
+            raise MethodError(f"method.params.layers={self.layers!r} does not fit; valid: {valid}")
+        return tuple(Site("layer", layer) for layer in found[1:])
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Scale the schedule until `share` is left at its end; no site keeps more than all."""
+        del n_sites
+        return tuple(min(1.0, share * count / self.schedule[-1]) for count in self.schedule)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the words' attention in the layer before the site, and what the raters are chosen by."""
+        del site
+        names = ("text_attention", "text_positions", "all_positions")
+        return tuple(map(Need, (*names, "text_embeddings", "all_projected")))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep what the raters look at, then recycle.
+
+        Cost: O(M T D) for the raters (M visual and T text tokens), O(T N + N log N) for the ranking, O(R^2 (D + log R))
+        for R recycled tokens; the device is waited for six times.
+        """
+        signals = view.signals
+        weight = self.rater_weights(view)
+        order = ranking((weight.unsqueeze(1) @ signals["text_attention"].float()).squeeze(1))
+        n_top, n_recycled, n_clusters = self.split(order.shape[1], keep)
+        kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :n_top], True)
+        if n_clusters == 0:
+            return Plan(indices_of(kept, keep))
+        pool = order[:, n_top : n_top + n_recycled].sort(dim=1).values
+        points = view.tokens[rows_of(pool), pool]
+        squared = squared_distances(points)
+        centres = density_peaks(squared, n_clusters, n_clusters)
+        closeness = cosine(points) if self.assignment == "cosine" else -squared
+        joined = pool.gather(1, centres).gather(1, nearest_centre(closeness, centres))
+        kept.scatter_(1, pool.gather(1, centres), True)
+
+        place = kept.cumsum(dim=1) - 1
+        slot = torch.where(kept, place, -1).scatter(1, pool, place.gather(1, joined))
+        size = slot_sizes(slot)
+        share = size.clamp(max=1) if self.cluster == "sum" else 1 / size.clamp(min=1)
+        return Plan(indices_of(kept, keep), Assignment(slot, share))
+
+    def rater_weights(self, view: View) -> Tensor:
+        """Return (B, T) equal weights of the raters, which sum to 1, and 0 for all other words.
+
+        If every word is as relevant as the mean, every word rates.
+        """
+        places = view.signals["all_positions"]
+        after = words_after(view.signals["text_positions"], places)
+        embedded, words = (
+            view.signals[key].float() for key in ("all_projected", "text_embeddings")
+        )
+        logits = require_finite(embedded @ words.transpose(1, 2), "products of embeddings")
+        shares = logits.masked_fill(~after.unsqueeze(1), -torch.inf).softmax(dim=2)
+        real = (places >= 0).float()
+        relevance = (shares * real.unsqueeze(2)).sum(dim=1) / real.sum(dim=1, keepdim=True)
+        mean = 1 / after.sum(dim=1, keepdim=True)  # each visual token hands out a sum of 1
+        if self.raters == "above":
+            chosen = after & (relevance > mean * (1 + ROUNDING))
+            chosen = torch.where(chosen.any(dim=1, keepdim=True), chosen, after)
+        else:
+            chosen = after & (relevance >= mean * (1 - ROUNDING))
+        return chosen.float() / chosen.sum(dim=1, keepdim=True)
+
+    def split(self, n_tokens: int, keep: int) -> tuple[int, int, int]:
+        """Return how many tokens are kept as they are, how many are recycled, and into how many clusters."""
+        if self.tau == 0 or keep == n_tokens:
+            return keep, 0, 0
+        for n_top in range(keep, -1, -1):
+            # The small term keeps 0.3 * 10 from coming out as 2.999...
+            n_recycled = math.floor(self.tau * (n_tokens - n_top) + 1e-9) + 1
+            n_clusters = min(n_recycled // self.theta + 1, n_recycled, keep // 2)
+            if n_top + n_clusters <= keep:
+                break
+        return n_top, n_recycled, keep - n_top

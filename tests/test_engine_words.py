@@ -1,0 +1,133 @@
+"""Signals of the prompt's words, and of visual tokens dropped since, against what the plain model computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.engine.probe import attention_rows, word_rows
+from harness.engine.session import Session
+from methods.base import Need, Site
+from tests.tiny import CHATS, Recorder, load_llava, save_llava
+
+NAMES = (
+    "text_attention",
+    "text_keys",
+    "text_embeddings",
+    "text_normed",
+    "normed",
+    "all_projected",
+    "all_positions",
+    "text_positions",
+    "visual_positions",
+)
+NEEDS = tuple(map(Need, NAMES))
+BEFORE_2 = (Site("layer", 2),)
+PLAIN = {"max_new_tokens": 1, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_llava(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def sdpa(folder):
+    return load_llava(folder, "float32")
+
+
+@pytest.fixture(scope="module")
+def eager(folder):
+    return load_llava(folder, "float32", "eager")
+
+
+def record(adapter, chats, where=BEFORE_2, ratio=0.0, **options):
+    recorder = Recorder(where, NEEDS)
+    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
+        session.generate(adapter.encode(list(chats)), **PLAIN)
+    return recorder.views
+
+
+def close(got, wanted):
+    return (got - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("one", CHATS)
+def test_signals_equal_what_the_plain_model_computes(sdpa, eager, one):
+    signals = {key: value[0] for key, value in record(sdpa, [one])[0].signals.items()}
+    inputs = eager.encode([one])
+    with torch.inference_mode():
+        out = eager.model(**inputs, output_attentions=True, output_hidden_states=True)
+    layout = eager.layout(inputs)
+    visual, words = layout.visual[0], layout.words[0]
+    rows = out.attentions[1][0].mean(0)[words]
+    entering = out.hidden_states[2][0]
+    assert close(signals["text_attention"], rows[:, visual])
+    assert close(signals["text_keys"], out.past_key_values.layers[1].keys[0][:, words])
+    assert close(signals["text_embeddings"], out.hidden_states[0][0, words])
+    assert close(signals["all_projected"], out.hidden_states[0][0, visual])
+    assert close(signals["normed"], eager.decoder.norm(entering[visual]))
+    assert close(signals["text_normed"], eager.decoder.norm(entering[words]))
+    assert torch.equal(signals["all_positions"], visual)
+    # Words before the image see none of it, the others see all of it.
+    assert (words < visual.min()).any()
+    assert not signals["text_attention"][words < visual.min()].any()
+    assert (signals["text_attention"][words > visual.max()] > 0).all()
+
+
+def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
+    # The method is asked once for each token count: rows 0 and 2 hold one image, row 1 two.
+    views = {view.tokens.shape[1]: view for view in record(sdpa, CHATS)}
+    for row, (n_tokens, place) in enumerate([(16, 0), (32, 0), (16, 1)]):
+        together = {key: value[place] for key, value in views[n_tokens].signals.items()}
+        alone = {key: value[0] for key, value in record(sdpa, [CHATS[row]])[0].signals.items()}
+        n_words = len(alone["text_positions"])
+        for name in NAMES:
+            axis = 1 if name == "text_keys" else 0
+            real = 16 * len(CHATS[row][0]["content"][:-1]) if name.startswith("all_") else n_words
+            part, filler = together[name], together[name][:0]
+            if name not in ("normed", "visual_positions"):
+                filler = part.narrow(axis, real, part.shape[axis] - real)
+                part = part.narrow(axis, 0, real)
+            assert close(part, alone[name])
+            assert (filler == (-1 if name in ("all_positions", "text_positions") else 0)).all()
+    widths = {view.signals["all_positions"].shape[1] for view in views.values()}
+    assert widths == {32}
+
+
+@pytest.mark.parametrize("chats", [CHATS[:1], CHATS])
+def test_a_later_site_reads_what_is_left_and_remembers_what_was_dropped(sdpa, chats):
+    where = (Site("layer", 1), Site("layer", 3))
+    fast = record(sdpa, chats, where, 0.5)
+    slow = record(sdpa, chats, where, 0.5, backend="emulate")
+    assert len(fast) == len(slow)
+    for a, b in zip(fast, slow, strict=True):
+        for name in NAMES:
+            assert close(a.signals[name], b.signals[name])
+    first, second = fast[0].signals, fast[len(fast) // 2].signals
+    assert torch.equal(first["all_projected"], second["all_projected"])
+    assert torch.equal(first["all_positions"], second["all_positions"])
+    assert second["text_attention"].shape[2] * 2 == first["text_attention"].shape[2]
+    assert not torch.equal(first["text_normed"], second["text_normed"])
+
+
+def test_blocks_of_words_change_nothing():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 11, 8, generator=generator)
+    key = torch.randn(2, 2, 11, 8, generator=generator)
+    valid = torch.ones(2, 11, dtype=torch.bool)
+    valid[1, :4] = False
+    words = torch.tensor([[0, 1, 7, 8, 10], [4, 9, 10, -1, -1]])
+    whole = word_rows(query, key, 0.3, valid, words)
+    assert torch.allclose(word_rows(query, key, 0.3, valid, words, block=2), whole, atol=1e-7)
+    for row in range(2):
+        for place, word in enumerate(words[row].tolist()):
+            if word < 0:
+                assert not whole[row, place].any()
+                continue
+            seen = valid[row].clone()
+            seen[word + 1 :] = False
+            one = slice(row, row + 1)
+            wanted = attention_rows(query[one, :, [word]], key[one], 0.3, seen)[0, 0]
+            assert torch.allclose(whole[row, place], wanted, atol=1e-7)
