@@ -17,7 +17,8 @@ from methods.select.nearest import nearest
 from methods.select.ranking import ranking
 from tests.families import FAMILIES
 from tests.method_cases import generators_for, make_view, replaced
-from tests.method_engine import NAMES, check_method, loaded
+from tests.method_engine import NAMES, check_method
+from tests.method_runs import adapter_of
 from tests.tiny import Recorder
 
 SQUARE = [((0, 0, 12, 12),)]
@@ -185,7 +186,7 @@ def test_what_the_class_token_looks_at_is_kept_and_random_does_not_keep_it(mergi
 
 def watched(name: str, needs: tuple[Need, ...], chats: list) -> View:
     recorder = Recorder((Site("vision"),), needs)
-    adapter = loaded(name)
+    adapter = adapter_of(name)
     with Session(adapter, recorder, Budget("kept", 0.0)) as session:
         session.generate(adapter.encode(chats), max_new_tokens=1, do_sample=False)
     return recorder.views[0]
@@ -197,7 +198,7 @@ def test_wide_signals_are_those_of_one_head(layer: int | None, number: int):
     needs = (Need("wide_cls_attention", layer), Need("wide_tower_keys", layer))
     chat = FAMILIES["llava"].chats[0]
     view = watched("llava", needs, [chat])
-    adapter = loaded("llava")
+    adapter = adapter_of("llava")
     attention = adapter.tower.encoder.layers[number].self_attn
     seen = {}
     handles = [
@@ -217,7 +218,7 @@ def test_wide_signals_are_those_of_one_head(layer: int | None, number: int):
 def test_without_a_class_token_it_is_the_attention_received_in_one_head():
     needs = (Need("wide_cls_attention", -1),)
     chat = FAMILIES["onevision_image"].chats[:1]
-    adapter = loaded("onevision_image")
+    adapter = adapter_of("onevision_image")
     attention = adapter.tower.encoder.layers[-1].self_attn
     seen = {}
     handles = [

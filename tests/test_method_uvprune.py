@@ -14,7 +14,8 @@ from methods.base import MethodError, Need, Site
 from methods.random import Random
 from methods.uvprune import UVPrune
 from tests.method_cases import generators_for, make_view, permuted, replaced
-from tests.method_engine import NAMES, check_method, loaded
+from tests.method_engine import NAMES, check_method
+from tests.method_runs import adapter_of
 from tests.tiny import CHATS, Recorder
 
 SQUARE = [((0, 0, 6, 8),)]
@@ -94,7 +95,7 @@ def test_the_layer_is_the_papers_or_a_quarter_of_the_depth():
 @pytest.mark.parametrize("layer", [1, 3])
 def test_words_at_the_site_are_the_models_hidden_states(layer: int):
     recorder = Recorder((Site("layer", layer),), (Need("text_states"),))
-    adapter = loaded("llava")
+    adapter = adapter_of("llava")
     inputs = adapter.encode(CHATS)
     with Session(adapter, recorder, Budget("kept", 0.0)) as session:
         session.generate(inputs, max_new_tokens=1, do_sample=False)

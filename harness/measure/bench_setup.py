@@ -128,7 +128,11 @@ class Pair:
 
 
 def paired(
-    first: Callable[[], object], second: Callable[[], object], repeats: int, calls: int = 1
+    first: Callable[[], object],
+    second: Callable[[], object],
+    repeats: int,
+    calls: int = 1,
+    clock: Callable[[], float] = perf_counter,
 ) -> Pair:
     """Time two procedures in turns, the order changing each time, after one untimed call of each.
 
@@ -140,12 +144,12 @@ def paired(
     for turn in range(repeats):
         order: Sequence[int] = (0, 1) if turn % 2 == 0 else (1, 0)
         for side in order:
-            times[side].append(_seconds((first, second)[side], calls))
+            times[side].append(_seconds((first, second)[side], calls, clock))
     return Pair(tuple(times[0]), tuple(times[1]))
 
 
-def _seconds(procedure: Callable[[], object], calls: int) -> float:
-    started = perf_counter()
+def _seconds(procedure: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    started = clock()
     for _ in range(calls):
         procedure()
-    return (perf_counter() - started) / calls
+    return (clock() - started) / calls

@@ -156,7 +156,8 @@ def _substitutes(job: Job) -> dict[str, str]:
         return {}
     read = signals_of(job.method, facts.text.layers)
     return {
-        name: SUBSTITUTES[facts.class_attention] for name in sorted(OF_CLASS_TOKEN.intersection(read))
+        name: SUBSTITUTES[facts.class_attention]
+        for name in sorted(OF_CLASS_TOKEN.intersection(read))
     }
 
 
