@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from harness.engine.items import Item, Work
 from harness.engine.layout import Layout
@@ -29,7 +28,7 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
 
     Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
     """
-    host, real = ids.cpu(), valid.cpu()
+    host, real = ids.cpu().numpy(), valid.cpu().numpy()
     units = max((item.source.shape[1] for found in items.values() for item in found), default=1)
     queues = {token: deque(found) for token, found in items.items()}
     rows = [_row(n, host[n], real[n], queues, units) for n in range(host.shape[0])]
@@ -41,7 +40,11 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
 
     def stack(name: str, filler: int = 0) -> Tensor:
         found = [getattr(row, name) for row in rows]
-        return pad_sequence(found, batch_first=True, padding_value=filler).to(ids.device)
+        width = max(len(one) for one in found)
+        padded = np.full((len(rows), width, *found[0].shape[1:]), filler, dtype=found[0].dtype)
+        for one, place in zip(found, padded, strict=True):
+            place[: len(one)] = one
+        return torch.from_numpy(padded).to(ids.device)
 
     return Layout(
         valid=valid,
@@ -61,29 +64,33 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of a layout, before padding."""
+    """One row of a layout, before padding; arrays, because many small steps are several times faster on them."""
 
     length: int
-    words: Tensor
-    visual: Tensor
-    grid: Tensor
-    tile: Tensor
-    source: Tensor
-    share: Tensor
+    words: np.ndarray
+    visual: np.ndarray
+    grid: np.ndarray
+    tile: np.ndarray
+    source: np.ndarray
+    share: np.ndarray
     blended: bool
     work: Work
 
 
 def _row(
-    number: int, ids: Tensor, valid: Tensor, queues: Mapping[int, deque[Item]], units: int
+    number: int,
+    ids: np.ndarray,
+    valid: np.ndarray,
+    queues: Mapping[int, deque[Item]],
+    units: int,
 ) -> _Row:
     """Take the row's images and videos off the queues and find their places."""
-    placed: list[tuple[Tensor, Item]] = []
+    placed: list[tuple[np.ndarray, Item]] = []
     words = valid
     for token, queue in queues.items():
         holders = ids == token
         words = words & ~holders
-        places = (holders & valid).nonzero()[:, 0]
+        places = (holders & valid).nonzero()[0]
         start = 0
         while queue and start + len(queue[0]) <= len(places) and start < len(places):
             item = queue.popleft()
@@ -95,42 +102,53 @@ def _row(
             )
     # Images come before videos in the queues; in the prompt they may alternate.
     placed.sort(key=lambda entry: int(entry[0][0]))
-    grids, image = [torch.zeros(0, 4, dtype=torch.long)], 0
-    work = Work()
-    for _, item in placed:
-        grids.append(item.grid + torch.tensor([image, 0, 0, 0]))
-        image = int(grids[-1][-1, 0]) + 1
-        work = work.plus(item.work)
-
-    def join(parts: list[Tensor], like: Tensor) -> Tensor:
-        return torch.cat([like, *parts])[prunable]
-
     found = [item for _, item in placed]
-    everywhere = [torch.ones(0, dtype=torch.bool)]
-    everywhere += [
-        torch.ones(len(item), dtype=torch.bool) if item.prunable is None else item.prunable
-        for item in found
-    ]
-    prunable = torch.cat(everywhere)
-    none = torch.zeros(0, dtype=torch.long)
+    grids, image = [np.zeros((0, 4), dtype=np.int64)], 0
+    work = Work()
+    for item in found:
+        grid = item.grid.numpy()
+        grids.append(grid + np.array([image, 0, 0, 0]))
+        image += int(grid[-1, 0]) + 1
+        work = work.plus(item.work)
+    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, found)])
+
+    def join(parts: list[np.ndarray], like: np.ndarray) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([like, *parts])[prunable]
+        return joined
+
+    none = np.zeros(0, dtype=np.int64)
+    tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in found]
     return _Row(
         length=int(valid.sum()),
-        words=words.nonzero()[:, 0],
+        words=words.nonzero()[0],
         visual=join([places for places, _ in placed], none),
-        grid=torch.cat(grids)[prunable],
-        tile=join([item.grid[:, 1] if item.tile is None else item.tile for item in found], none),
-        source=join([_widen(item.source, units) for item in found], none.new_zeros(0, units)),
-        share=join([_share(item, units) for item in found], torch.zeros(0, units)),
+        grid=np.concatenate(grids)[prunable],
+        tile=join([tile.numpy() for tile in tiles], none),
+        source=join(
+            [_widened(item.source.numpy(), units) for item in found],
+            np.zeros((0, units), dtype=np.int64),
+        ),
+        share=join([_share(item, units) for item in found], np.zeros((0, units), dtype=np.float32)),
         blended=any(item.share is not None for item in found),
         work=work,
     )
 
 
-def _widen(table: Tensor, units: int) -> Tensor:
-    return pad(table, (0, units - table.shape[1]))
+def _prunable(item: Item) -> np.ndarray:
+    if item.prunable is None:
+        return np.ones(len(item), dtype=bool)
+    marked: np.ndarray = item.prunable.numpy()
+    return marked
 
 
-def _share(item: Item, units: int) -> Tensor:
+def _widened(table: np.ndarray, units: int) -> np.ndarray:
+    if table.shape[1] == units:
+        return table
+    return np.pad(table, ((0, 0), (0, units - table.shape[1])))
+
+
+def _share(item: Item, units: int) -> np.ndarray:
     """Return the weights of an item's units; one unit each has weight 1."""
-    share = torch.ones(item.source.shape) if item.share is None else item.share.float()
-    return _widen(share, units)
+    if item.share is None:
+        return _widened(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
+    return _widened(item.share.float().numpy(), units)
