@@ -55,8 +55,7 @@ def run_all(command: Command, ranks: Ranks) -> int:
 
     def check() -> list[RunSpec]:
         specs = [RunSpec.from_config(cfg) for cfg in command.cells]
-        for spec in specs:
-            runner.check(spec)
+        runner.admit(specs)
         return specs
 
     specs = ranks.each(check)
@@ -69,18 +68,18 @@ def run_all(command: Command, ranks: Ranks) -> int:
 
 
 def run(cfg: DictConfig, runner: Runner) -> int:
-    """Run one cell, in all processes together, and return its exit code."""
+    """Run one cell, in all processes together, and return its exit code; one that fails is noted as left out."""
     from harness.budget import BudgetMismatch
     from harness.config.spec import RunSpec
     from harness.evaluate import SampleErrors
     from methods.base import MethodError
 
+    spec = RunSpec.from_config(cfg)
     try:
-        runner.ranks.each(lambda: runner.run(RunSpec.from_config(cfg)))
-    except (SampleErrors, BudgetMismatch) as error:
-        return complain(error, code=1)
-    except (UserError, MethodError) as error:
-        return complain(error, code=2)
+        runner.ranks.each(lambda: runner.run(spec))
+    except (SampleErrors, BudgetMismatch, UserError, MethodError) as error:
+        runner.left_out.append((spec, " ".join(str(error).split())))
+        return complain(error, code=1 if isinstance(error, SampleErrors | BudgetMismatch) else 2)
     except RankLost as error:
         # No other cell can run, and Hydra would print a traceback.
         sys.exit(complain(error, code=1))

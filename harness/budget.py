@@ -17,7 +17,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Protocol
 
-from harness.errors import UserError, unknown_name
+from harness.errors import Refused, unknown_name
 from harness.facts import ModelFacts
 from harness.measure.schedule import RULES, Achieved, Frame, achieved, frame_of
 from methods.base import TokenReducer
@@ -33,7 +33,7 @@ _SMALLEST_SHARE = 2.0**-200
 _Fractions = Callable[[float, int], tuple[float, ...]]
 
 
-class BudgetError(UserError):
+class BudgetError(Refused):
     """The ratio or rule is invalid, or the method cannot reach it on this model."""
 
 
@@ -148,7 +148,7 @@ class Budget:
         low, high = max(0, math.ceil(low * 1e4) / 1e4), math.floor(high * 1e4) / 1e4
         return (
             f"ratio={self.ratio} cannot be met under budget={self.rule}: "
-            f"{type(reducer).__name__} acting before layer {', '.join(map(str, frame.starts))} "
+            f"{type(reducer).__name__} acting before layer {', '.join(map(str, dict.fromkeys(frame.starts)))} "
             f"of {frame.depth} reaches {low:g} <= ratio < {high:g} "
             f"({frame.visual} visual and {frame.text} text tokens)"
         )

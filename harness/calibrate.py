@@ -1,14 +1,20 @@
-"""Calibration of the positional prior: `python -m harness.calibrate method=d2pruner model=seedling`.
+"""Calibration: `python -m harness.calibrate method=d2pruner model=seedling`, and the same for fitprune.
 
-The prior of decoder layer l is the mean, over many images and one generic prompt, of the attention that the last
-prompt token pays each place of the patch grid in layer l (D2Pruner, arXiv 2512.19443: 1,000 images). Models whose
-weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
+Two methods need numbers that belong to a model. The model goes over many images with one generic prompt, and what
+comes out is stored with its key; runs find it by themselves.
 
-    images=1000               how many images
+The positional prior of decoder layer l, for D2Pruner (arXiv 2512.19443: 1,000 images), is the mean of the attention
+that the last prompt token pays each place of the patch grid in layer l. FitPrune's scheme (arXiv 2409.10197: a few
+dozen images) is what each layer may drop for a grid of alphas; also printed is what the paper's bisection finds for
+`ratio`, the share of the prefill FLOPs to be saved.
+
+Models whose weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
+
+    images=1000               how many images; 64 for a scheme
     images_dir=<folder>       where they lie (.jpg, .png, ...); `images` of them are drawn with the run's seed
     prompt=<text>             the generic prompt, in the model's own chat template
-    layer=<l> or layer=1,4    which layers; without it, those that `method` needs
-    batch_size=8
+    layer=<l> or layer=1,4    which layers' priors; without it, those that `method` needs
+    batch_size=8              images in one pass; a scheme is fitted image by image
 
 Everything else is a config override as for run.py.
 """
@@ -21,38 +27,25 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.calibration.images import folder_images, scene_images
+from harness.calibration.artifacts import is_shipped
+from harness.calibration.bisection import Fit, Trace, shares, smallest_reaching
+from harness.calibration.fitting import ALPHAS, trace
+from harness.calibration.images import Seen, folder_images, scene_images
 from harness.calibration.maps import Recorder, calibrate
-from harness.calibration.priors import (
-    artifact_path,
-    is_shipped,
-    load_prior,
-    prior_for,
-    prior_layers,
-    require_prior,
-    resize_prior,
-    save_prior,
-)
+from harness.calibration.priors import prior_layers, save_prior
+from harness.calibration.schemes import save_scheme
 from harness.config import fields
 from harness.errors import UserError
 from methods.base import MethodError
+from methods.fitprune import FitPrune
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from harness.adapters.base import Adapter
     from harness.config.spec import RunSpec
-
-__all__ = [
-    "artifact_path",
-    "calibrate",
-    "load_prior",
-    "main",
-    "prior_for",
-    "require_prior",
-    "resize_prior",
-]
 
 #: The paper's prompt, and the one among the seedling's own questions that asks for nothing in particular.
 PROMPT = "Please describe the provided image."
@@ -62,7 +55,7 @@ OPTIONS = ("images", "images_dir", "prompt", "layer", "batch_size")
 
 @dataclass(frozen=True)
 class Request:
-    """A checked command line: which layers of which model, from which images."""
+    """A checked command line: the priors of which layers (none: the scheme) of which model, from which images."""
 
     spec: RunSpec
     layers: tuple[int, ...]
@@ -110,10 +103,13 @@ def read_request(argv: Sequence[str]) -> Request:
             f"images_dir is missing: model={spec.model.name!r} needs a folder of images"
         )
     folder = Path(given["images_dir"]).expanduser() if "images_dir" in given else None
+    layers = _layers(given.get("layer"), spec)
+    if not layers and "batch_size" in given:
+        raise UserError("batch_size: a scheme is fitted image by image; valid: without batch_size")
     return Request(
         spec=spec,
-        layers=_layers(given.get("layer"), spec),
-        n_images=_integer("images", given.get("images", "1000")),
+        layers=layers,
+        n_images=_integer("images", given.get("images", "1000" if layers else "64")),
         images_dir=folder,
         prompt=fields.text("prompt", given.get("prompt", SCENE_PROMPT if shipped else PROMPT)),
         batch_size=_integer("batch_size", given.get("batch_size", "8")),
@@ -134,15 +130,16 @@ def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
         return layers
     method = build_method(spec.method.name, spec.method.params)
     layers = prior_layers(method, depth)
-    if not layers:
+    if not layers and not isinstance(method, FitPrune):
         raise UserError(
-            f"method={spec.method.name!r} reads no prior; valid: a method that does, or layer=<l>"
+            f"method={spec.method.name!r} reads no prior and no scheme; "
+            "valid: a method that does, or layer=<l>"
         )
     return layers
 
 
-def run(request: Request) -> list[Path]:
-    """Calibrate, store one artifact for each layer and return their paths."""
+def run(request: Request) -> list[str]:
+    """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
     from harness.adapters.base import load_adapter
     from harness.running.runner import OFFLINE
 
@@ -150,31 +147,71 @@ def run(request: Request) -> list[Path]:
     if request.spec.offline:
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
     adapter = load_adapter(request.spec.model)
-    with _progress(request.n_images) as advance:
+    return (_measure if request.layers else _fit)(request, adapter, images)
+
+
+def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[str]:
+    """Store one prior for each layer."""
+    with _progress("calibrating", request.n_images) as advance:
         found = calibrate(
             adapter, request.layers, images, request.prompt, request.batch_size, advance
         )
-    made_from = {
-        "images": found.n_images,
-        "images_sha256": found.pixels.hexdigest(),
-        "source": request.source,
-        "prompt": request.prompt,
-    }
+    made_from = _made_from(request, found)
     return [
-        save_prior(request.spec.model, layer, mean.mean(), {**made_from, "maps": mean.n_maps})
+        str(save_prior(request.spec.model, layer, mean.mean(), {**made_from, "maps": mean.n_maps}))
         for layer, mean in found.means.items()
     ]
 
 
+def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[str]:
+    """Store the scheme, then bisect for the ratio; its last steps ask for alphas between the scheme's."""
+    seen = Seen()
+    with _progress("calibrating", request.n_images) as advance:
+        known = trace(adapter, images, request.prompt, ALPHAS, seen, advance)
+    scheme = shares([known[alpha] for alpha in ALPHAS])
+    path = save_scheme(request.spec.model, scheme, _made_from(request, seen))
+
+    def traces_at(alpha: float) -> list[Trace]:
+        if alpha not in known:
+            with _progress(f"alpha={alpha:g}", request.n_images) as advance:
+                known.update(
+                    trace(adapter, request.images(), request.prompt, (alpha,), Seen(), advance)
+                )
+        return known[alpha]
+
+    ratio = request.spec.budget.ratio
+    found, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
+    return [
+        str(path),
+        f"smallest alpha that saves {ratio:g} of the prefill FLOPs: {_words(found)}",
+        f"last alpha tried, which the released code takes: {_words(last)}",
+    ]
+
+
+def _words(fit: Fit) -> str:
+    missed = "" if fit.reached else " (target missed)"
+    removed = list(fit.removed)
+    return f"{fit.alpha:g}, saves {1 - fit.flops:.4f}{missed}, removed inside each layer {removed}"
+
+
+def _made_from(request: Request, seen: Seen) -> dict[str, Any]:
+    return {
+        "images": seen.n_images,
+        "images_sha256": seen.pixels.hexdigest(),
+        "source": request.source,
+        "prompt": request.prompt,
+    }
+
+
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that moves a bar on standard error; without a terminal it shows nothing."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("calibrating", total=total)
+        task = bar.add_task(title, total=total)
         yield lambda n: bar.advance(task, n)
 
 
@@ -185,12 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{__doc__}")
         return 0
     try:
-        paths = run(read_request(argv))
+        lines = run(read_request(argv))
     except (UserError, MethodError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    for path in paths:
-        sys.stdout.write(f"{path}\n")
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
     return 0
 
 

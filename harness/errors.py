@@ -10,6 +10,10 @@ class UserError(ValueError):
     """Something the user typed or supplied cannot work; run.py prints the line and exits with 2."""
 
 
+class Refused(UserError):
+    """What is asked of a method cannot be done on this model or under this budget; other methods may do it."""
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """Return the error for a name that is not in a table: the config key, the name, the nearest and all valid names."""
     names = sorted(valid)

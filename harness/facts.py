@@ -65,6 +65,7 @@ class ModelFacts:
         class_attention: what the signal `cls_attention` is on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
         signals: names out of methods.base.SIGNALS that the adapter can produce.
+        patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
     """
 
     text: StackFacts
@@ -76,6 +77,7 @@ class ModelFacts:
     class_attention: str
     rotary_axes: int
     signals: frozenset[str]
+    patch_tokens: bool = False
 
     @classmethod
     def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:

@@ -7,6 +7,8 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | kind                       | base            | where                          | answers with          |
 | -------------------------- | --------------- | ------------------------------ | --------------------- |
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
+| inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
+| part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
 | diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | `decode`                       | `Window`              |
@@ -17,12 +19,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-Where = Literal["vision", "prefix", "layer", "cache", "decode"]
+Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
 Positions = Literal["original", "renumbered"]
 
 #: Every signal a method may ask for. Shapes are those of `View.signals`; producers live in harness/engine/signals.py.
@@ -33,14 +35,26 @@ SIGNALS: Mapping[str, str] = {
     "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
     "wide_cls_attention": "(B, N) `cls_attention` of one head as wide as the tower in place of its own heads, fp32",
     "wide_tower_keys": "(B, N, H Dk) `tower_keys` of all heads side by side",
+    "tower_states": "(B, N, D) mean of the tower's hidden states over its last third, 16 to 24 of 24, fp32",
     "projected": "(B, N, D) visual tokens as they entered the decoder",
     "text_embeddings": "(B, T, D) words as they entered the decoder, 0 where a row has fewer",
     "all_projected": "(B, M, D) visual tokens as they entered the decoder, those dropped since included, 0 where a row "
     "has fewer",
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
+    "next_last_attention": "(B, N) `last_attention` in the site's own layer, which has not run yet",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+    "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words behind the "
+    "image, fp32",
+    "visual_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens left, "
+    "fp32",
     "text_attention": "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
     "has fewer words",
+    "text_rollout": "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the decoder "
+    "layers since the last site: one row for each word, fp32, 0 where a row has fewer",
+    "sizes": "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",
+    "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
+    "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class token's "
+    "row, or the mean over rows where the tower has none, fp32; at `tower` sites",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
     "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
     "text_keys": "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",
@@ -53,6 +67,8 @@ SIGNALS: Mapping[str, str] = {
     "all_positions": "(B, M) place of each visual token in the row's prompt, those dropped since included, -1 where a "
     "row has fewer",
     "tile": "(B, N) crop of a high-resolution image that each visual token lies in, from 1; 0 for the global view",
+    "luma": "(B, N, h + 2, w + 2) BT.601 luma in [-1, 1] of the pixels that each visual token was made of, as the "
+    "tower sees them, with one pixel of border on each side, 0 outside the picture; fp32 or wider",
     "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
 }
 
@@ -61,9 +77,11 @@ SIGNALS: Mapping[str, str] = {
 class Site:
     """A place where a method acts.
 
-    `vision` is the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
+    `tower` is the inside of the vision tower's block `layer` (0-based), between its attention and its MLP; `vision` is
+    the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
     the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `cache` the
-    key-value cache after prefill, `decode` the generation loop.
+    key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in which one new token
+    enters decoder layer `layer`, when the layers below still see every entry of the cache.
     """
 
     where: Where
@@ -91,7 +109,8 @@ class Need:
 class View:
     """What a method may read at one site. Rectangular: all B rows have the same number N of visual tokens.
 
-    The engine groups the rows of a batch by their token count and budget, so a method never meets padding.
+    At `tower` sites a row is a picture (an image, a crop, a frame), a token is a slot of the tower, and a class token is
+    never among them. The engine groups the rows of a batch by their token count and budget, so a method never meets padding.
 
     Attributes:
         site: where the method is asked.
@@ -155,7 +174,8 @@ class Plan:
 
     Attributes:
         kept: (B, K) indices of the kept tokens, ascending, relative to `View.tokens`.
-        merge: how dropped tokens flow into kept ones, or None for pure pruning.
+        merge: how dropped tokens flow into kept ones, or None for pure pruning. At `tower` sites the sizes of an
+            `Assignment` add up by slot, those of a `Mixture` are mixed by its matrix.
     """
 
     kept: Tensor
@@ -173,6 +193,19 @@ class Plan:
         inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
         if not bool(steps.all() & inside.all()):
             raise PlanError(f"kept indices must ascend strictly within [0, {n_tokens})")
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Which visual entries of the cache one decoding step attends to.
+
+    Attributes:
+        entries: (B, N) booleans, or None for all entries.
+        reference: (B, N) whatever the method wants to see again at the next step, such as the attention it chose by.
+    """
+
+    entries: Tensor | None
+    reference: Tensor
 
 
 class PlanError(ValueError):
@@ -205,16 +238,60 @@ class Method(ABC):
 class TokenReducer(Method):
     """Drops or merges visual tokens at `vision`, `prefix` or `layer` sites."""
 
-    #: True if `plan` may return another count than asked (then only the mean over a set is controlled).
-    adaptive: ClassVar[bool] = False
+    @property
+    def adaptive(self) -> bool:
+        """Whether `plan` may return another count than asked.
+
+        The engine then asks for one row at a time, and the budget holds for the mean over a set at most.
+        """
+        return False
+
+    @property
+    def proportional(self) -> bool:
+        """True if later tower blocks weigh a slot's key by its size (log-size added to the logits)."""
+        return False
+
+    def tower_sites(self, blocks: int) -> tuple[Site, ...]:
+        """Return where the method acts in a tower of `blocks` running blocks, before all other sites.
+
+        Raises:
+            MethodError: a layer hyper-parameter lies outside the tower.
+        """
+        del blocks
+        return ()
+
+    def all_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return the sites in a tower of `blocks` blocks, then those in and around a decoder of `depth` layers."""
+        return self.tower_sites(blocks) + self.sites(depth)
+
+    def decode_site(self, depth: int) -> Site | None:
+        """Return where the method chooses what decoding steps attend to, `Site("decode", layer)`, or None.
+
+        It is no part of `sites`: nothing is dropped there, and the budget does not count it. Layers from `layer` on
+        follow `attend`; `needs` may ask for `last_attention`, which the new token pays in layer `layer - 1`.
+        """
+        del depth
+        return None
+
+    def attend(self, view: View, last: Attended | None) -> Attended:
+        """Choose among the N visual entries at one decoding step; a pure function of its arguments.
+
+        Args:
+            view: `tokens` are (B, N, 0), since only the cache is left of them.
+            last: what it answered at the step before, None at the first one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a decode site and no `attend`")
+
+    def needs_frames(self) -> bool:
+        """Return whether the method compares frames, so that it works on videos alone."""
+        return False
 
     def positions(self, depth: int) -> Positions:
         """Return what the method's released code does with positions; `engine.positions=method` follows it.
 
         The habit of most: closed gaps where the prompt is built, before the decoder; original ones between its layers.
         """
-        sites = self.sites(depth)
-        before_decoder = bool(sites) and all(site.where != "layer" for site in sites)
+        before_decoder = all(site.where != "layer" for site in self.sites(depth))
         return "renumbered" if before_decoder else "original"
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:

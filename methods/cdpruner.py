@@ -24,10 +24,12 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.checks import require, require_finite
+from methods.select.cosines import cosines
 from methods.select.dpp import dpp_map
 
 EPSILON = 1e-6
@@ -62,24 +64,22 @@ class CDPruner(TokenReducer):
         return (Need("text_embeddings"),) if self.relevance == "words" else ()
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep a diverse and relevant set. Cost: O(N^2 D) for the similarities, O(T D), then O(keep^2 N)."""
-        units = normalize(view.tokens.float(), dim=-1)
+        """Keep a diverse and relevant set. Cost: O(N^2 D / 2) for the similarities, O(T D), then O(keep^2 N)."""
         if self.relevance == "words":
-            quality = rescaled(relevance_of(units, view.signals["text_embeddings"]))
+            quality = rescaled(relevance_of(view.tokens, view.signals["text_embeddings"]))
         else:
-            quality = torch.ones_like(units[:, :, 0])
-        similarity = units @ units.transpose(1, 2)
-        # 1, or 0 for a zero vector: what rounding leaves beside that must not decide between equally relevant tokens.
-        similarity.diagonal(dim1=1, dim2=2).round_()
-        return Plan(dpp_map(similarity, quality, keep))
+            quality = torch.ones_like(view.tokens[:, :, 0], dtype=torch.float32)
+        return Plan(dpp_map(cosines(view.tokens), quality, keep))
 
 
-def relevance_of(units: Tensor, words: Tensor) -> Tensor:
-    """Return (B, N) the mean cosine of tokens of length 1 (B, N, D) with the words (B, T, D), zero rows left out."""
+def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:
+    """Return (B, N) the mean cosine of each token (B, N, D) with the words (B, T, D), zero rows left out."""
     said = normalize(words.float(), dim=-1)
     n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
     mean = said.sum(dim=1) / n_words.unsqueeze(1)
-    return (units @ mean.unsqueeze(-1)).squeeze(-1)
+    features = tokens.float()
+    lengths = vector_norm(features, dim=-1).clamp_(min=1e-12)
+    return (features @ mean.unsqueeze(-1)).squeeze(-1) / lengths
 
 
 def rescaled(relevance: Tensor) -> Tensor:

@@ -24,14 +24,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.checks import layer_site, require, require_finite
+from methods.select.cosines import Cosines, cosines
 from methods.select.independent import independent_set
 from methods.select.ranking import top
-from methods.select.similarity import cosine, grid_neighbours
+from methods.select.similarity import grid_neighbours
 
 EPSILON = 1e-7
 #: A spread of cosines below this is rounding of fp32: such tokens count as identical.
@@ -80,7 +80,8 @@ class D2Pruner(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep pivots and an independent set.
 
-        Cost: O(N^2 D) for the similarities and O(N^2) for the graph, then (1 - r_pivot) `keep` steps of O(N);
+        Cost: O(N^2 D / 2) for the range of the similarities, then edges of the `keep` tokens only, O(keep N), and
+        (1 - r_pivot) `keep` steps; where N^2 numbers do not fit the memory, edges cost O(keep N D).
         `selection=importance`: O(N log N).
         """
         scores = debiased(view.signals["last_attention"], view.signals["prior"])
@@ -88,31 +89,54 @@ class D2Pruner(TokenReducer):
             return Plan(top(scores, keep))
         # The small term keeps 0.7 * 10 from coming out as 6.999...
         n_pivots = 0 if self.pivot_exclusion else math.floor(self.r_pivot * keep + 1e-9)
-        return Plan(independent_set(scores, self.adjacent(view), keep, n_pivots))
+        return Plan(independent_set(scores, self.graph(view), keep, n_pivots))
 
-    def adjacent(self, view: View) -> Tensor:
-        """Return the graph of equations (4) to (8) as (B, N, N) booleans, false on the diagonal."""
-        fused = rescaled(cosine(view.tokens)).mul_(self.alpha)
+    def graph(self, view: View) -> Fused:
+        """Return the graph of equations (4) to (8)."""
+        semantic = cosines(view.tokens)
+        low, high = semantic.extremes()
+        spread = require_finite(high - low, "similarities")
+        return Fused(semantic, low, spread, view.grid, self.alpha, self.theta_sim)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The edges of equations (5), (7) and (8), worked out for the tokens asked about; a token is adjacent to itself.
+
+    Attributes:
+        semantic: S_sem.
+        low: (B,) min S_sem.
+        spread: (B,) max S_sem - min S_sem.
+        grid: (B, N, 4) coordinates.
+        alpha: weight of semantic similarity.
+        theta_sim: the threshold.
+    """
+
+    semantic: Cosines
+    low: Tensor
+    spread: Tensor
+    grid: Tensor
+    alpha: float
+    theta_sim: float
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return (B, K, N) booleans: what is adjacent to the tokens `indices` (B, K)."""
+        return self._edges(self.semantic.rows(indices), indices)
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Return (B, N) booleans: what is adjacent to the tokens `pick` (B, 1); for `merit` see `Cosines.row`."""
+        return self._edges(self.semantic.row(pick, merit).unsqueeze(1), pick).squeeze(1)
+
+    def _edges(self, similarity: Tensor, indices: Tensor) -> Tensor:
+        """Return the edges (B, K, N) of rows of similarities, which are written to."""
+        flat = (self.spread < FLAT)[:, None, None]
+        similarity.sub_(self.low[:, None, None]).div_(self.spread[:, None, None])
+        fused = similarity.masked_fill_(flat, 1).mul_(self.alpha)
         if self.alpha < 1:
-            fused += (1 - self.alpha) * grid_neighbours(view.grid)
-        edges = fused > self.theta_sim
-        edges.diagonal(dim1=1, dim2=2).fill_(False)
-        return edges
+            fused += (1 - self.alpha) * grid_neighbours(self.grid, indices)
+        return fused > self.theta_sim
 
 
 def debiased(attention: Tensor, prior: Tensor) -> Tensor:
     """Return A_rel (B, N), equation (3), in fp32."""
     return attention.float() / (prior.float() + EPSILON)
-
-
-def rescaled(similarity: Tensor) -> Tensor:
-    """Return the (B, N, N) similarities stretched to [0, 1] row of the batch by row, equation (5).
-
-    Raises:
-        MethodError: a similarity is NaN or infinite.
-    """
-    low, high = torch.aminmax(similarity.flatten(1), dim=1)
-    spread = require_finite(high - low, "similarities")
-    flat = spread < FLAT
-    stretched = (similarity - low[:, None, None]) / spread.masked_fill(flat, 1)[:, None, None]
-    return stretched.masked_fill_(flat[:, None, None], 1)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from methods.base import Need, Plan, Site, TokenReducer, View
@@ -76,7 +77,9 @@ class DART(TokenReducer):
         states, text = signals["normed"].float(), signals["text_normed"].float()
         require_finite(text.sum(dim=2), "states of words")
         pivots = torch.cat([states[rows_of(visual), visual], text[rows_of(words), words]], dim=1)
-        likeness = normalize(pivots, dim=-1) @ normalize(states, dim=-1).transpose(1, 2)
+        # The states are long and the pivots few: their cosines are divided, not the states themselves.
+        lengths = vector_norm(states, dim=2).clamp_(min=1e-12).unsqueeze(1)
+        likeness = normalize(pivots, dim=-1) @ states.transpose(1, 2) / lengths
         quotas = _quotas(chooses, keep - visual.shape[1])
         taken = torch.zeros_like(states[..., 0], dtype=torch.bool).scatter_(1, visual, True)
         place = torch.arange(states.shape[1], device=states.device)

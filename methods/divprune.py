@@ -15,11 +15,8 @@ from dataclasses import dataclass
 
 from methods.base import Plan, Site, TokenReducer, View
 from methods.checks import early_site
+from methods.select.cosines import cosines
 from methods.select.maxmin import farthest_first
-from methods.select.similarity import cosine
-
-#: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
-DUPLICATE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,8 @@ class DivPrune(TokenReducer):
         return (early_site(self.layer, depth),)
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep a max-min diverse set. Cost: O(N^2 D) for the distances, then `keep` steps of O(N)."""
-        distances = cosine(view.tokens).neg_().add_(1)
-        distances.masked_fill_(distances < DUPLICATE, 0)
-        return Plan(farthest_first(distances, keep))
+        """Keep a max-min diverse set. Cost: O(N^2 D / 2) for the similarities, then `keep` steps of O(N).
+
+        Where N^2 numbers do not fit the memory, a step takes O(N D).
+        """
+        return Plan(farthest_first(cosines(view.tokens), keep))

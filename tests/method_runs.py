@@ -34,11 +34,12 @@ def kept_by(
     chats: Sequence[list[dict]],
     ratio: float,
     samples: Sequence[str] | None = None,
+    rule: str = "kept",
     **changes: Any,
 ) -> Generated:
     """Generate with a method; `records[row].origin` are the tokens alive in the end."""
     inputs = adapter.encode(list(chats))
-    with Session(adapter, method, Budget("kept", ratio), **changes) as session:
+    with Session(adapter, method, Budget(rule, ratio), **changes) as session:
         return session.generate(
             inputs,
             samples,

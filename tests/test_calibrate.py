@@ -1,4 +1,4 @@
-"""Calibration: what is measured, how it is stored and found, and its shape on other grids."""
+"""Calibration of priors: what is measured, how it is stored and found, and its shape on other grids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from harness.budget import Budget
 from harness.calibrate import main, read_request
-from harness.calibration import priors
+from harness.calibration import artifacts
 from harness.calibration.images import folder_images, scene_images
 from harness.calibration.maps import MapMean, Recorder, calibrate
 from harness.calibration.priors import (
@@ -154,8 +154,8 @@ def test_maps_of_several_tiles_and_grids_are_averaged_on_the_first_grid():
 
 @pytest.fixture
 def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
-    monkeypatch.setattr(priors, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(priors, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(artifacts, "LOCAL", tmp_path / "local")
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
     return model_spec(folder)
 
 
@@ -297,18 +297,21 @@ def test_the_command_line_is_read():
     assert request.prompt == "describe the image ."
     assert request.source == "seedling train scenes, seed 3, 0 to 199"
     assert read_request(["layer=3,1"]).layers == (1, 3)
+    fitting = read_request(["method=fitprune", "ratio=0.6"])
+    assert (fitting.layers, fitting.n_images, fitting.spec.budget.ratio) == ((), 64, 0.6)
 
 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["method=fastv"], "method='fastv' reads no prior"),
+        (["method=fastv"], "method='fastv' reads no prior and no scheme"),
         (["layer=5"], "layer=5 is out of range; valid: 0 to 4"),
         (["layer=x"], "layer='x' must be an integer"),
         (["layer=1", "images=0"], "images=0 must be an integer of at least 1"),
         (["layer=1", "images=many"], "images='many' must be an integer"),
         (["layer=1", "batch_size=-1"], "batch_size='-1' must be an integer"),
         (["layer=1", "model=llava15_7b"], "images_dir is missing: model='llava15_7b'"),
+        (["method=fitprune", "batch_size=4"], "batch_size: a scheme is fitted image by image"),
         (["layer=1", "image_dir=x"], "image_dir is not a config key"),
         (["method=d3pruner"], "method='d3pruner' is unknown"),
         (["-m", "layer=1"], "-m is not an option"),
@@ -342,7 +345,7 @@ def test_the_shipped_priors_belong_to_the_shipped_weights():
 def test_calibrating_the_seedling_writes_what_a_run_then_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(priors, "SHIPPED", tmp_path)
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path)
     assert main(["method=d2pruner", "model=seedling", "images=3", "batch_size=2"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [str(tmp_path / "seedling_layer1.safetensors")]

@@ -12,7 +12,9 @@ import yaml
 from harness.config.compose import CONF, read_command
 from harness.config.spec import ROOT, RunSpec
 from harness.errors import UserError
-from methods.registry import METHODS
+from harness.running.row import label
+from methods.base import Method
+from methods.registry import METHODS, build_method
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
@@ -131,6 +133,53 @@ def test_sweep_expands_into_cells_with_the_model_outermost() -> None:
     assert len(set(cells)) == len(cells) == 8
     assert [model for model, _, _ in cells] == ["seedling"] * 4 + ["seedling_draft"] * 4
     assert command.argv[:2] == ("-m", "model=seedling,seedling_draft")
+
+
+#: Configs of methods that the sweep leaves out, as its file says.
+NOT_SWEPT = {
+    "dycoke_decode",
+    "rtprune_dynamic",
+    "sparsevlm_official_64",
+    "sparsevlm_official_96",
+    "sparsevlm_official_128",
+}
+
+
+def test_the_sweep_runs_every_method_config_on_every_embedded_benchmark() -> None:
+    preset = yaml.safe_load((CONF / "experiment" / "sweep.yaml").read_text())
+    params = preset["hydra"]["sweeper"]["params"]
+    listed = [name.strip() for name in params["method"].split(",")]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {name for group, name in CHOICES if group == "method"} - NOT_SWEPT
+    embedded = {name for group, name in CHOICES if group == "benchmark" and "seedling" in name}
+    assert set(params["benchmark"].split(",")) == embedded
+    assert len(embedded) == 5
+    assert params["ratio"] == "0.5,0.75,0.9"
+
+
+def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation() -> None:
+    command = read_command(
+        ["+experiment=sweep", "benchmark=seedling_rec", "method=random,fastv", "ratio=0.9"]
+    )
+    assert command is not None
+    assert command.sweep
+    first, second = (RunSpec.from_config(cell) for cell in command.cells)
+    assert (first.refused, first.report) == ("skip", ROOT / "docs" / "sweep")
+    assert (first.method.name, second.method.name) == ("random", "fastv")
+
+
+def test_method_configs_differ_in_their_settings() -> None:
+    """Rows are told apart by method and settings, and curves by method and label."""
+    specs = {name: spec_of(f"method={name}") for group, name in CHOICES if group == "method"}
+    labels = {
+        name: (spec.method.name, label(build(spec), spec.method.variant, spec.budget))
+        for name, spec in specs.items()
+    }
+    assert len(set(labels.values())) == len(labels)
+
+
+def build(spec: RunSpec) -> Method:
+    return build_method(spec.method.name, spec.method.params)
 
 
 def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:

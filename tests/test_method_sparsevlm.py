@@ -12,6 +12,7 @@ from harness.budget import Budget
 from harness.measure.schedule import achieved
 from methods.base import MethodError, Site, View
 from methods.select.density import density_peaks, nearest_centre, squared_distances
+from methods.select.recycling import split
 from methods.sparsevlm import SparseVLM
 from tests.method_cases import make_view, replaced
 from tests.tiny import tiny_spec
@@ -32,13 +33,16 @@ SQUARE = [((0, 0, 12, 12),)]
         (576, 303, 9),
         (312, 110, 7),
         (117, 36, 3),
+        (576, 238, 11),
+        (249, 48, 7),
+        (55, 26, 1),
         (576, 66, 16),
         (82, 30, 2),
         (32, 17, 1),
     ],
 )
 def test_clusters_follow_from_the_released_counts(n_tokens: int, n_top: int, n_clusters: int):
-    top, recycled, clusters = PAPER.split(n_tokens, n_top + n_clusters)
+    top, recycled, clusters = split(n_tokens, n_top + n_clusters, 0.3, 10)
     assert (top, clusters) == (n_top, n_clusters)
     assert recycled == int(0.3 * (n_tokens - n_top)) + 1
 
@@ -47,7 +51,7 @@ def test_clusters_follow_from_the_released_counts(n_tokens: int, n_top: int, n_c
 def test_every_budget_is_met_and_half_of_it_is_kept(method: SparseVLM):
     for n_tokens in (1, 2, 9, 48, 137):
         for keep in range(1, n_tokens + 1):
-            top, recycled, clusters = method.split(n_tokens, keep)
+            top, recycled, clusters = split(n_tokens, keep, method.tau, method.theta)
             assert top + clusters == keep
             assert 0 <= clusters <= recycled <= n_tokens - top
             assert clusters <= keep // 2
@@ -56,7 +60,12 @@ def test_every_budget_is_met_and_half_of_it_is_kept(method: SparseVLM):
 
 @pytest.mark.parametrize(
     ("schedule", "average"),
-    [((309, 204, 113), 206.5), ((312, 117, 39), 145.4), ((82, 32, 18), 82.2)],
+    [
+        ((309, 204, 113), 206.5),
+        ((312, 117, 39), 145.4),
+        ((249, 55, 27), 114.1),
+        ((82, 32, 18), 82.25),
+    ],
 )
 def test_the_budget_gives_back_the_released_schedules(schedule: tuple[int, ...], average: float):
     facts = replace(
@@ -182,7 +191,7 @@ def slow_plan(
     n = view.tokens.shape[1]
     scores = [sum(float(signals["text_attention"][t, j]) for t in raters) for j in range(n)]
     order = sorted(range(n), key=lambda j: (-scores[j], j))
-    top, recycled, clusters = method.split(n, keep)
+    top, recycled, clusters = split(n, keep, method.tau, method.theta)
     tokens = view.tokens[row].double()
     values = {j: tokens[j] for j in order[:top]}
     if clusters:
@@ -230,7 +239,7 @@ def test_equals_the_slow_one(method: SparseVLM, keep: int):
     plan.check(144, keep)
     for row in range(2):
         kept, values, raters = slow_plan(method, view, row, keep)
-        weights = method.rater_weights(view)[row]
+        weights = method.weights(view)[row]
         assert weights.nonzero().flatten().tolist() == raters
         assert 0 < len(raters) < 6
         assert plan.kept[row].tolist() == kept
@@ -243,7 +252,7 @@ def test_words_that_are_all_alike_all_rate():
     view = make_view(OFFICIAL, SQUARE)
     view = replaced(view, text_embeddings=torch.ones(1, 9, 16))
     for method in (OFFICIAL, PAPER):
-        assert torch.allclose(method.rater_weights(view)[0], torch.tensor([0.0] * 3 + [1 / 6] * 6))
+        assert torch.allclose(method.weights(view)[0], torch.tensor([0.0] * 3 + [1 / 6] * 6))
 
 
 # ---------------------------------------------------------------- planted signals

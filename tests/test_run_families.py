@@ -18,7 +18,7 @@ import torch
 import run
 from harness.adapters.chats import media_of
 from harness.calibrate import main as calibrate
-from harness.calibration import priors
+from harness.calibration import artifacts
 from harness.config.compose import read_command
 from harness.config.spec import MethodSpec, RunSpec, VideoSpec
 from harness.errors import UserError
@@ -386,7 +386,7 @@ def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
     checkpoint: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(priors, "LOCAL", root / "calibration")
+    monkeypatch.setattr(artifacts, "LOCAL", root / "calibration")
     model = tiny_model("llava_next_7b", FAMILIES["llava_next"].spec, checkpoint("llava_next"))
     task = (*benchmark(tasks / "pictures", "pictures"), "method=d2pruner", "ratio=0.5")
     missing = command(*model, *task)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from methods.base import MethodError
+from methods.select import cosines as cosines_module
+from methods.select.cosines import Computed, Held, cosines, fits, memory_limit
+from methods.select.dpp import dpp_map
 from methods.select.independent import independent_set
 from methods.select.maxmin import farthest_first
 from methods.select.merging import slot_sizes
 from methods.select.ranking import indices_of, ranking, top
-from methods.select.similarity import cosine, grid_neighbours
+from methods.select.similarity import cosine, grid_neighbours, unit
 from methods.select.tiles import Tiles, regions, top_in_tiles
 from tests.method_cases import grid_of
 
@@ -63,19 +67,28 @@ def slow_farthest_first(distances: list[list[float]], n_keep: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(3))
 def test_farthest_first_equals_the_slow_one(seed: int, n_keep: int):
     generator = torch.Generator().manual_seed(seed)
-    distances = torch.randint(4, (4, 15, 15), generator=generator).float()  # with many ties
-    distances = (distances + distances.transpose(1, 2)) / 2
-    distances.diagonal(dim1=1, dim2=2).zero_()
+    points = torch.randint(
+        3, (4, 15, 3), generator=generator
+    ).float()  # many ties, some points twice
+    distances = torch.cdist(points, points, p=1) / 4
     wanted = [slow_farthest_first(row, n_keep) for row in distances.tolist()]
-    assert farthest_first(distances, n_keep).tolist() == wanted
+    assert farthest_first(Held(1 - distances), n_keep).tolist() == wanted
 
 
 def test_farthest_first_of_one_token():
-    assert farthest_first(torch.zeros(2, 1, 1), 1).tolist() == [[0], [0]]
+    assert farthest_first(Held(torch.ones(2, 1, 1)), 1).tolist() == [[0], [0]]
 
 
 def test_duplicates_are_never_picked_twice():
-    assert farthest_first(torch.zeros(1, 6, 6), 4).tolist() == [[0, 1, 2, 3]]
+    assert farthest_first(Held(torch.ones(1, 6, 6)), 4).tolist() == [[0, 1, 2, 3]]
+
+
+def test_duplicates_within_rounding_go_to_the_lower_index():
+    matrix = torch.ones(1, 5, 5)
+    matrix[0, 3] = matrix[0, :, 3] = 1 - 6e-7  # four roundings of fp32
+    assert farthest_first(Held(matrix), 2).tolist() == [[0, 1]]
+    matrix[0, 3] = matrix[0, :, 3] = 1 - 6e-6
+    assert farthest_first(Held(matrix), 2).tolist() == [[0, 3]]
 
 
 # ---------------------------------------------------------------- independent set
@@ -95,26 +108,45 @@ def slow_independent_set(
     return sorted(kept)
 
 
+class Edges:
+    """A graph that is all there."""
+
+    def __init__(self, adjacent: Tensor) -> None:
+        self.adjacent = adjacent
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self.adjacent[torch.arange(len(indices)).unsqueeze(1), indices]
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        assert torch.equal(merit.amax(dim=1, keepdim=True), merit.gather(1, pick))
+        return self.rows(pick).squeeze(1)
+
+
 @pytest.mark.parametrize(("n_keep", "n_pivots"), [(1, 0), (4, 0), (6, 3), (9, 9), (12, 5), (16, 2)])
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.4, 1.0])
-def test_independent_set_equals_the_slow_one(density: float, n_keep: int, n_pivots: int):
+@pytest.mark.parametrize("together", [2, 96])
+def test_independent_set_equals_the_slow_one(
+    density: float, n_keep: int, n_pivots: int, together: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("methods.select.independent.TOGETHER", together)
     generator = torch.Generator().manual_seed(n_keep)
     scores = random_scores(5, 16, n_keep)
     adjacent = torch.rand(5, 16, 16, generator=generator) < density
-    adjacent = (adjacent | adjacent.transpose(1, 2)) & ~torch.eye(16, dtype=torch.bool)
+    adjacent = adjacent | adjacent.transpose(
+        1, 2
+    )  # an edge from a token to itself counts for nothing
     wanted = [
         slow_independent_set(s, a, n_keep, n_pivots)
         for s, a in zip(scores.tolist(), adjacent.tolist(), strict=True)
     ]
-    assert independent_set(scores, adjacent, n_keep, n_pivots).tolist() == wanted
+    assert independent_set(scores, Edges(adjacent), n_keep, n_pivots).tolist() == wanted
 
 
 def test_an_independent_set_holds_no_edge_while_the_pool_lasts():
     grid = grid_of([(0, 0, 6, 6)])[None]
     adjacent = grid_neighbours(grid)
-    kept = independent_set(
-        torch.rand(1, 36, generator=torch.Generator().manual_seed(0)), adjacent, 4
-    )
+    scores = torch.rand(1, 36, generator=torch.Generator().manual_seed(0))
+    kept = independent_set(scores, Edges(adjacent), 4)
     assert not adjacent[0][kept[0]][:, kept[0]].any()
 
 
@@ -128,6 +160,16 @@ def test_cosine_is_computed_in_fp32_and_a_zero_vector_is_like_nothing():
     assert torch.allclose(found, torch.tensor([[[1, 0.96, 0], [0.96, 1, 0], [0, 0, 0]]]))
 
 
+@pytest.mark.parametrize("n_tokens", [1, 5, 191, 193, 449])
+def test_the_triangle_gives_the_whole_product(n_tokens: int):
+    """Sizes beside the edges of a block; the last blocks overlap others."""
+    features = torch.randn(2, n_tokens, 40, generator=torch.Generator().manual_seed(n_tokens))
+    found, units = cosine(features), features.double() / features.double().norm(dim=2, keepdim=True)
+    assert (found - units @ units.transpose(1, 2)).abs().max() < 1e-6
+    assert torch.equal(found, found.transpose(1, 2))
+    assert torch.equal(found.diagonal(dim1=1, dim2=2), torch.ones(2, n_tokens))
+
+
 def test_neighbours_stay_inside_image_and_tile():
     grid = torch.cat([grid_of([(0, 0, 3, 3), (0, 1, 3, 3)]), grid_of([(1, 0, 3, 3)])])
     found = grid_neighbours(grid[None])[0]
@@ -137,6 +179,192 @@ def test_neighbours_stay_inside_image_and_tile():
             step = max(abs(a[2] - b[2]), abs(a[3] - b[3]))
             assert bool(found[i, j]) == (a[:2] == b[:2] and step == 1)
     assert found[:9, :9].sum() == 40  # 4 corners of 3, 4 edges of 5, 1 centre of 8
+    some = torch.tensor([[20, 3]])
+    assert torch.equal(grid_neighbours(grid[None], some), found[some])
+
+
+# ---------------------------------------------------------------- cosines, held or computed
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Several threads share a product in ways that depend on its shape, and so does its rounding."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def crowded(n_rows: int, n_tokens: int, width: int, seed: int = 0) -> Tensor:
+    """Tokens in bunches; a third of them exact copies of others, a few of other lengths, the last one zero."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(n_rows, n_tokens // 4 + 1, width, generator=generator)
+    bunch = torch.randint(centres.shape[1], (n_rows, n_tokens), generator=generator)
+    rows = torch.arange(n_rows).unsqueeze(1)
+    tokens = centres[rows, bunch]
+    tokens += 0.3 * torch.randn(n_rows, n_tokens, width, generator=generator)
+    source = torch.arange(n_tokens).expand(n_rows, -1).clone()
+    source[:, ::3] = torch.randint(n_tokens, source[:, ::3].shape, generator=generator)
+    tokens = tokens[rows, source]
+    tokens[:, ::5] *= 3.3
+    tokens[:, -1] = 0
+    return tokens
+
+
+@pytest.mark.parametrize("width", [16, 1000])
+@pytest.mark.parametrize("n_tokens", [16, 17, 50, 193, 577])
+@pytest.mark.usefixtures("one_thread")
+def test_held_and_computed_cosines_are_the_same_to_the_bit(n_tokens: int, width: int):
+    tokens = crowded(2, n_tokens, width)
+    held, computed = Held(cosine(tokens)), Computed(unit(tokens))
+    assert torch.equal(held.nearest(), computed.nearest())
+    assert torch.equal(held.diagonal(), computed.diagonal())
+    assert torch.equal(torch.stack(held.extremes()), torch.stack(computed.extremes()))
+    merit = random_scores(2, n_tokens, n_tokens)
+    for n_some in (1, 2, 20):
+        some = torch.randint(n_tokens, (2, n_some))
+        assert torch.equal(held.rows(some), computed.rows(some))
+        pick = some[:, :1]
+        assert torch.equal(held.row(pick, merit), computed.row(pick, merit))
+        assert torch.equal(held.row(pick, merit), held.rows(pick)[:, 0])
+
+
+def test_what_they_answer_is_what_the_matrix_holds():
+    tokens = crowded(2, 40, 8)
+    matrix = cosine(tokens)
+    others = matrix.clone()
+    others.diagonal(dim1=1, dim2=2).fill_(-2)
+    found = Held(matrix.clone())
+    assert torch.equal(found.nearest(), others.amax(dim=2))
+    assert torch.equal(found.rows(torch.tensor([[0, 39], [7, 7]]))[1, 1], matrix[1, 7])
+    assert torch.equal(found.matrix, matrix)  # its diagonal is back
+    low, high = found.extremes()
+    assert torch.equal(low, matrix.flatten(1).amin(dim=1))
+    assert torch.equal(high, matrix.flatten(1).amax(dim=1))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_exact_copies_have_exactly_equal_cosines():
+    tokens = torch.randn(1, 577, 1000, generator=torch.Generator().manual_seed(0))
+    tokens[0, 576] = tokens[0, 3]
+    tokens[0, 200] = tokens[0, 3]
+    matrix, others = cosine(tokens)[0], [i for i in range(577) if i not in (3, 200, 576)]
+    assert torch.equal(matrix[3, others], matrix[576, others])
+    assert torch.equal(matrix[others, 200], matrix[others, 576])
+
+
+def test_of_copies_the_first_is_kept_however_their_products_round():
+    """Token 3 is a copy of 1 whose cosines came out a little smaller, as those of another kernel may."""
+    matrix = torch.eye(5)[None] * 0.7 + 0.3
+    matrix[0, 1, 3] = matrix[0, 3, 1] = 1 - 1e-7
+    matrix[0, 0, 3] = matrix[0, 3, 0] = 0.3 - 1e-7
+    assert farthest_first(Held(matrix), 2).tolist() == [[0, 1]]
+
+
+class Literal(Held):
+    """A matrix of its own: no blocks, no triangle."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        units = torch.nn.functional.normalize(tokens, dim=-1)
+        matrix = units @ units.transpose(1, 2)
+        matrix.diagonal(dim1=1, dim2=2).round_()
+        super().__init__(matrix)
+
+
+def reference_picks(tokens: Tensor, n_keep: int) -> list[list[int]]:
+    """Max-min picks of each row, from the whole matrix: all picks so far are looked at again each time."""
+    found = []
+    for matrix in Literal(tokens).matrix:
+        distance = (1 - matrix).where(matrix <= 1 - 1e-6, 0.0)
+        gap = (distance + 9 * torch.eye(len(matrix))).amin(dim=1)
+        kept: list[int] = []
+        while len(kept) < n_keep:
+            pick = int(gap.argmax())
+            copies = [i for i in range(pick) if i not in kept and distance[pick, i] == 0]
+            kept.append(min([*copies, pick]))
+            gap = distance[kept].amin(dim=0)
+            gap[kept] = -1
+        found.append(sorted(kept))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "width", "n_keep"), [(36, 16, 4), (100, 8, 60), (576, 1024, 64)]
+)
+def test_max_min_picks_are_those_of_the_reference_either_way(
+    n_tokens: int, width: int, n_keep: int
+):
+    tokens = crowded(2, n_tokens, width)
+    wanted = reference_picks(tokens, n_keep)
+    for limit in (0, 2**40):
+        with memory_limit(limit):
+            assert farthest_first(cosines(tokens), n_keep).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "width", "n_keep"), [(36, 16, 4), (100, 8, 60), (576, 1024, 64)]
+)
+def test_determinantal_picks_are_the_same_either_way(n_tokens: int, width: int, n_keep: int):
+    tokens = crowded(2, n_tokens, width)
+    quality = random_scores(2, n_tokens, 1) + 1
+    wanted = dpp_map(Literal(tokens), quality, n_keep)
+    for limit in (0, 2**40):
+        with memory_limit(limit):
+            assert torch.equal(dpp_map(cosines(tokens), quality, n_keep), wanted)
+
+
+def test_computed_rows_come_in_panels_of_what_is_likely_next():
+    asked = []
+
+    class Counted(Computed):
+        def rows(self, indices: Tensor) -> Tensor:
+            asked.append(indices.shape[1])
+            return super().rows(indices)
+
+    tokens = torch.randn(1, 300, 64, generator=torch.Generator().manual_seed(0))
+    farthest_first(Counted(unit(tokens)), 60)
+    assert set(asked) == {cosines_module.PANEL}
+    assert len(asked) < 59 / 2  # 59 rows are needed: each panel serves more than two
+
+
+@pytest.mark.parametrize("limit", [0, 2**40])
+def test_a_token_that_is_not_finite_is_refused_either_way(limit: int):
+    tokens = torch.randn(1, 20, 8)
+    tokens[0, 4, 2] = torch.nan
+    with memory_limit(limit), pytest.raises(MethodError, match="cosines: 20 of 20 values are NaN"):
+        farthest_first(cosines(tokens), 3)
+
+
+def test_the_limit_decides_and_is_put_back():
+    cpu, tokens = torch.device("cpu"), torch.randn(2, 20, 4)
+    with memory_limit(3200):
+        assert isinstance(cosines(tokens), Held)  # 4 bytes, 2 rows, 20 x 20
+        with memory_limit(3199):
+            assert isinstance(cosines(tokens), Computed)
+            assert isinstance(cosines(tokens[:, :15]), Held)  # so few are always
+        assert fits(3200, cpu)
+        assert not fits(3201, cpu)
+    assert isinstance(cosines(tokens), Held)
+
+
+def test_without_a_limit_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch):
+    class Room:
+        def __init__(self, device: str) -> None:
+            assert device == "cpu"
+
+        def used(self) -> int:
+            return 5 * 2**30
+
+        def reachable(self) -> int:
+            return 7 * 2**30
+
+    monkeypatch.setattr(cosines_module, "Room", Room)
+    cpu = torch.device("cpu")
+    assert fits(2**30, cpu)
+    assert not fits(2**30 + 1, cpu)
+    monkeypatch.setattr(Room, "reachable", Room.used)
+    assert fits(cosines_module.SMALL, cpu)  # nothing is asked for little
+    assert not fits(cosines_module.SMALL + 1, cpu)
 
 
 # ---------------------------------------------------------------- tiles and regions

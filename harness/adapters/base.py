@@ -14,11 +14,13 @@ from harness.adapters.loading import check_facts, load_checkpoint
 from harness.adapters.random_weights import build_random
 from harness.engine.items import Item
 from harness.engine.layout import Layout
+from harness.engine.luma import Pictures
 from harness.engine.reading import read_layout
 from harness.errors import UserError, unknown_name
 from harness.registry import Registry
 
 if TYPE_CHECKING:
+    from harness.adapters.clip_blocks import TowerBlock
     from harness.config.spec import ModelSpec
 
 ADAPTERS = Registry("model.adapter")
@@ -136,6 +138,17 @@ class Adapter(ABC):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
 
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the tower's blocks in two halves each, up to the one whose output the projector reads.
+
+        Raises:
+            UserError: no method may act inside this tower.
+        """
+        raise UserError(
+            f"model={self.spec.name!r} has visual tokens that are not its tower's patches one to one; a method that "
+            "acts inside the tower needs model.facts.patch_tokens=true"
+        )
+
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention by which a head of the tower pools its output with one learned query.
 
@@ -173,6 +186,23 @@ class Adapter(ABC):
         """Read visual positions, grid coordinates and projector units off encoded inputs."""
         valid = inputs["attention_mask"].bool()
         return read_layout(inputs["input_ids"], valid, self.items(inputs))
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Return the pixels that the tower sees, cell by cell as the projector's units are numbered.
+
+        Raises:
+            UserError: this family's pixels do not lie in pictures of one size whose cells are units.
+        """
+        del inputs
+        raise UserError(
+            f"signal 'luma' needs pictures whose cells are visual tokens, model={self.spec.name!r} has none "
+            "(model.facts.lacking)"
+        )
+
+    def colours(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return mean and standard deviation by which the processor normalises pixels."""
+        images = self.processor.image_processor
+        return tuple(images.image_mean), tuple(images.image_std)
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, pl
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work
+from harness.engine.luma import Pictures
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -131,6 +132,13 @@ class DeepseekOcrAdapter(Adapter):
             source = unit.clamp(min=0).view(-1, 1)
             found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
         return {self.model.config.image_token_id: found}
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """All whole images, then all crops."""
+        names = ("pixel_values", "pixel_values_local")
+        views = [inputs[name] for name in names if name in inputs]
+        side = FOLD * int(self.model.config.vision_config.sam_config.patch_size)
+        return Pictures(views, [self._cells(one) for one in views], side, *self.colours())
 
     def _cells(self, views: Tensor) -> int:
         """Return the cells along an edge of (views, 3, S, S) pixels."""

@@ -24,6 +24,7 @@ from harness.adapters.internvl_processing import (
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work, rectangle
+from harness.engine.luma import Pictures
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -110,6 +111,12 @@ class InternVLAdapter(Adapter):
             source=torch.arange(first, first + tiles * side**2).view(-1, 1),
             work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
         )
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Tiles and frames, each cut into squares of patches."""
+        pixels = inputs["pixel_values"]
+        _, units = self._sides()
+        return Pictures([pixels], [units], pixels.shape[-1] // units, *self.colours())
 
     def _sides(self) -> tuple[int, int]:
         """Return the edge of a tile in patches and in units."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoProcessor,
     LlavaConfig,
@@ -16,9 +16,11 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
+from harness.adapters.clip_blocks import TowerBlock, clip_blocks
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work, rectangle
+from harness.engine.luma import Pictures
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -92,6 +94,10 @@ class LlavaAdapter(Adapter):
         """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers."""
+        return clip_blocks(self.tower, self.model.config.vision_feature_layer)
+
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Patches in raster order, image by image."""
         config = self.model.config.vision_config
@@ -101,6 +107,16 @@ class LlavaAdapter(Adapter):
         images = range(inputs["pixel_values"].shape[0])
         found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
         return {self.model.config.image_token_id: found}
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Images, one after the other."""
+        return self.square(inputs["pixel_values"])
+
+    def square(self, pixels: Tensor) -> Pictures:
+        """Return (n, 3, S, S) pixels cut into the tower's patches."""
+        config = self.model.config.vision_config
+        side: int = config.patch_size
+        return Pictures([pixels], [config.image_size // side], side, *self.colours())
 
 
 def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:

@@ -21,6 +21,7 @@ from harness.adapters.anyres import packed_item
 from harness.adapters.llava import LlavaAdapter
 from harness.adapters.loading import load_part
 from harness.engine.items import Item
+from harness.engine.luma import Pictures
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -58,6 +59,15 @@ class LlavaNextAdapter(LlavaAdapter):
             found.append(packed_item(partial(self._pack, size), shape, side, first, True))
             first += found[-1].work.units
         return {config.image_token_id: found}
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Of each image its global view and its crops, without the tiles that fill up the batch."""
+        config = self.model.config.vision_config
+        side = config.image_size // config.patch_size
+        (items,) = self.items(inputs).values()
+        tiles = [item.work.units // side**2 for item in items]
+        parts = [own[:count] for own, count in zip(inputs["pixel_values"], tiles, strict=True)]
+        return self.square(torch.cat(parts))
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
         """Run the model's own packing on one image of `size` (height, width)."""

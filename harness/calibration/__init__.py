@@ -1,1 +1,1 @@
-"""The positional prior: measured over many images, stored with its key, resized to other grids."""
+"""What is measured on a model once, over many images, and stored with its key: positional priors, FitPrune's scheme."""

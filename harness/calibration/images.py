@@ -1,10 +1,12 @@
-"""Images for calibration: training scenes, or a sample of a folder."""
+"""Images for calibration: training scenes, or a sample of a folder; and what is asked about each."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +16,26 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+@dataclass
+class Seen:
+    """How many images a calibration was made from, and the hash of their pixels."""
+
+    n_images: int = 0
+    pixels: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def see(self, image: Image) -> None:
+        """Count an image and add its size and pixels to the hash."""
+        self.n_images += 1
+        self.pixels.update(f"{image.width}x{image.height}".encode())
+        self.pixels.update(image.convert("RGB").tobytes())
+
+
+def question(image: Image, prompt: str) -> list[dict[str, Any]]:
+    """Return the chat that asks `prompt` about one image."""
+    text = {"type": "text", "text": prompt}
+    return [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
 
 
 def scene_images(n_images: int, seed: int) -> Iterator[Image]:

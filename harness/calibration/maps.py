@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from harness.calibration.images import Seen, question
 from harness.errors import UserError
 from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
 
@@ -87,18 +87,10 @@ class MapMean:
 
 
 @dataclass
-class Calibration:
-    """Means by layer, and the hash of the pixels they were made from."""
+class Calibration(Seen):
+    """Means by layer, and what they were made from."""
 
-    means: dict[int, MapMean]
-    n_images: int = 0
-    pixels: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    def see(self, image: Image) -> None:
-        """Count an image and add its size and pixels to the hash."""
-        self.n_images += 1
-        self.pixels.update(f"{image.width}x{image.height}".encode())
-        self.pixels.update(image.convert("RGB").tobytes())
+    means: dict[int, MapMean] = field(default_factory=dict)
 
 
 def calibrate(
@@ -125,15 +117,11 @@ def calibrate(
     from harness.budget import Budget
     from harness.engine.session import Session
 
-    found = Calibration({layer: MapMean() for layer in layers})
+    found = Calibration(means={layer: MapMean() for layer in layers})
     recorder = Recorder(tuple(layers), lambda layer, grid, rows: found.means[layer].add(grid, rows))
-    text = {"type": "text", "text": prompt}
     with Session(adapter, recorder, Budget(rule="kept", ratio=0.0)) as session:
         for batch in _batches(images, batch_size):
-            chats = [
-                [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
-                for image in batch
-            ]
+            chats = [question(image, prompt) for image in batch]
             names = [str(found.n_images + number) for number in range(len(batch))]
             session.generate(adapter.encode(chats), names, max_new_tokens=1, do_sample=False)
             for image in batch:

@@ -12,13 +12,15 @@ from typing import Any
 from harness.adapters.base import ADAPTERS
 from harness.budget import Budget
 from harness.calibration.priors import require_prior
+from harness.calibration.schemes import with_scheme
 from harness.config.spec import ModelSpec, RunSpec
-from harness.engine.guards import check_generation
-from harness.errors import UserError, unknown_name
+from harness.engine.guards import check_generation, require_one_beam
+from harness.errors import Refused, UserError, unknown_name
 from harness.evaluation.generation import check_names
+from harness.facts import ModelFacts
 from harness.running.keys import Digests, cached_commit, key_parts, run_key
 from harness.store import Store
-from methods.base import Method, MethodError, TokenReducer
+from methods.base import MethodError, TokenReducer
 from methods.registry import METHODS, build_method
 
 #: A line of an lmms-eval task file that gives a task, group or tag its name.
@@ -41,13 +43,14 @@ def check(spec: RunSpec, digests: Digests) -> Job:
     A method that acts nowhere removes nothing, so its ratio is taken as 0: all its cells in a sweep are one run.
 
     Raises:
-        UserError: one line with the config key, the value and what is valid.
+        Refused: the method does not fit this model, or cannot reach the ratio on it.
+        UserError: anything else; always one line with the config key, the value and what is valid.
     """
     try:
         return _check(spec, digests)
     except MethodError as error:
         # A hyper-parameter that does not fit this model, `method.params.<key>`.
-        raise UserError(str(error)) from error
+        raise Refused(str(error)) from error
 
 
 def _check(spec: RunSpec, digests: Digests) -> Job:
@@ -56,7 +59,8 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
         raise UserError(
             f"method={spec.method.name!r} does not reduce tokens; valid: {', '.join(METHODS.names())}"
         )
-    sites = method.sites(spec.model.facts.text.layers)
+    facts = spec.model.facts
+    sites = method.all_sites(facts.tower.layers, facts.text.layers)
     if not sites:
         spec = replace(spec, budget=Budget(rule="kept", ratio=0.0))
     _check_signals(spec, method)
@@ -73,9 +77,14 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
         )
     check_names("model.generation", spec.model.generation)
     check_names("benchmark.generation", spec.benchmark.generation)
-    check_generation({**spec.model.generation, **spec.benchmark.generation})
-    spec.budget.check(method, spec.model.facts)
+    generation = {**spec.model.generation, **spec.benchmark.generation}
+    check_generation(generation)
+    if method.decode_site(facts.text.layers) is not None:
+        require_one_beam(generation.get("num_beams") or 1)
     _check_model(spec, digests)
+    method = with_scheme(spec.model, method, spec.method.name, digests)
+    spec.budget.check(method, spec.model.facts)
+    _check_frames(spec, method)
     _check_benchmark(spec)
     Store(spec.store).check_writable()
     artifacts = require_prior(spec.model, method, spec.method.name, digests)
@@ -83,30 +92,49 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     return Job(spec, method, run_key(parts), parts)
 
 
-def signals_of(method: Method, depth: int) -> set[str]:
-    """Return the names of all signals that a method reads in a model of `depth` decoder layers."""
-    return {need.signal for site in method.sites(depth) for need in method.needs(site)}
+def signals_of(method: TokenReducer, facts: ModelFacts) -> set[str]:
+    """Return the names of all signals that a method reads in a model."""
+    step = method.decode_site(facts.text.layers)
+    sites = method.all_sites(facts.tower.layers, facts.text.layers) + ((step,) if step else ())
+    return {need.signal for site in sites for need in method.needs(site)}
 
 
 def _carries(name: str, spec: RunSpec) -> bool:
     """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
     facts = spec.model.facts
     try:
-        return signals_of(build_method(name, {}), facts.text.layers) <= facts.signals
+        method = build_method(name, {})
+        assert isinstance(method, TokenReducer)  # the only base that runs
+        inside = bool(method.tower_sites(facts.tower.layers))
+        return signals_of(method, facts) <= facts.signals and (facts.patch_tokens or not inside)
     except MethodError:
         return False
 
 
-def _check_signals(spec: RunSpec, method: Method) -> None:
+def _check_signals(spec: RunSpec, method: TokenReducer) -> None:
     facts = spec.model.facts
-    missing = sorted(signals_of(method, facts.text.layers) - facts.signals)
+    if method.tower_sites(facts.tower.layers) and not facts.patch_tokens:
+        raise Refused(
+            f"method={spec.method.name!r} acts inside the vision tower, and the visual tokens of "
+            f"model={spec.model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
+        )
+    missing = sorted(signals_of(method, facts) - facts.signals)
     if not missing:
         return
     able = [name for name in METHODS.names() if _carries(name, spec)]
-    raise UserError(
+    raise Refused(
         f"method={spec.method.name!r} needs {', '.join(missing)}, which model={spec.model.name!r} does not have; "
         f"valid: {', '.join(able)}"
     )
+
+
+def _check_frames(spec: RunSpec, method: TokenReducer) -> None:
+    # Imports the family's code only for methods that compare frames.
+    if method.needs_frames() and not ADAPTERS.load(spec.model.adapter).takes_video:
+        raise Refused(
+            f"method={spec.method.name!r} compares the frames of videos, and model={spec.model.name!r} takes images "
+            "only"
+        )
 
 
 def _check_benchmark(spec: RunSpec) -> None:

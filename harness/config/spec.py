@@ -29,6 +29,7 @@ POSITIONS = ("original", "renumbered", "method")
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0
 LOGS = ("none", "wandb")
+REFUSED = ("error", "skip")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_MAPS = ("auto",)
@@ -46,7 +47,7 @@ SECTIONS = {
     "engine": "backend batch_size positions threads max_errors warmup",
     "log": "name options",
 }
-SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves")
+SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused")
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class RunSpec:
     """One cell of a table: everything that run.py needs to know.
 
     `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
+    `report` is the folder for a table and a picture of each benchmark with every method against random; None: none.
+    `refused=skip` leaves out cells of a sweep that cannot run and says so; `error` runs none if one cannot.
     """
 
     model: ModelSpec
@@ -160,6 +163,8 @@ class RunSpec:
     store: Path
     offline: bool = True
     curves: Path | None = None
+    report: Path | None = None
+    refused: str = "error"
     log_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -173,6 +178,7 @@ class RunSpec:
         fields.only_known("", config, (*SECTIONS, *SCALARS))
         parts = {name: _section(config, name) for name in SECTIONS}
         curves = fields.optional_text("curves", config["curves"])
+        report = fields.optional_text("report", config["report"])
         rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
         return cls(
             model=_model(parts["model"]),
@@ -186,6 +192,8 @@ class RunSpec:
             store=_path(fields.text("store", config["store"])),
             offline=fields.flag("offline", config["offline"]),
             curves=None if curves is None else _path(curves),
+            report=None if report is None else _path(report),
+            refused=fields.choice("refused", config["refused"], REFUSED),
             log_options=fields.table("log.options", parts["log"]["options"]),
         )
 
@@ -271,9 +279,13 @@ def _scaled(facts: ModelFacts, scale: Any, weights: str) -> ModelFacts:
 
 
 def _facts(part: dict[str, Any]) -> ModelFacts:
-    part = {**part, "signals": part.get("signals") or sorted(SIGNALS)}
-    for signal in fields.names("model.facts.signals", part["signals"]):
-        fields.choice("model.facts.signals", signal, SIGNALS)
+    part = dict(part)
+    lacking = fields.names("model.facts.lacking", part.pop("lacking", ()), empty=True)
+    part["signals"] = part.get("signals") or sorted(SIGNALS)
+    for key, named in (("lacking", lacking), ("signals", part["signals"])):
+        for signal in fields.names(f"model.facts.{key}", named, empty=True):
+            fields.choice(f"model.facts.{key}", signal, SIGNALS)
+    part["signals"] = [signal for signal in part["signals"] if signal not in lacking]
     try:
         facts = ModelFacts.from_config(part)
     except (KeyError, TypeError) as error:
@@ -291,6 +303,7 @@ def _facts(part: dict[str, Any]) -> ModelFacts:
                 )
     for name in ("vocabulary", "visual_tokens", "rotary_axes"):
         fields.integer(f"model.facts.{name}", part[name], at_least=1)
+    fields.flag("model.facts.patch_tokens", part.get("patch_tokens", False))
     fields.choice("model.facts.class_attention", part["class_attention"], CLASS_ATTENTION)
     return facts
 

@@ -64,12 +64,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """All points of one method, by increasing ratio; `floor` names the curve behind `gain`."""
+    """All points of one method, by increasing ratio; `floor` names the curve behind `gain`.
+
+    `place` is the decoder layer before which tokens first go, 0 for all that happens before the decoder.
+    """
 
     name: str
     control: bool
     floor: str | None
     points: tuple[Point, ...]
+    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,13 @@ def read_panels(
     model: str | None = None,
     rule: str = "kept",
     run_keys: Collection[str] | None = None,
+    nearest: bool = False,
 ) -> list[Panel]:
     """Return a panel for each benchmark (for all in the store, in alphabetical order, if empty).
 
     Of several rows for one (method, ratio, seed) the newest counts, and only rows with the largest
-    number of samples, because curves are compared sample by sample.
+    number of samples, because curves are compared sample by sample. A curve's floor is random dropping at its own
+    place; with `nearest`, methods between layers may take the random dropping between layers nearest to theirs.
 
     Raises:
         UserError: no rows for a benchmark, several models and none chosen, or a run without
@@ -124,11 +130,12 @@ def read_panels(
     for name in benchmarks or present:
         if name not in present:
             raise unknown_name("--benchmarks", name, present)
-        panels.append(_panel(name, [(p, row) for p, row in rows if row["benchmark"] == name]))
+        ours = [(path, row) for path, row in rows if row["benchmark"] == name]
+        panels.append(_panel(name, ours, nearest))
     return panels
 
 
-def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> Panel:
+def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]], nearest: bool) -> Panel:
     most = max(row["n_samples"] for _, row in rows)
     newest = {}
     for path, row in rows:
@@ -153,7 +160,7 @@ def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> Pa
     full = unpruned[min(unpruned)] if unpruned else None
     floors = {run.place: name for name, run in first.items() if run.method == FLOOR}
     curves = [
-        _curve(first[name], groups, floors.get(first[name].place), full)
+        _curve(first[name], groups, _floor(first[name].place, floors, nearest), full)
         for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
     ]
     return Panel(
@@ -163,6 +170,14 @@ def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> Pa
         full=None if full is None else _mean(full),
         curves=tuple(curves),
     )
+
+
+def _floor(place: int | None, floors: Mapping[int | None, str], nearest: bool) -> str | None:
+    """Return the name of the random dropping that a method at `place` is compared with."""
+    if place in floors or not nearest or not place:
+        return floors.get(place)
+    others = [other for other in floors if other]
+    return floors[min(others, key=lambda other: (abs(other - place), other))] if others else None
 
 
 def _curve(
@@ -190,7 +205,7 @@ def _curve(
             )
         )
     floor = None if floor == run.name else floor
-    return Curve(run.name, run.method in CONTROLS, floor, tuple(points))
+    return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.place)
 
 
 def _mean(scores: Iterable[float]) -> Interval:
@@ -210,13 +225,18 @@ def _read(path: Path, row: Mapping[str, Any]) -> Run:
             f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scores)} of "
             f"{row['n_samples']} samples; run it again with force=true"
         )
-    sites = extra.get("sites") or [{}]
+    sites = extra.get("sites") or []
     return Run(
         method=row["method"],
         label=extra.get("label") or "",
         ratio=row["ratio"],
         seed=row["seed"],
-        place=sites[0].get("layer"),
+        place=_place(sites[0]) if sites else None,
         metric=metric,
         scores=scores,
     )
+
+
+def _place(site: Mapping[str, Any]) -> int:
+    """Return the decoder layer of a site; the tower, the projector and the prefix all come before layer 0."""
+    return int(site["layer"]) if site["where"] == "layer" else 0

@@ -58,3 +58,16 @@ def check_text_config(config: Any) -> None:
             raise UserError(
                 f"decoder layer {layer} is {kind!r}; the engine supports full_attention layers only"
             )
+
+
+def require_one_beam(beams: int) -> None:
+    """Refuse beam search: beams change places between steps, and what a row attended to stays behind.
+
+    Raises:
+        UserError: there are several beams.
+    """
+    if beams > 1:
+        raise UserError(
+            f"generation.num_beams={beams} is not supported: this method chooses anew at each step what is attended "
+            "to, and beams change places between steps; valid: 1"
+        )

@@ -21,6 +21,9 @@ class Work(NamedTuple):
         stem_pairs: its pairs in a global layer.
         stem_window_pairs: its pairs in a windowed layer.
         reprojected: units that went through the projector a second time, after merging.
+        spared_attention: tokens that a method inside the tower took from attentions, summed over its layers.
+        spared_mlp: tokens that it took from MLPs, likewise.
+        spared_pairs: attended pairs that it took, likewise.
     """
 
     tokens: int = 0
@@ -31,6 +34,9 @@ class Work(NamedTuple):
     stem_pairs: int = 0
     stem_window_pairs: int = 0
     reprojected: int = 0
+    spared_attention: int = 0
+    spared_mlp: int = 0
+    spared_pairs: int = 0
 
     def plus(self, other: Work) -> Work:
         """Add entry by entry."""

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from harness.engine.focus import Focus
+from harness.engine.guards import require_one_beam
+from harness.engine.items import Work
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.masks import prefill_mask, reference_mask
 from harness.engine.record import Generated, Record, answer_lengths
@@ -24,6 +27,7 @@ from harness.engine.reduce import (
     write_merged,
 )
 from harness.engine.steps import Steps
+from harness.engine.tower import TowerRun, row_units
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
 from methods.base import Site
@@ -73,18 +77,48 @@ class Pass:
         self._kept: list[tuple[int, ...]] = []
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
+        self.tower = self._tower_run()
+        #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
+        self.focus: Focus | None = None
         self._vision_handles: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
 
     # ------------------------------------------------------------------ life
 
+    def _tower_run(self) -> TowerRun | None:
+        """Return what runs the tower's blocks; None if nothing happens inside it."""
+        session, sites = self._session, self._session.tower_sites
+        number = len(sites)
+        if all(
+            count == visual
+            for counts, visual in zip(self._requested, self._layout.counts, strict=True)
+            for count in counts[:number]
+        ):
+            return None
+        return TowerRun(
+            method=session.method,
+            sites=sites,
+            blocks=session.adapter.tower_blocks(),
+            extra=int(session.adapter.facts.class_attention == "token"),
+            layout=self._layout,
+            requested=self._requested,
+            generator_of=lambda row, picture, site: row_generators(
+                session.seed, [f"{self._samples[row]}/{picture}"], site
+            )[0],
+            emulate=session.emulate,
+            clock=self.clock,
+        )
+
     def __enter__(self) -> Pass:
         """Install the hooks of the prefill."""
         adapter = self._session.adapter
+        if self.tower is not None:
+            self.tower.__enter__()
         self._vision_handles = [
             adapter.tower.register_forward_pre_hook(self._before_tower),
             adapter.projector.register_forward_pre_hook(self._before_projector),
             adapter.projector.register_forward_hook(self._after_vision),
+            *self._session.signals.hook_tower(self.clock),
         ]
         self._handles = [
             self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
@@ -100,6 +134,8 @@ class Pass:
     ) -> None:
         """Remove every hook, also after an error."""
         self._remove_hooks()
+        if self.tower is not None:
+            self.tower.__exit__()
 
     def _remove_hooks(self) -> None:
         for handle in (*self._vision_handles, *self._handles):
@@ -199,10 +235,15 @@ class Pass:
             # Whatever goes through the projector from here on is the engine's own.
             handle.remove()
         self._beams = kwargs["inputs_embeds"].shape[0] // self._layout.rows
+        if self._session.decode_site is not None:
+            require_one_beam(self._beams)
         layout = self._layout.repeat(self._beams)
         self._session.signals.start(layout, kwargs["inputs_embeds"])
         self._stages = [Stage.initial(layout)]
+        kwargs = self._follow_tower(kwargs)
         for number, site in enumerate(self._session.sites):
+            if site.where == "tower":
+                continue
             if site.where == "vision":
                 kwargs = self._reduce_features(number, site, kwargs)
             elif effect(site) == 0:
@@ -213,6 +254,24 @@ class Pass:
         self._install_layers()
         return args, kwargs
 
+    def _follow_tower(self, kwargs: Arguments) -> Arguments:
+        """Drop the tokens of the patches that went inside the tower."""
+        sites, layout = self._session.tower_sites, self._layout
+        if not sites:
+            return kwargs
+        kept = [torch.arange(count) for count in layout.counts]
+        if self.tower is not None:
+            alive = torch.cat([some.cpu() for some in self.tower.alive])
+            kept = [
+                alive[row_units(layout, row).cpu()].nonzero()[:, 0] for row in range(layout.rows)
+            ]
+        for number in range(len(sites) - 1):
+            self._kept.append(tuple(counts[number] for counts in self._requested))
+        index = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+        index = index.repeat_interleave(self._beams, 0).to(self._stages[-1].valid.device)
+        counts = tuple(len(own) for own in kept for _ in range(self._beams))
+        return self._shorten_input(kwargs, sites[-1], Decision(index, counts, ()))
+
     def _tokens(self, hidden: Tensor) -> TokensOf:
         """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
         slots = self._stages[-1].move(hidden.device).slots
@@ -221,6 +280,8 @@ class Pass:
     def _install_layers(self) -> None:
         """Hook the decoder layers from the first that differs from the plain model."""
         layers = [effect(site) for site in self._session.sites if effect(site) > 0]
+        if self._session.decode_site is not None:
+            layers.append(self._session.decode_site.layer)
         if self._session.emulate and len(self._stages) > 1:
             layers.append(0)
         if not layers:
@@ -258,11 +319,20 @@ class Pass:
         cache = output.past_key_values
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
+        self.focus = self._focus_of_steps()
         config, emulate = self._decoder.config, self._session.emulate
-        self._steps = Steps(self._stages, config, emulate, self._shift)
+        self._steps = Steps(self._stages, config, emulate, self._shift, self.focus)
         if not self._steps.needed:
             self._remove_hooks()
         self.clock.start("decode")
+
+    def _focus_of_steps(self) -> Focus | None:
+        """Return what asks the method at each decoding step; None if it has no decode site."""
+        site = self._session.decode_site
+        if site is None:
+            return None
+        below = next(stage for stage in reversed(self._stages) if stage.first < site.layer)
+        return Focus(self._session.method, site, self._layout, below)
 
     # ------------------------------------------------------------------ decoder layers
 
@@ -305,7 +375,9 @@ class Pass:
         """Return the hidden states that enter a `layer` site's layer, and prepare the later ones."""
         before = self._stages[-1].move(hidden.device)
         with self.clock.phase("select"):
-            self._session.signals.reach(self._session.sites[number], before, hidden)
+            self._session.signals.reach(
+                self._session.sites[number], before, hidden, before.rotary or rotary
+            )
         decision = self._decide(number, before, self._tokens(hidden))
         hidden = write_merged(hidden, before.slots, decision)
         index = self._advance(site, decision)
@@ -319,6 +391,11 @@ class Pass:
 
     # ------------------------------------------------------------------ records
 
+    def _work(self, row: int) -> Work:
+        """Return what a row cost before the decoder."""
+        work = self._layout.work[row]._replace(reprojected=self._reprojected[row])
+        return work if self.tower is None else work.plus(self.tower.spared(row))
+
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
         """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens."""
         self.clock.stop("decode")
@@ -328,6 +405,7 @@ class Pass:
         }
         times["decode_per_token"] = times["decode"] / max(ids.shape[1] - 1, 1)
         new_tokens = answer_lengths(ids, self._session.adapter.end_ids)
+        attended = [None] * rows if self.focus is None else self.focus.means(new_tokens)
         depth, last = len(self._decoder.layers), self._stages[-1]
         records = []
         for row, sample in enumerate(self._samples):
@@ -338,13 +416,14 @@ class Pass:
                 visual=self._layout.counts[row],
                 text=self._layout.text[row],
                 special=self._layout.special[row],
-                work=self._layout.work[row]._replace(reprojected=self._reprojected[row]),
+                work=self._work(row),
                 requested=self._requested[row],
                 kept=tuple(kept[row] for kept in self._kept),
                 entering=entering,
                 kv_entries=sum(entering),
                 kv_bytes=self._cache_bytes // (rows * self._beams),
                 new_tokens=new_tokens[row],
+                attended=attended[row],
                 times_ms=times,
                 origin=last.origin[beam, : last.counts[beam]].cpu(),
             )

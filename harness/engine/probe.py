@@ -103,7 +103,12 @@ def _segments(
 
 
 def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
-    """Return the head-mean attention probabilities of a few query rows.
+    """Return (B, R, S): `head_rows`, mean over heads."""
+    return head_rows(query, key, scaling, visible).mean(1)
+
+
+def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
+    """Return the attention probabilities of a few query rows in every head.
 
     Args:
         query: (B, H, R, Dh) the asked rows, rotary positions applied.
@@ -112,7 +117,7 @@ def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor |
         visible: boolean, broadcastable to (B, 1, R, S), which keys each row may see; None for all.
 
     Returns:
-        (B, R, S) in fp32, or fp64 for fp64 inputs. Cost: O(H R S Dh).
+        (B, H, R, S) in fp32, or fp64 for fp64 inputs. Cost: O(H R S Dh).
     """
     n_batch, n_heads, n_rows, _ = query.shape
     accumulator = torch.promote_types(query.dtype, torch.float32)
@@ -121,7 +126,7 @@ def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor |
     logits = logits.reshape(n_batch, n_heads, n_rows, -1) * scaling
     if visible is not None:
         logits = logits.masked_fill(~visible, torch.finfo(accumulator).min)
-    return logits.softmax(-1).mean(1)
+    return logits.softmax(-1)
 
 
 def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:

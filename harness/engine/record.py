@@ -27,6 +27,8 @@ class Record:
         kv_entries: visual entries held in the KV cache after prefill, summed over layers.
         kv_bytes: bytes of the whole cache after prefill, divided by the rows of the batch.
         new_tokens: tokens generated, end of sequence included.
+        attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
+            answer; None without such a site or step.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
         origin: (n,) original indices of the visual tokens alive in the last layer.
@@ -42,6 +44,7 @@ class Record:
     kv_bytes: int
     new_tokens: int
     special: int = 0
+    attended: float | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
     origin: Tensor | None = field(default=None, repr=False, compare=False)

@@ -66,6 +66,8 @@ def decide(
 ) -> Decision:
     """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
 
+    An adaptive method keeps another count in each row, so it is shown every row alone.
+
     Args:
         method: the reducer.
         site: where it acts.
@@ -87,8 +89,9 @@ def decide(
     pieces: list[tuple[Rows, Tensor]] = []
     # By row, not by batch: no row may depend on its neighbours.
     features = [merge_onto is not None and not blended for blended in layout.blended]
-    found = groups(list(zip(stage.counts, keep, features, strict=True)))
-    for (n_tokens, n_keep, of_features), members in found:
+    alone = range(n_rows) if method.adaptive else (0,) * n_rows
+    found = groups(list(zip(stage.counts, keep, features, alone, strict=True)))
+    for (n_tokens, n_keep, of_features, _), members in found:
         if n_tokens == 0:
             continue
         rows: Rows = slice(None) if len(found) == 1 else members

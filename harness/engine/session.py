@@ -7,15 +7,17 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.adapters.base import Adapter
 from harness.budget import Budget
+from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.passes import Pass
 from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.record import Generated
 from harness.engine.signals import Signals
+from harness.engine.tower import HEADS
 from harness.errors import UserError
 from methods.base import MethodError, TokenReducer
 
@@ -69,8 +71,10 @@ class Session:
         self.seed = seed
         self.emulate = backend == "emulate"
         self.timed = timed
-        self.sites = method.sites(adapter.facts.text.layers)
         depth = adapter.facts.text.layers
+        self.sites = method.all_sites(adapter.facts.tower.layers, depth)
+        self.tower_sites = tuple(site for site in self.sites if site.where == "tower")
+        self.decode_site = decode_site(method, depth)
         policy = method.positions(depth) if positions == "method" else positions
         if adapter.facts.rotary_axes > 1:
             # Released codes that close gaps elsewhere keep time, height and width of each token.
@@ -94,10 +98,46 @@ class Session:
             prior,
             stage=lambda: self._pass.prefill_stage() if self._pass else None,
         )
-        self._tap = AttentionTap(
-            (module, self._as_selection(watcher)) for module, watcher in self.signals.watchers()
-        )
+        watchers = [*self.signals.watchers(), *self._tower_watchers()]
+        taps = [(module, self._as_selection(watcher)) for module, watcher in watchers]
+        self._tap = AttentionTap([*taps, *self._step_watchers()])
         self._open = False
+
+    def _tower_watchers(self) -> list[tuple[nn.Module, Watcher]]:
+        """Watch the tower's blocks if a method inside it reads their queries or keys.
+
+        Raises:
+            UserError: the model has no such blocks, or its kernel takes no bias for sizes.
+        """
+        if not self.tower_sites:
+            return []
+        blocks = self.adapter.tower_blocks()
+        kernel = blocks[0].kernel
+        if self.method.proportional and kernel.startswith("flash"):
+            raise UserError(
+                f"model.attention={kernel!r} takes no bias for sizes (proportional attention); valid: sdpa"
+            )
+        read = {need.signal for site in self.tower_sites for need in self.method.needs(site)}
+        if not read & HEADS:
+            return []
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            if self._pass is not None and self._pass.tower is not None:
+                self._pass.tower.watch(query, key, scaling)
+
+        last = self.tower_sites[-1].layer
+        return [(block.attention, watch) for block in blocks[: last + 1]]
+
+    def _step_watchers(self) -> list[tuple[nn.Module, Watcher]]:
+        """Watch the layer below a decode site; this counts as decoding, not as selection."""
+        if self.decode_site is None:
+            return []
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            if self._pass is not None and self._pass.focus is not None:
+                self._pass.focus.look(query, key, scaling)
+
+        below = self.adapter.decoder.layers[self.decode_site.layer - 1]
+        return [(below.self_attn, watch)]
 
     def _as_selection(self, watcher: Watcher) -> Watcher:
         """Count a watcher's work as selection, and let it see nothing outside `generate`."""
@@ -144,7 +184,7 @@ class Session:
             raise RuntimeError("Session.generate was called outside its `with` block")
         check_generation({**inputs, **generation})
         layout = self.adapter.layout(inputs)
-        self.signals.begin()
+        self.signals.begin(inputs)
         names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
         if len(names) != layout.rows:
             raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")

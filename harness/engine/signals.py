@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from harness.calibration.priors import resize_prior
 from harness.engine.layout import Layout, Stage, mix, take
+from harness.engine.massmaps import MASSES, asking, received_max, words_behind
+from harness.engine.next_row import NextRow
 from harness.engine.probe import (
     Watcher,
     attention_rows,
@@ -19,6 +22,9 @@ from harness.engine.probe import (
     received_mean,
     word_rows,
 )
+from harness.engine.rollout import Heads, rollout_of_words
+from harness.engine.tower_states import TowerStates
+from harness.measure.clock import Clock
 from methods.base import MethodError, Need, Site, TokenReducer
 
 if TYPE_CHECKING:
@@ -66,11 +72,17 @@ class Signals:
         self._needs = {site: method.needs(site) for site in sites}
         self._tower: dict[str, list[Tensor]] = {}
         self._decoder: dict[tuple[Site, str], Tensor] = {}
+        self._next_rows: dict[Site, NextRow] = {}
         self._projected: Tensor | None = None
         self._embeddings: Tensor | None = None
+        self._inputs: Mapping[str, Any] = {}
+        self._luma: Tensor | None = None
         for needs in self._needs.values():
             for need in needs:
                 self._check(need)
+        named = {need.signal for needs in self._needs.values() for need in needs}
+        extra = int(self._class_attention == "token")
+        self._states = TowerStates(adapter, extra) if "tower_states" in named else None
 
     def _check(self, need: Need) -> None:
         known = self._adapter.facts.signals
@@ -82,6 +94,10 @@ class Signals:
             raise MethodError("signal 'prior' needs a calibration (python -m harness.calibrate)")
 
     # ------------------------------------------------------------------ capturing
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
+        return [] if self._states is None else self._states.hook(clock)
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return what an `AttentionTap` must watch."""
@@ -100,7 +116,13 @@ class Signals:
                     )
                     shared.add(need.key)
                     found.append((module, self._watch_tower(need)))
-                elif need.signal in (*_SCORES, *_STATES, "text_attention"):
+                elif need.signal == "next_last_attention":
+                    layer = self._adapter.decoder.layers[site.layer]
+                    self._next_rows[site] = NextRow(layer)
+                    found.append((layer.self_attn, self._next_rows[site].watch))
+                elif need.signal == "text_rollout":
+                    found += self._watch_rollout(site, need)
+                elif need.signal in (*_SCORES, *_STATES, *MASSES, "text_attention"):
                     index = site.layer - 1 if need.layer is None else need.layer
                     module = self._adapter.decoder.layers[index].self_attn
                     found.append((module, self._watch_decoder(site, need)))
@@ -141,6 +163,11 @@ class Signals:
             elif need.signal == "text_attention":
                 weights = word_rows(query, key, scaling, stage.valid, stage.words)
                 found = self._per_token(stage, weights.transpose(1, 2))
+            elif need.signal in MASSES:
+                slots = asking(need.signal, stage, self._behind)
+                found = self._per_token(
+                    stage, received_max(query, key, scaling, stage.valid, slots)
+                )
             else:
                 found = self._per_token(
                     stage, _SCORES[need.signal](query, key, scaling, stage.valid)
@@ -148,6 +175,33 @@ class Signals:
             self._decoder[site, need.key] = found
 
         return watch
+
+    def _watch_rollout(self, site: Site, need: Need) -> list[tuple[nn.Module, Watcher]]:
+        """Watch the decoder layers since the last site that takes effect between layers."""
+        earlier = [
+            one.layer for one in self._needs if one.where == "layer" and one.layer < site.layer
+        ]
+        window = range(max(earlier, default=0), site.layer)
+        heads: list[Heads] = []
+
+        def watcher(index: int) -> Watcher:
+            def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+                stage = self._stage()
+                if stage is None:
+                    return
+                stage.move(query.device)
+                if index == window[0]:
+                    heads.clear()
+                heads.append((query, key, scaling))
+                if index == window[-1]:
+                    rows = rollout_of_words(heads, stage.valid, stage.words)
+                    self._decoder[site, need.key] = self._per_token(stage, rows.transpose(1, 2))
+                    heads.clear()
+
+            return watch
+
+        layers = self._adapter.decoder.layers
+        return [(layers[index].self_attn, watcher(index)) for index in window]
 
     def _per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Store (B, S, ...) per original visual token, so that a later site finds its own whatever is gone by then."""
@@ -158,8 +212,10 @@ class Signals:
         )
         return table.view(*table.shape[:2], *values.shape[2:])
 
-    def begin(self) -> None:
-        """Forget the last pass."""
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget the last pass; `inputs` are what the next one's model is given."""
+        self._inputs = inputs
+        self._luma = None
         self._tower.clear()
         self._decoder.clear()
         self._projected = None
@@ -169,15 +225,22 @@ class Signals:
         """Note the widths of the batch and its visual tokens in (B, L, D) as they enter the decoder."""
         self._decoder.clear()
         self._width = layout.visual.shape[1]
+        self._behind = words_behind(layout)
         wanted = {need.signal for needs in self._needs.values() for need in needs}
         if wanted & {"projected", "all_projected"}:
             self._projected = take(hidden, layout.visual, -2)
         if "text_embeddings" in wanted:
             self._embeddings = _of_words(hidden, layout.words)
 
-    def reach(self, site: Site, stage: Stage, hidden: Tensor) -> None:
+    def reach(
+        self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]
+    ) -> None:
         """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
         for need in self._needs[site]:
+            if need.signal == "next_last_attention":
+                row = self._next_rows[site].last(hidden, rotary, stage.valid)
+                self._decoder[site, need.key] = self._per_token(stage, row)
+                continue
             if need.signal == "normed":
                 found = self._per_token(stage, hidden)
             elif need.signal in ("text_states", "text_normed"):
@@ -188,6 +251,13 @@ class Signals:
             self._decoder[site, need.key] = found if plain else self._adapter.decoder.norm(found)
 
     # ------------------------------------------------------------------ handing over
+
+    def _units(self, need: Need) -> Tensor:
+        """Return (units,) or (units, D): what the tower said about each unit."""
+        if need.signal == "tower_states":
+            assert self._states is not None  # made on construction
+            return self._states.mean()
+        return torch.cat(self._tower[need.key])
 
     def collect(
         self, site: Site, layout: Layout, origin: Tensor, rows: list[int] | slice
@@ -202,13 +272,13 @@ class Signals:
         """
         found: dict[str, Tensor] = {}
         for need in self._needs[site]:
-            if need.signal in _TOWER:
-                units = torch.cat(self._tower[need.key]).to(origin.device)
+            if need.signal in (*_TOWER, "tower_states"):
+                units = self._units(need).to(origin.device)
                 share = None if layout.share is None else take(layout.share[rows], origin, -2)
                 found[need.key] = _mixed(units, take(layout.source[rows], origin, -2), share)
             elif need.signal in _OF_WORDS:
                 found[need.key] = self._decoder[site, need.key][rows]
-            elif need.signal == "text_attention":
+            elif need.signal in ("text_attention", "text_rollout"):
                 weights = self._decoder[site, need.key][rows]
                 chosen = take(weights, origin.to(weights.device), -2)
                 found[need.key] = chosen.transpose(1, 2)
@@ -226,12 +296,17 @@ class Signals:
                 states = self._decoder[site, need.key][rows]
                 chosen = take(states.flatten(2), origin.to(states.device), -2)
                 found[need.key] = chosen.view(*chosen.shape[:2], *states.shape[2:]).transpose(1, 2)
-            elif need.signal in _SCORES:
+            elif need.signal in (*_SCORES, *MASSES, "next_last_attention"):
                 scores = self._decoder[site, need.key][rows]
                 found[need.key] = take(scores, origin.to(scores.device), -1)
             elif need.signal == "projected":
                 assert self._projected is not None  # taken when the pass entered the decoder
                 found[need.key] = take(self._projected[rows], origin.to(self._projected.device), -2)
+            elif need.signal == "luma":
+                if self._luma is None:
+                    self._luma = self._adapter.pictures(self._inputs).luma()
+                unit = take(layout.source[rows], origin, -2)[..., 0]  # such tokens are one unit
+                found[need.key] = self._luma[unit.to(self._luma.device)]
             elif need.signal == "prior":
                 assert self._prior is not None  # checked on construction
                 grid = layout.grid[rows]

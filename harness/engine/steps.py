@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.engine.focus import Focus
 from harness.engine.layout import Stage
 from harness.engine.masks import decode_mask, reference_mask
 
@@ -20,20 +21,29 @@ class Steps:
         config: text configuration.
         emulate: whether dropped tokens are still in the caches and have to be hidden.
         shift: (B, 1) positions that closing the gaps has saved, or None.
+        focus: chooses at each step which visual entries the upper layers attend to, or None.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], config: Any, emulate: bool, shift: Tensor | None
+        self,
+        stages: Sequence[Stage],
+        config: Any,
+        emulate: bool,
+        shift: Tensor | None,
+        focus: Focus | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
         self._emulate = emulate
         self._shift = shift
-        self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
+        self._focus = focus
+        self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
 
     @property
     def needed(self) -> bool:
         """Whether steps need masks or positions of ours; most batches do not."""
+        if self._focus is not None:
+            return True
         if len(self._stages) == 1:
             return False
         eager = self._config._attn_implementation == "eager"
@@ -68,23 +78,30 @@ class Steps:
     ) -> dict[str, Any] | None:
         """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
         stage = self.stage(layer)
-        if stage is self._stages[0]:
+        hides = self._focus is not None and self._focus.hides(layer)
+        if stage is self._stages[0] and not hides:
             return None
-        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer)
+        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides)
         return {**kwargs, "attention_mask": mask}
 
-    def _mask(self, stage: Stage, hidden: Tensor, cache: Any, layer: int) -> Tensor | None:
-        """Return the mask of a step, built once for each stage and device."""
-        key = (id(stage), hidden.device)
+    def _mask(
+        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides: bool
+    ) -> Tensor | None:
+        """Return the mask of a step, built once for each stage and device, with and without hidden entries."""
+        key = (id(stage), hidden.device, hides)
         if key in self._masks:
             return self._masks[key]
         stage.move(hidden.device)
+        valid, padded = stage.valid, stage.padded
+        if hides:
+            assert self._focus is not None
+            valid, padded = self._focus.valid(stage), True
         if self._emulate:
             n_past = cache.get_seq_length(layer)
-            n_new = n_past + hidden.shape[1] - stage.valid.shape[1]
-            alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[0], n_new)], 1)
+            n_new = n_past + hidden.shape[1] - valid.shape[1]
+            alive = torch.cat([valid, valid.new_ones(hidden.shape[0], n_new)], 1)
             mask: Tensor | None = reference_mask(self._config, hidden, alive, n_past)
         else:
-            mask = decode_mask(self._config, hidden, stage.valid, stage.padded, cache, layer)
+            mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
         self._masks[key] = mask
         return mask

@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, fields
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
+from harness.budget import Budget
 from harness.config.preflight import Job, signals_of
 from harness.config.spec import RunSpec
 from harness.engine.items import Work
@@ -51,11 +52,13 @@ def build_row(
         "time": evaluation.time,
         "memory": {"kv_bytes": evaluation.kv_bytes, "peak_bytes": peak.bytes},
         "extra": {
-            "label": label(job.method, spec.method.variant),
+            "label": label(job.method, spec.method.variant, spec.budget),
             "params": asdict(job.method),
             "headline": spec.benchmark.headline,
             "higher_is_better": spec.benchmark.higher_is_better,
             "sites": _sites(job, records),
+            "adaptive": job.method.adaptive,  # then `kept` is the method's own, sample by sample
+            "decode_attended": _attended(records),
             "achieved": _achieved(job, records),
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
@@ -71,12 +74,21 @@ def build_row(
     }
 
 
-def label(method: Method, variant: str) -> str:
-    """Return what tells configurations of one method apart: parameters off their default, the variant."""
-    changed = [
-        f"{field.name}={getattr(method, field.name)}"
+def label(method: Method, variant: str, budget: Budget) -> str:
+    """Return what tells configurations of one method apart: parameters off their default, the variant.
+
+    Parameters that repeat the budget are left out: they change along a curve.
+    """
+    repeated = {"ratio": budget.ratio, "rule": budget.rule}
+    values = {
+        field.name: (getattr(method, field.name), field.default)
         for field in fields(method)
-        if field.default is not MISSING and getattr(method, field.name) != field.default
+        if field.default is not MISSING
+    }
+    changed = [
+        f"{name}={value}"
+        for name, (value, default) in values.items()
+        if value != default and repeated.get(name) != value
     ]
     return " ".join([*changed, *([] if variant == "paper" else [variant])])
 
@@ -115,7 +127,8 @@ def _achieved(job: Job, records: Sequence[Record]) -> dict[str, float]:
 
 
 def _sites(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
-    sites = job.method.sites(job.spec.model.facts.text.layers)
+    facts = job.spec.model.facts
+    sites = job.method.all_sites(facts.tower.layers, facts.text.layers)
     return [
         {
             "where": site.where,
@@ -125,6 +138,12 @@ def _sites(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
         }
         for place, site in enumerate(sites)
     ]
+
+
+def _attended(records: Sequence[Record]) -> float | None:
+    """Return the mean visual entries that decoding steps attended to; None if no method chose among them."""
+    found = [record.attended for record in records if record.attended is not None]
+    return fmean(found) if found else None
 
 
 def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
@@ -154,7 +173,7 @@ def _substitutes(job: Job) -> dict[str, str]:
     facts = job.spec.model.facts
     if facts.class_attention == "token":
         return {}
-    read = signals_of(job.method, facts.text.layers)
+    read = signals_of(job.method, facts)
     return {
         name: SUBSTITUTES[facts.class_attention]
         for name in sorted(OF_CLASS_TOKEN.intersection(read))

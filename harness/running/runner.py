@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
@@ -15,7 +15,7 @@ from harness.calibration.priors import prior_for
 from harness.config import preflight
 from harness.config.preflight import Job
 from harness.config.spec import ModelSpec, RunSpec
-from harness.errors import UserError
+from harness.errors import Refused, UserError
 from harness.ranks import Ranks
 from harness.running import console, environment, wandb_log
 from harness.running.keys import Digests
@@ -23,6 +23,8 @@ from harness.running.row import bound, build_row
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.adapters.base import Adapter
     from harness.evaluate import Evaluation
     from harness.measure.memory import Peak
@@ -64,6 +66,8 @@ class Runner:
         pool: the loaded model.
         digests: hashes of files read so far.
         rows: what has finished.
+        left_out: what has no row, each with the reason in one line.
+        cells: how many there are.
     """
 
     sweep: bool = False
@@ -72,6 +76,25 @@ class Runner:
     pool: Pool = field(default_factory=Pool)
     digests: Digests = field(default_factory=Digests)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[tuple[RunSpec, str]] = field(default_factory=list)
+    cells: int = 0
+
+    def admit(self, specs: Sequence[RunSpec]) -> None:
+        """Check all cells before the first one runs; with `refused=skip`, note those that cannot run.
+
+        Raises:
+            UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run.
+        """
+        self.cells = len(specs)
+        for spec in specs:
+            try:
+                self.check(spec)
+            except Refused as error:
+                if spec.refused == "error":
+                    raise
+                self.left_out.append((spec, str(error)))
+        if len(self.left_out) == len(specs):
+            raise UserError(self.left_out[0][1])
 
     def check(self, spec: RunSpec) -> Job:
         """Return the job of a spec that can run; see harness.config.preflight.check."""
@@ -88,12 +111,14 @@ class Runner:
         return preflight.check(spec, self.digests)
 
     def run(self, spec: RunSpec) -> None:
-        """Run one cell: key -> skip if done -> evaluate -> store -> report.
+        """Run one cell: key -> skip if done -> evaluate -> store -> report. Nothing happens to a cell left out.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than asked.
         """
+        if any(spec == one for one, _ in self.left_out):
+            return
         job = self.check(spec)
         directory = Store(spec.store).run(job.key)
         row = self.ranks.first(directory.row)
@@ -160,23 +185,42 @@ class Runner:
         self.rows.append(row)
 
     def finish(self, spec: RunSpec) -> None:
-        """Print the table of all rows, draw curves if `spec` asks for them, and end with the last row's JSON line.
+        """Print the table of all rows, draw what `spec` asks for, and end with the last row's JSON line.
 
         Raises:
-            UserError: the rows do not give curves.
+            UserError: the rows do not give curves or a report.
         """
         if not self.rows or self.ranks.rank:
             return
         console.print_rows(self.rows, self.out, full=not self.sweep)
+        for reason, cells in self._reasons().items():
+            print(f"left out: {', '.join(cells)}: {reason}", file=self.out)
         try:
-            if spec.curves is not None:
-                from harness.curves import write_quickstart
-
-                keys = {row["run_key"] for row in self.rows}
-                for path in write_quickstart(spec.store, spec.curves, run_keys=keys):
-                    print(f"wrote {path}", file=self.out)
+            for path in self._draw(spec):
+                print(f"wrote {path}", file=self.out)
         finally:
             self._print_json()
+
+    def _draw(self, spec: RunSpec) -> Iterator[Path]:
+        """Write the curves and the report of all rows and yield their paths."""
+        keys = {row["run_key"] for row in self.rows}
+        if spec.curves is not None:
+            from harness.curves import write_quickstart
+
+            yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
+        # An interrupted sweep does not replace the report of a whole one.
+        if spec.report is not None and len(self.rows) + len(self.left_out) == self.cells:
+            from harness.curves import write_report
+
+            yield from write_report(spec, keys, self.left_out)
+
+    def _reasons(self) -> dict[str, list[str]]:
+        """Return the cells left out by reason."""
+        cells: dict[str, list[str]] = {}
+        for spec, reason in self.left_out:
+            cell = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
+            cells.setdefault(reason, []).append(cell)
+        return cells
 
     def _print_json(self) -> None:
         print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)

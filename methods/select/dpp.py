@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from methods.checks import require_finite
+from methods.select.cosines import Cosines
 from methods.select.ranking import ranking, rows_of
 
 #: A token of which less than this share is new to the picks is in their span: what is left is rounding of fp32.
 SPANNED = 1e-5
 
 
-def dpp_map(similarity: Tensor, quality: Tensor, n_keep: int) -> Tensor:
+def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Tensor:
     """Return (B, n_keep) ascending indices that greedily maximise det of diag(quality) similarity diag(quality).
 
     With s_j what is left of similarity[j, j] after projecting token j onto the picks so far (one row of a Cholesky
@@ -22,34 +24,37 @@ def dpp_map(similarity: Tensor, quality: Tensor, n_keep: int) -> Tensor:
     highest quality fill the rest, so that the count is exact and nothing is chosen by rounding noise.
 
     Args:
-        similarity: (B, N, N) symmetric and positive semidefinite, at most 1 on the diagonal.
+        similarity: of N tokens.
         quality: (B, N), not negative.
         n_keep: how many to keep, 1 to N.
 
     Raises:
         MethodError: a quality or a diagonal entry is NaN or infinite.
 
-    Cost: O(n_keep^2 N) and a factor of n_keep N numbers, in one Python loop of n_keep steps; the device never waits.
+    Cost: n_keep rows of similarities, n_keep^2 N / 2 products and a factor of n_keep N numbers that each step reads as
+    far as it is filled, in one Python loop of n_keep steps. With n_keep in proportion to N that grows with N^3.
     """
     order = ranking(quality)
     n_rows, n_tokens = quality.shape
-    left = require_finite(similarity.diagonal(dim1=1, dim2=2), "similarities").clone()
+    left = require_finite(similarity.diagonal(), "similarities")
     weight = quality.square()
     rows = rows_of(order)
-    factor = similarity.new_zeros(n_rows, n_keep, n_tokens)
-    kept = torch.zeros_like(order, dtype=torch.bool)
+    factor = quality.new_zeros(n_rows, n_keep, n_tokens)
+    picks = torch.empty_like(order[:, :n_keep])
+    gains = torch.empty_like(quality[:, :n_keep])
     for step in range(n_keep):
-        gain = (weight * left).masked_fill_(kept | (left <= SPANNED), 0)
-        pick = gain.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
-        # A gain of 0 means that nothing is left to choose: then no token is kept here.
-        kept.scatter_(1, pick, (gain.gather(1, pick) > 0) | kept.gather(1, pick))
-        known = factor[:, :step]
-        shared = factor[rows, :step, pick] @ known  # (B, 1, N)
-        scale = left.gather(1, pick).clamp(min=SPANNED).rsqrt()
-        new = (similarity[rows, pick] - shared).squeeze(1) * scale
-        factor[:, step] = new
-        left -= new.square()
+        # What lies in the span counts as 0, the picks themselves among it; max returns the first of equal maxima.
+        gain = threshold(left, SPANNED, 0).mul_(weight)
+        gains[:, step : step + 1], pick = gain.max(dim=1, keepdim=True)
+        picks[:, step : step + 1] = pick
+        scale = left.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
+        new = similarity.row(pick, gain).unsqueeze(1)
+        new.baddbmm_(factor[rows, :step, pick], factor[:, :step], alpha=-1)
+        torch.mul(new.squeeze(1), scale, out=factor[:, step])
+        left.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
+    # A gain of 0 means that nothing was left to choose: then no token is kept here.
+    chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
     place = torch.arange(n_tokens, device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
-    filled = (rank + n_tokens * ~kept).argsort(dim=1)[:, :n_keep]
+    filled = (rank + n_tokens * (1 - chosen)).argsort(dim=1)[:, :n_keep]
     return filled.sort(dim=1).values

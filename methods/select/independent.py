@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from methods.select.ranking import ranking, rows_of
+from methods.select.ranking import ranking
+
+#: Pivots whose edges are looked at together.
+TOGETHER = 96
 
 
-def independent_set(scores: Tensor, adjacent: Tensor, n_keep: int, n_pivots: int = 0) -> Tensor:
+class Graph(Protocol):
+    """A symmetric graph of N tokens whose edges are worked out when asked for; a token's edge to itself is ignored."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return (B, K, N) booleans: the neighbours of the tokens `indices` (B, K)."""
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Return (B, N) booleans: the neighbours of the tokens `pick` (B, 1), which had the highest `merit` (B, N)."""
+
+
+def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0) -> Tensor:
     """Return (B, n_keep) ascending indices: pivots, then a greedy independent set, then the best of the rest.
 
     The `n_pivots` best tokens are kept whatever their edges, and their neighbours leave the pool. Then the best token
@@ -17,29 +32,33 @@ def independent_set(scores: Tensor, adjacent: Tensor, n_keep: int, n_pivots: int
 
     Args:
         scores: (B, N), higher is better; equal scores go to the lower index.
-        adjacent: (B, N, N) booleans, symmetric, false on the diagonal.
+        graph: of the same N tokens.
         n_keep: how many to keep, 1 to N.
         n_pivots: how many are kept without looking at the graph, 0 to n_keep.
 
     Raises:
         MethodError: a score is NaN or infinite.
 
-    Cost: O(N log N) + n_pivots N + (n_keep - n_pivots) steps of O(N) in one Python loop; the device never waits.
+    Cost: O(N log N), the edges of n_keep tokens and as many passes over N numbers, in one Python loop over blocks of
+    pivots and one of n_keep - n_pivots steps.
     """
     order = ranking(scores)
     n_tokens = scores.shape[1]
     place = torch.arange(n_tokens, device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
-    rows = rows_of(order)
 
     pivots = order[:, :n_pivots]
     kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, pivots, True)
-    blocked = kept | adjacent[rows, pivots].any(dim=1)
-    merit = (n_tokens - rank).masked_fill(blocked, 0)  # positive for the tokens still in the pool
+    blocked = kept.clone()
+    for start in range(0, n_pivots, TOGETHER):
+        blocked |= graph.rows(pivots[:, start : start + TOGETHER]).any(dim=1)
+    merit = (
+        (n_tokens - rank).float().masked_fill_(blocked, 0)
+    )  # positive for the tokens in the pool
     for _ in range(n_keep - n_pivots):
         best, pick = merit.max(dim=1, keepdim=True)
         kept.scatter_(1, pick, (best > 0) | kept.gather(1, pick))  # an empty pool adds nothing
-        merit.masked_fill_(adjacent[rows, pick].squeeze(1), 0)
+        merit.masked_fill_(graph.row(pick, merit), 0)
         merit.scatter_(1, pick, 0)
     filled = (rank + n_tokens * ~kept).argsort(dim=1)[:, :n_keep]
     return filled.sort(dim=1).values

@@ -6,35 +6,45 @@ import torch
 from torch import Tensor
 
 from methods.checks import require_finite
-from methods.select.ranking import rows_of
+from methods.select.cosines import Cosines
+
+#: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
+DUPLICATE = 1e-6
 
 
-def farthest_first(distances: Tensor, n_keep: int) -> Tensor:
-    """Return (B, n_keep) ascending indices that greedily maximise the smallest distance between kept tokens.
+def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
+    """Return (B, n_keep) ascending indices that greedily maximise the smallest distance 1 - cos between kept tokens.
 
     The first pick is the token whose nearest other token is farthest; each next pick is the token farthest from all
-    picks so far. Picks are never repeated; equal distances go to the lower index, so identical tokens come in order.
+    picks so far. Picks are never repeated. Equal distances go to the lower index; so do duplicates, whose distances to
+    a third token may differ by the rounding of a product.
 
     Args:
-        distances: (B, N, N) symmetric distances; the diagonal is ignored.
+        cosines: of N tokens.
         n_keep: how many to keep, 1 to N.
 
     Raises:
-        MethodError: a distance is NaN or infinite.
+        MethodError: a cosine is NaN or infinite.
 
-    Cost: O(N^2) for the first pick, then `n_keep` steps of O(N) in one Python loop, without waiting for the device.
+    Cost: `Cosines.nearest` for the first pick, then `n_keep` steps of one row and eight operations on N numbers.
     """
-    largest = torch.finfo(distances.dtype).max
-    others = distances.clone()
-    others.diagonal(dim1=1, dim2=2).fill_(largest)
-    nearest = require_finite(others.amin(dim=2), "distances")
-    gap = torch.full_like(nearest, largest)
-    picks = torch.empty(*distances.shape[:1], n_keep, dtype=torch.long, device=distances.device)
-    pick = nearest.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
-    rows = rows_of(picks)
+    alone = _distance(require_finite(cosines.nearest(), "cosines"))
+    pick = alone.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
+    gap = torch.full_like(alone, torch.inf)
+    taken = torch.zeros_like(alone)
+    picks = pick.repeat(1, n_keep)
     for step in range(n_keep):
-        picks[:, step : step + 1] = pick
-        gap = torch.minimum(gap, distances[rows, pick].squeeze(1))
-        gap.scatter_(1, pick, -torch.inf)  # stays below every distance from here on
+        far = _distance(cosines.row(pick, gap)).scatter_(1, pick, DUPLICATE)
+        first = (far + taken).argmin(
+            dim=1, keepdim=True
+        )  # the pick, or a duplicate with a lower index
+        picks[:, step : step + 1] = first
+        taken.scatter_(1, first, torch.inf)
+        torch.minimum(gap, far, out=gap).scatter_(1, first, -torch.inf)
         pick = gap.argmax(dim=1, keepdim=True)
     return picks.sort(dim=1).values
+
+
+def _distance(cosine: Tensor) -> Tensor:
+    """Return 1 - cos, of which all duplicates share the smallest."""
+    return torch.rsub(cosine, 1).clamp_(min=DUPLICATE)

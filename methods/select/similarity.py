@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+#: Rows of one block of the upper triangle: few enough to stay in the cache, and enough for a product at full speed.
+BLOCK = 192
+#: Blocks have at least this many rows and columns, where there are as many tokens: thinner products are summed in
+#: another order, and so round in another way.
+FEWEST, NARROWEST = 16, 256
+
+
+def unit(features: Tensor) -> Tensor:
+    """Return the features (B, N, D) at length 1, in fp32; a zero vector stays one. Cost: O(N D)."""
+    return normalize(features.float(), dim=-1)
+
 
 def cosine(features: Tensor) -> Tensor:
-    """Return (B, N, N) cosine similarities of (B, N, D) features, computed in fp32. Cost: O(N^2 D), 4 N^2 bytes a row.
+    """Return (B, N, N) cosine similarities of (B, N, D) features, computed in fp32, exactly symmetric.
 
-    A zero vector has similarity 0 to everything, itself included.
+    A zero vector has similarity 0 to everything, itself included; of all others the diagonal is 1.
+
+    Cost: O(N^2 D / 2), 4 N^2 bytes a row: only the upper triangle is multiplied out.
     """
-    units = normalize(features.float(), dim=-1)
-    return units @ units.transpose(1, 2)
+    units = unit(features)
+    n_rows, n_tokens, _ = units.shape
+    matrix = units.new_empty(n_rows, n_tokens, n_tokens)
+    for row, column, block in upper_blocks(units):
+        end = row + block.shape[1]
+        matrix[:, row:end, column:] = block
+        matrix[:, end:, row:end] = block[:, :, end - column :].transpose(1, 2)
+    return matrix
 
 
-def grid_neighbours(grid: Tensor) -> Tensor:
-    """Return (B, N, N) booleans: are two tokens among each other's 8 neighbours in the same image and tile?
+def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the upper triangle of units @ units^T (B, N, N) in blocks: their first row, first column, and values.
+
+    A block reaches from its first column, which is not behind its first row, to the last column; the last ones may
+    repeat what others hold. The diagonal is rounded to 1, or 0 for a zero vector, so that what the product leaves
+    beside that decides nothing.
+
+    Cost: O(N^2 D / 2) for all blocks, and the memory of one.
+    """
+    n_tokens = units.shape[1]
+    across = units.transpose(1, 2)
+    for start in range(0, n_tokens, BLOCK):
+        row, column = (max(0, min(start, n_tokens - least)) for least in (FEWEST, NARROWEST))
+        block = units[:, row : row + BLOCK] @ across[:, :, column:]
+        block.diagonal(row - column, dim1=1, dim2=2).round_()
+        yield row, column, block
+
+
+def grid_neighbours(grid: Tensor, indices: Tensor | None = None) -> Tensor:
+    """Return (B, K, N) booleans: is each token among the 8 neighbours of the K tokens, in the same image and tile?
 
     Args:
         grid: (B, N, 4) integer coordinates: image, tile, row, column.
+        indices: (B, K) the tokens asked about; all N without it.
     """
     image, tile, row, column = grid.int().unbind(dim=2)
     # Tiles are stacked into one tall grid with a gap of one row, so that one distance answers for all four axes.
     height, n_tiles = (axis.amax(dim=1, keepdim=True) + 1 for axis in (row, tile))
     row = row + (image * n_tiles + tile) * (height + 1)
-    return torch.maximum(_apart(row), _apart(column)) == 1  # the chessboard distance
+    return (
+        torch.maximum(_apart(row, indices), _apart(column, indices)) == 1
+    )  # the chessboard distance
 
 
-def _apart(line: Tensor) -> Tensor:
-    """Return (B, N, N) absolute differences of (B, N) integers."""
-    return (line.unsqueeze(2) - line.unsqueeze(1)).abs_()
+def _apart(line: Tensor, indices: Tensor | None) -> Tensor:
+    """Return (B, K, N) absolute differences of (B, N) integers from those at `indices` (B, K)."""
+    some = line if indices is None else line.gather(1, indices)
+    return (some.unsqueeze(2) - line.unsqueeze(1)).abs_()

@@ -1,0 +1,54 @@
+"""Expected speed of speculative decoding where every drafted token is accepted with the same probability.
+
+T_p and T_q are the times of one step of target and draft, a the acceptance, gamma the window (ParallelVLM, arXiv
+2603.19610, gives bounds; these are the exact expectations of the two-state chain that parallel decoding is).
+"""
+
+from __future__ import annotations
+
+
+def check(acceptance: float, gamma: int) -> None:
+    """Raise ValueError for an acceptance outside [0, 1] or a window below 1."""
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"acceptance {acceptance} is not in [0, 1]")
+    if gamma < 1:
+        raise ValueError(f"gamma {gamma} is below 1")
+
+
+def geometric(acceptance: float, terms: int) -> float:
+    """Return 1 + a + ... + a^(terms - 1)."""
+    if acceptance == 1:
+        return float(terms)
+    return (1 - acceptance**terms) / (1 - acceptance)
+
+
+def parallel_tokens(acceptance: float, gamma: int) -> float:
+    """Return the tokens verified in a round of parallel decoding.
+
+    After a refusal a round judges one token (one token verified, whatever the judgement); after a clean round it judges
+    gamma (1 + a + ... + a^(gamma-1) verified on average), and comes out clean with probability a^gamma. Weighed by how
+    often each happens.
+    """
+    check(acceptance, gamma)
+    return geometric(acceptance, gamma) / (1 + acceptance - acceptance**gamma)
+
+
+def sequential_tokens(acceptance: float, gamma: int) -> float:
+    """Return the tokens of a round of drafting, then verifying: 1 + a + ... + a^gamma, the target's own included."""
+    check(acceptance, gamma)
+    return geometric(acceptance, gamma + 1)
+
+
+def parallel_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
+    """Return how much faster than the target alone parallel decoding is; `target` and `draft` are times of a step."""
+    return parallel_tokens(acceptance, gamma) * target / max(gamma * draft, target)
+
+
+def sequential_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
+    """Return how much faster than the target alone drafting, then verifying is."""
+    return sequential_tokens(acceptance, gamma) * target / (gamma * draft + target)
+
+
+def acceptance_of_run(mean_run: float) -> float:
+    """Return the acceptance whose runs between refusals are `mean_run` long on average: M / (1 + M)."""
+    return mean_run / (1 + mean_run)

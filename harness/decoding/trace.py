@@ -1,0 +1,124 @@
+"""What happened round by round, and the figures that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Round:
+    """One forward of the target, and what was drafted for it or meanwhile.
+
+    Attributes:
+        pending: drafted tokens that stood unverified before.
+        drafted: forwards of the drafter.
+        checked: drafted tokens that were judged, one for each place (siblings count once).
+        accepted: how many of them, from the first on, stood.
+        own: whether the target added a token of its own.
+        seconds: by the clock of the run.
+        draft_seconds: the drafter's part.
+        target_seconds: the target's part.
+    """
+
+    pending: int
+    drafted: int
+    checked: int
+    accepted: int
+    own: bool
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """Whether a drafted token was refused, so that what was drafted behind it is lost."""
+        return self.accepted < self.checked
+
+
+@dataclass
+class Trace:
+    """A finished answer.
+
+    Attributes:
+        tokens: verified ones only, cut at the end of sequence or at the limit.
+        rounds: all of them, the first with the prefill.
+        degraded: the drafter was lost on the way, and the target went on alone; says why, None if it was not.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    degraded: str | None = None
+
+    @property
+    def tokens_per_target_forward(self) -> float:
+        """Verified tokens, replaced and added ones included, over forwards of the target (the prefill's counts)."""
+        return sum(one.accepted + one.own for one in self.rounds) / len(self.rounds)
+
+    @property
+    def runs(self) -> tuple[list[int], int]:
+        """Accepted drafted tokens between two refusals, and the run at the end that none ended."""
+        ended: list[int] = []
+        run = 0
+        for one in self.rounds:
+            run += one.accepted
+            if one.refused:
+                ended.append(run)
+                run = 0
+        return ended, run
+
+    @property
+    def mean_run(self) -> float | None:
+        """Mean accepted length as parallel decoders count it: replaced tokens and the unended run left out."""
+        ended, _ = self.runs
+        return fmean(ended) if ended else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over judged drafted tokens."""
+        judged = sum(one.checked for one in self.rounds)
+        return sum(one.accepted for one in self.rounds) / judged if judged else None
+
+    @property
+    def acceptance_by_place(self) -> list[float]:
+        """Share accepted of those judged at the first, second, ... place of a round.
+
+        Judging stops at the first refusal, so a later place counts only rounds that got there.
+        """
+        found = []
+        for place in range(max((one.checked for one in self.rounds), default=0)):
+            judged = [one for one in self.rounds if one.checked > place and one.accepted >= place]
+            if judged:
+                found.append(fmean(one.accepted > place for one in judged))
+        return found
+
+    @property
+    def rollbacks(self) -> int:
+        """Rounds in which something drafted was lost."""
+        return sum(one.refused for one in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return sum(one.seconds for one in self.rounds)
+
+    @property
+    def overlap(self) -> float | None:
+        """Time both sides were busy at once over what the shorter side had to do; None if nothing was to overlap.
+
+        (T_draft + T_target - T_wall) / min(T_draft, T_target), summed over rounds.
+        """
+        shorter = sum(min(one.draft_seconds, one.target_seconds) for one in self.rounds)
+        both = sum(one.draft_seconds + one.target_seconds - one.seconds for one in self.rounds)
+        return both / shorter if shorter > 0 else None
+
+
+def pooled(traces: Sequence[Trace]) -> Trace:
+    """Return all rounds of several answers as one trace, for figures over a set."""
+    whole = Trace()
+    for trace in traces:
+        whole.tokens += trace.tokens
+        whole.rounds += trace.rounds
+        whole.degraded = whole.degraded or trace.degraded
+    return whole

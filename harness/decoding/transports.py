@@ -1,0 +1,77 @@
+"""Transports that need one process: by the wall clock one after the other, and by a virtual clock for planning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import Timed
+
+NOTHING = Draft(())
+
+
+class Sequential:
+    """Both sides in this thread, one after the other, by the wall clock."""
+
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
+    ) -> Timed:
+        """Draft, then verify."""
+        start = time.perf_counter()
+        proposed = draft()
+        between = time.perf_counter()
+        found = rows(proposed)
+        end = time.perf_counter()
+        return Timed(proposed, found, end - start, between - start, end - between)
+
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+        """Draft, then verify what was there before: the same answer as at the same time, without the gain."""
+        return self.in_turn(draft, lambda _: rows())
+
+    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+        """Verify."""
+        start = time.perf_counter()
+        found = rows()
+        seconds = time.perf_counter() - start
+        return Timed(NOTHING, found, seconds, 0.0, seconds)
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """A virtual clock: each step of a side costs what it is said to cost.
+
+    Attributes:
+        target: seconds of one forward of the target.
+        draft: seconds of one forward of the drafter.
+        message: seconds of one exchange between the two.
+        depth: forwards that a draft took, by default one for each token (a tree needs one a level).
+    """
+
+    target: float
+    draft: float
+    message: float = 0.0
+    depth: Callable[[Draft], int] = lambda draft: len(draft.tokens)
+
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
+    ) -> Timed:
+        """Charge one side after the other."""
+        proposed = draft()
+        drafting = self.draft * self.depth(proposed)
+        total = drafting + self.target + self.message
+        return Timed(proposed, rows(proposed), total, drafting, self.target)
+
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+        """Charge the longer side."""
+        proposed = draft()
+        drafting = self.draft * self.depth(proposed)
+        total = max(drafting, self.target) + self.message
+        return Timed(proposed, rows(), total, drafting, self.target)
+
+    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+        """Charge the target."""
+        return Timed(NOTHING, rows(), self.target, 0.0, self.target)

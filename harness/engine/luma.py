@@ -1,0 +1,62 @@
+"""The pixels that visual tokens were made of, as luma: what a method reads that looks at the picture itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+#: ITU-R BT.601.
+RED, GREEN, BLUE = 0.299, 0.587, 0.114
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Normalised pixels as the tower gets them, and how the projector's units lie in them.
+
+    Attributes:
+        pixels: (n, 3, H, W) each, in the order of the projector's calls. Their cells, picture by picture in raster
+            order, are its units.
+        cells: cells along an edge of each; pictures are square.
+        side: pixels along the edge of a cell.
+        mean: of each colour, by which pixels in [0, 1] were normalised.
+        std: likewise.
+    """
+
+    pixels: Sequence[Tensor]
+    cells: Sequence[int]
+    side: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def luma(self) -> Tensor:
+        """Return (units, side + 2, side + 2) luma in [-1, 1]: cells with a border of one pixel, 0 outside a picture.
+
+        Cost: O(pixels), and about as much memory again in fp32.
+        """
+        found = [
+            _cells(self._luma(part), count, self.side)
+            for part, count in zip(self.pixels, self.cells, strict=True)
+        ]
+        return torch.cat(found)
+
+    def _luma(self, pixels: Tensor) -> Tensor:
+        """Return (n, H, W) luma of normalised pixels."""
+        wide = pixels.to(torch.promote_types(pixels.dtype, torch.float32))
+        mean, std = wide.new_tensor(self.mean), wide.new_tensor(self.std)
+        weight = wide.new_tensor((RED, GREEN, BLUE))
+        scale, shift = 2 * weight * std, (weight * (2 * mean - 1)).sum()
+        luma: Tensor = (wide * scale.view(-1, 1, 1)).sum(dim=1) + shift
+        return luma
+
+
+def _cells(luma: Tensor, count: int, side: int) -> Tensor:
+    """Cut (n, H, W) into (n * count^2, side + 2, side + 2) overlapping cells in raster order."""
+    height, width = (count * side - size for size in luma.shape[1:])
+    # A tower whose patches do not fill its picture leaves out pixels at the right and at the bottom (negative padding).
+    framed = pad(luma, (1, 1 + width, 1, 1 + height))
+    cut = framed.unfold(1, side + 2, side).unfold(2, side + 2, side)
+    return cut.flatten(0, 2)

@@ -1,0 +1,59 @@
+"""Attention of a decoder layer that has not run yet: its queries and keys for the states that are about to enter it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from harness.engine.probe import last_row
+
+
+class NextRow:
+    """Runs a layer's own forward up to its attention, and no further: no kernel, no MLP, nothing cached.
+
+    So norm, projections and rotary positions are the layer's, whatever the family. The attention is left by an
+    exception that the watcher raises once it has seen queries and keys; the layer's later run passes undisturbed.
+
+    Args:
+        layer: the decoder layer; `watch` must be among what watches its attention.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._valid: Tensor | None = None
+
+    def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Take the row and leave the layer, if it runs for this purpose."""
+        if self._valid is not None:
+            raise _Seen(last_row(query, key, scaling, self._valid.to(query.device)))
+
+    def last(self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor) -> Tensor:
+        """Return (B, M): what the last slot would pay each slot in this layer, mean over heads, 0 where not valid.
+
+        Args:
+            hidden: (B, M, D) states that enter the layer.
+            rotary: tables of the slots.
+            valid: (B, M) which slots may be attended to.
+
+        Cost: the layer's projections of M slots, and one row of attention.
+        """
+        self._valid = valid
+        try:
+            # Not by calling the layer, whose hooks belong to its real run.
+            self._layer.forward(
+                hidden, attention_mask=None, past_key_values=None, position_embeddings=rotary
+            )
+        except _Seen as seen:
+            return seen.row.to(hidden.device)
+        finally:
+            self._valid = None
+        raise RuntimeError("the decoder layer ran without calling its attention")
+
+
+class _Seen(Exception):
+    """Carries the row out of the layer."""
+
+    def __init__(self, row: Tensor) -> None:
+        super().__init__()
+        self.row = row

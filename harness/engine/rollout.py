@@ -1,0 +1,51 @@
+"""Attention rollout without an N x N map kept: rows times one block of the map at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.engine.probe import attention_rows
+
+#: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
+Heads = tuple[Tensor, Tensor, float]
+
+#: From a slice of query slots to which keys they see, broadcastable to (B, 1, R, S); None for all.
+Visible = Callable[[slice], Tensor | None]
+
+
+def rollout(layers: Sequence[Heads], start: Tensor, visible: Visible, block: int = 256) -> Tensor:
+    """Return `start` (B, R, S) times the product of 0.5 A + 0.5 I over layers, last layer first, A the mean over heads.
+
+    Cost: O(H S^2 Dh + R S^2) a layer; memory O(H block S).
+    """
+    rows = start
+    for query, key, scaling in reversed(layers):
+        passed = torch.zeros_like(rows)
+        for first in range(0, query.shape[2], block):
+            some = slice(first, first + block)
+            weights = attention_rows(query[:, :, some], key, scaling, visible(some))
+            passed += rows[:, :, some] @ weights.to(rows.dtype)
+        rows = 0.5 * rows + 0.5 * passed
+    return rows
+
+
+def rollout_of_words(layers: Sequence[Heads], valid: Tensor, words: Tensor) -> Tensor:
+    """Return (B, T, S): the rollout of causal layers from each word's slot (B, T), 0 where the slot is -1.
+
+    Args:
+        layers: of the decoder, first to last, all with the same slots.
+        valid: (B, S) which slots may be attended to.
+        words: (B, T) slots.
+    """
+    query = layers[0][0]
+    slot = torch.arange(query.shape[2], device=query.device)
+    start = (words.unsqueeze(2) == slot).to(torch.promote_types(query.dtype, torch.float32))
+
+    def visible(some: slice) -> Tensor:
+        causal = slot <= slot[some].unsqueeze(1)
+        return (causal & valid.unsqueeze(1))[:, None]
+
+    return rollout(layers, start, visible)

@@ -1,0 +1,68 @@
+"""The mean of the tower's hidden states over its last third, for each unit that goes into the projector."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from harness.measure.clock import Clock
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+
+
+class TowerStates:
+    """Adds up the outputs of the tower's last layers while they run, one call of the tower after the other.
+
+    With hidden state 0 what enters layer 0 and hidden state i what layer i - 1 returns, the states from 2 n / 3 to n of
+    the n layers count: 16 to 24 of 24. All layers that the tower has are among the n, also one whose output the
+    projector does not read.
+
+    Args:
+        adapter: the model's modules.
+        extra: 1 if slot 0 of each picture is a class token.
+    """
+
+    def __init__(self, adapter: Adapter, extra: int) -> None:
+        self._adapter = adapter
+        self._extra = extra
+        layers = _layers(adapter.tower, adapter.tower_attention(None))
+        self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
+        self._sums: list[Tensor] = []
+
+    def hook(self, clock: Clock) -> list[RemovableHandle]:
+        """Forget what was seen and watch the layers until the handles are removed; `clock` counts it as selection."""
+        self._sums = []
+        return [
+            layer.register_forward_hook(partial(self._add, clock, layer is self._layers[0]))
+            for layer in self._layers
+        ]
+
+    def _add(self, clock: Clock, first: bool, module: nn.Module, args: Any, output: Tensor) -> None:
+        with clock.phase("select"):
+            states = output.to(torch.promote_types(output.dtype, torch.float32))
+            # A tower of packed pictures has no axis for them.
+            states = states.unsqueeze(0) if states.dim() == 2 else states
+            units = self._adapter.to_units(states[:, self._extra :])
+            if first:
+                self._sums.append(units)
+            else:
+                self._sums[-1] = self._sums[-1].to(units.device) + units
+
+    def mean(self) -> Tensor:
+        """Return (units, D) in the projector's order, in at least fp32."""
+        return torch.cat(self._sums) / len(self._layers)
+
+
+def _layers(tower: nn.Module, attention: nn.Module) -> nn.ModuleList:
+    """Return the list of layers of which one holds the attention: every tower keeps its layers in one."""
+    return next(
+        module
+        for module in tower.modules()
+        if isinstance(module, nn.ModuleList)
+        and any(attention in layer.modules() for layer in module)
+    )

@@ -1,0 +1,168 @@
+"""docs/methods.md from the code: `python -m harness.methods_table` prints it, `--write docs/methods.md` replaces it."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from types import ModuleType
+
+from omegaconf import OmegaConf
+
+from harness.config.compose import CONF
+from harness.config.spec import ROOT
+from methods.base import Site, TokenReducer
+from methods.registry import METHODS, build_method
+
+#: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
+BLOCKS, DEPTH = 23, 32
+
+#: What a test file holds a method against, by words that only such tests have.
+KINDS = {
+    "slow version": r"\bdef slow_",
+    "worked examples": r"example|by_hand|published|released",
+    "planted signal": r"recall\(|planted",
+    "tiny models": r"check_method|check_on_engine|check_in_tower|adapter_of|kept_by",
+}
+
+HEAD = """\
+# Methods
+
+Written by `python -m harness.methods_table --write docs/methods.md` from the code and the config files; a test holds
+this page to them. Each method's file says what was read in which source, and what was decided where sources are silent.
+
+Where a method acts is printed for its default settings on a tower of {blocks} blocks and a decoder of {depth} layers,
+as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
+method reads is explained in `methods/base.py`. Costs are those of choosing, beside what the model computes anyway.
+
+Every method goes through three shared files: the contract (`tests/test_methods.py`: counts, order, batches, half
+precision, ties, values that are not finite), the matrix (`tests/test_method_matrix.py`: three model families, three
+budget rules, dropping against emulation) and planted scores (`tests/test_method_signals.py`). The last column is what
+it is held against beside them.
+"""
+
+CONFIGS = """\
+## Config files
+
+`python run.py method=<file>`; `official` is what the authors released, `paper` what they wrote, or both where they
+agree.
+"""
+
+
+def page(root: Path = ROOT) -> str:
+    """Return the page: a table of methods, and one of config files."""
+    tests = {path.name: path.read_text() for path in sorted((root / "tests").glob("test_*.py"))}
+    methods = [_method_row(name, tests) for name in METHODS.names()]
+    head = ("method", "acts at", "reads", "cost", "paper", "own tests")
+    files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
+    return "\n".join(
+        [
+            HEAD.format(blocks=BLOCKS, depth=DEPTH),
+            _table(head, methods),
+            CONFIGS,
+            _table(("file", "method", "variant", "what it is"), files),
+        ]
+    )
+
+
+def _method_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
+    method = build_method(name, {})
+    assert isinstance(method, TokenReducer)  # the only base that runs
+    module = inspect.getmodule(type(method))
+    assert module is not None
+    link = f"[{name}](../{module.__name__.replace('.', '/')}.py)"
+    sites = method.all_sites(BLOCKS, DEPTH)
+    step = method.decode_site(DEPTH)
+    every = (*sites, step) if step else sites
+    reads = {need.signal for site in every for need in method.needs(site)}
+    signals = ", ".join(f"`{signal}`" for signal in sorted(reads)) or "-"
+    return link, places(every), signals, _cost(method), _paper(module), _own_tests(module, tests)
+
+
+def places(sites: Iterable[Site]) -> str:
+    """Return sites in words: `vision`, `layers 8, 16, 24`, `tower 0 to 22`; those of one kind together."""
+    parts = []
+    for where, group in groupby(sites, key=lambda site: site.where):
+        layers = [site.layer for site in group]
+        if where in ("vision", "prefix"):
+            parts.append(where)
+            continue
+        word = "decoding from layer" if where == "decode" else where
+        plural = "s" if where == "layer" and len(layers) > 1 else ""
+        parts.append(f"{word}{plural} {_run_of(layers)}")
+    return ", ".join(parts) or "-"
+
+
+def _run_of(layers: Sequence[int]) -> str:
+    steps = {after - before for before, after in pairwise(layers)}
+    if len(layers) > 4 and len(steps) == 1:
+        (step,) = steps
+        by = "" if step == 1 else f" by {step}"
+        return f"{layers[0]} to {layers[-1]}{by}"
+    return ", ".join(map(str, layers))
+
+
+def _cost(method: TokenReducer) -> str:
+    found = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(type(method).plan) or "", re.S)
+    return " ".join(found[1].split()).rstrip(".") if found else "-"
+
+
+def _paper(module: ModuleType) -> str:
+    """Return the title's sentence up to the brackets' end, with a link to arXiv where it names one."""
+    first = (inspect.getdoc(module) or "").split("\n\n")[0]
+    found = re.search(
+        r"\(([^()]*\b(?:19|20)\d\d[^()]*|[^()]*arXiv[^()]*)\)", " ".join(first.split())
+    )
+    if found is None:
+        return "control"
+    number = r"arXiv (\d{4}\.\d{5})"
+    return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", found[1])
+
+
+def _own_tests(module: ModuleType, tests: dict[str, str]) -> str:
+    """Return the test files of the method, each with what it holds the method against.
+
+    They bear its name; methods without such a file are tested together, in the files that import them.
+    """
+    named = f"test_method_{module.__name__.rpartition('.')[2]}"
+    imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
+    own = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
+    own = own or [file for file in ("test_method_rules.py",) if imported.search(tests[file])]
+    cells = []
+    for file in own:
+        kinds = [kind for kind, words in KINDS.items() if re.search(words, tests[file])]
+        cells.append(f"[{file}](../tests/{file}): {', '.join(kinds)}")
+    return "; ".join(cells) or "-"
+
+
+def _config_row(path: Path) -> tuple[str, ...]:
+    part = OmegaConf.load(path)
+    lines = path.read_text().splitlines()
+    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    comment = " ".join(line.lstrip("# ") for line in lines[:count])
+    return f"`{path.stem}`", part.name, part.variant, comment.replace("|", "/")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(prog="python -m harness.methods_table", description=__doc__)
+    parser.add_argument("--write", type=Path, help="file to replace")
+    options = parser.parse_args(argv)
+    if options.write is None:
+        print(page(), end="")
+    else:
+        options.write.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

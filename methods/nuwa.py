@@ -1,0 +1,133 @@
+"""Nuwa: "Mending the Spatial Integrity Torn by VLM Token Pruning" (Huang et al., ICLR 2026, arXiv 2602.02951).
+
+Stage 1 acts on the tower's output. With a_j the attention that the class token pays patch j, and k_j its key,
+
+    salience   paper: s_j = a_j |k_j|,    official: s_j = a_j
+
+each square of 2 x 2 patches offers its best one, two, three or all four, the fewest that make `keep` over all squares
+(the authors' one, two and three for 112, 224 and 336 of 576), and the `keep` best of those offered stay. They then take
+in what lies around them and looks alike. With h_j the mean of the tower's hidden states over its last third,
+
+    W_ij = max(0, cos(h_i, h_j)) (1 - min(1, dist_ij / sqrt(reach))),    x'_i = x_i + sum_{j != i} W_ij / sum_m W_im x_j
+
+over all patches j, m of the same image and view, kept ones too (own weight 1 is set after the rows are normalised).
+Pillars stay as they are:
+
+    paper:    the kept patches whose |k_i| is above the 0.75 quantile among them
+    official: those whose a_i is above the 0.55 quantile
+
+Stage 2 acts halfway through the decoder (before layer 16 of 32) and keeps the tokens with the highest
+
+    paper:    cosine of the hidden state with the mean of the words' hidden states
+    official: attention of the last prompt token in the layer before, mean over heads
+
+How many stay: the authors keep 112 and then 16 of 576, 224 and 32, 336 and 48 (64, 128 and 192 on average), and a tenth
+in stage 2 on LLaVA-NeXT. So stage 2 keeps the share `second` of what stage 1 kept, and the budget sets stage 1; where
+stage 1 keeps everything, nothing is merged and stage 2 alone meets the budget.
+
+Choices of ours: the paper's text prints max for min in W; "mean text embedding" is read as the words' states that enter
+the same layer, as embeddings lie in another space; squares at the border of an odd grid are smaller; `reach` is the
+authors' constant for a grid of 24 x 24, in patches, and is not scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.base import Mixture, Need, Plan, Site, TokenReducer, View
+from methods.checks import layer_site, require
+from methods.select.cells import best_of_cells, cells
+from methods.select.ranking import indices_of, top
+from methods.select.surroundings import above_quantile, taken_in
+
+Salience = Literal["attention", "attention_key_norm"]
+Pillars = Literal["attention", "key_norm"]
+Guide = Literal["attention", "text"]
+
+
+@dataclass(frozen=True)
+class Nuwa(TokenReducer):
+    """Keeps salient patches of every region, mends them with their surroundings, and thins them out in the decoder.
+
+    Attributes:
+        layer: decoder layer before which stage 2 acts; None: half of the depth.
+        second: share of what stage 1 kept that stage 2 keeps, at most.
+        side: patches along the edge of a region.
+        salience: what patches are ranked by in stage 1.
+        pillars: what decides which kept patches take nothing in.
+        quantile: kept patches above this quantile of it are pillars.
+        reach: square of the distance, in patches, at which nothing is taken in any more.
+        guide: what tokens are ranked by in stage 2.
+    """
+
+    layer: int | None = None
+    second: float = 1 / 7
+    side: int = 2
+    salience: Salience = "attention_key_norm"
+    pillars: Pillars = "key_norm"
+    quantile: float = 0.75
+    reach: float = 280.0
+    guide: Guide = "text"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.layer is None or self.layer >= 1, "layer", self.layer, "1 or more, or null")
+        require(0 < self.second <= 1, "second", self.second, "a number in (0, 1]")
+        require(self.side >= 1, "side", self.side, "1 or more")
+        require(0 <= self.quantile <= 1, "quantile", self.quantile, "a number from 0 to 1")
+        require(0 < self.reach < math.inf, "reach", self.reach, "a finite number above 0")
+        for key, choices in (("salience", Salience), ("pillars", Pillars), ("guide", Guide)):
+            value = getattr(self, key)
+            require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the tower's output and a place in the decoder."""
+        layer = max(1, depth // 2) if self.layer is None else self.layer
+        return (Site("vision"), layer_site("layer", layer, depth))
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Return what each stage keeps: seven times as much (by default) in the first, but no more than all."""
+        del n_sites
+        return (min(1.0, share / self.second), share)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the signals of the stage."""
+        if site.where == "layer":
+            return (Need("last_attention" if self.guide == "attention" else "text_states"),)
+        keyed = self.salience == "attention_key_norm" or self.pillars == "key_norm"
+        names = ("cls_attention", "tower_states", *(("wide_tower_keys",) if keyed else ()))
+        return tuple(map(Need, names))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Carry out the stage of the view's site.
+
+        Cost: stage 1 O(N log N + keep N D), and O(keep N D) for the engine's product; stage 2 O(N D + N log N).
+        """
+        if view.site.where == "layer":
+            return Plan(top(self.guidance(view), keep))
+        attention, norms = view.signals["cls_attention"].float(), torch.ones(())
+        if "wide_tower_keys" in view.signals:
+            norms = view.signals["wide_tower_keys"].float().norm(dim=-1)
+        salience = attention * norms if self.salience == "attention_key_norm" else attention
+        kept = best_of_cells(salience, cells(view.grid, self.side), self.side**2, keep)
+        index = indices_of(kept, keep)
+        if keep == kept.shape[1]:
+            return Plan(index)
+        height = attention if self.pillars == "attention" else norms
+        pillar = above_quantile(height.gather(1, index), self.quantile)
+        states = view.signals["tower_states"]
+        return Plan(index, Mixture(taken_in(states, view.grid, index, pillar, self.reach**0.5)))
+
+    def guidance(self, view: View) -> Tensor:
+        """Return (B, N) what the tokens are ranked by in stage 2."""
+        if self.guide == "attention":
+            return view.signals["last_attention"].float()
+        # A cosine has the same order with the sum as with the mean, whatever the padding.
+        words = normalize(view.signals["text_states"].float().sum(dim=1), dim=-1)
+        return (normalize(view.tokens.float(), dim=-1) @ words.unsqueeze(2)).squeeze(2)

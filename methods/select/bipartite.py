@@ -1,0 +1,98 @@
+"""Bipartite matching: tokens at even places look for partners among those at odd places, and the best pairs merge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.base import Assignment
+from methods.select.ranking import indices_of, ranking
+
+#: Similarities held at a time, in bytes; the full matrix of a long video would take gigabytes.
+BLOCK_BYTES = 64 * 2**20
+
+
+def match(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best partner of each token at an even place, as two (B, ceil(N/2)) tensors.
+
+    The first is the highest cosine with a token at an odd place, in fp32, the second which of those tokens has it (0
+    for place 1, 1 for place 3); of equal cosines the first wins. A zero vector has cosine 0 to everything.
+
+    Args:
+        features: (B, N, D), N at least 2.
+
+    Cost: O(N^2 D / 4), in blocks of rows, and about 4 N D + `BLOCK_BYTES` bytes on top of the result.
+    """
+    # One half stays normalised; the other is only converted block by block.
+    odd = normalize(features[:, 1::2].float(), dim=-1).transpose(1, 2)
+    rows = max(1, BLOCK_BYTES // (4 * odd.shape[0] * odd.shape[2]))
+    best = [
+        (normalize(even.float(), dim=-1) @ odd).max(dim=2)
+        for even in features[:, ::2].split(rows, dim=1)
+    ]
+    return torch.cat([one.values for one in best], 1), torch.cat([one.indices for one in best], 1)
+
+
+def merge_pairs(features: Tensor, n_pairs: int) -> tuple[Tensor, Tensor]:
+    """Return (B, N - n_pairs) ascending indices of what stays and (B, N) the slot that each token goes to.
+
+    The `n_pairs` tokens at even places with the highest cosines go to their partners, equal ones by lower index; a
+    partner may take in several, and its place is the group's.
+
+    Args:
+        features: (B, N, D).
+        n_pairs: 0 to floor(N/2).
+
+    Raises:
+        MethodError: a cosine is NaN or infinite.
+
+    Cost: that of `match` and O(N log N).
+    """
+    cosine, partner = match(features)
+    leaving = ranking(cosine)[:, :n_pairs]
+    stays = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    stays.scatter_(1, 2 * leaving, False)
+    slot = stays.cumsum(dim=1) - 1
+    joined = slot.gather(1, 2 * partner.gather(1, leaving) + 1)
+    return indices_of(stays, stays.shape[1] - n_pairs), slot.scatter(1, 2 * leaving, joined)
+
+
+def merge_to(features: Tensor, sizes: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Return (B, keep) ascending indices of what stays and (B, N) the slot of each token, after rounds of merging.
+
+    A round merges half of its tokens at most, so one is enough for `keep >= N / 2`; in the next, a group's features
+    are the mean of its tokens' by their sizes.
+
+    Args:
+        features: (B, N, D).
+        sizes: (B, N) weight of each token in the mean, positive.
+        keep: 1 to N.
+
+    Raises:
+        MethodError: a cosine is NaN or infinite.
+
+    Cost: that of `merge_pairs`, in all rounds together less than 4/3 of the first.
+    """
+    n_rows, n_tokens = features.shape[:2]
+    kept = torch.arange(n_tokens, device=features.device).expand(n_rows, -1).contiguous()
+    slot = kept
+    while (n_left := kept.shape[1]) > keep:
+        n_pairs = min(n_left - keep, n_left // 2)
+        staying, into = merge_pairs(features, n_pairs)
+        kept, slot = kept.gather(1, staying), into.gather(1, slot)
+        if n_left - n_pairs > keep:
+            mean = Assignment(into, shares(into, sizes))
+            features = mean.apply(features.float(), n_left - n_pairs)
+            sizes = totals(into, sizes)[:, : n_left - n_pairs]
+    return kept, slot
+
+
+def shares(slot: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, N) each token's share of its slot: its size over that of all in the slot. Cost: O(N)."""
+    return sizes / totals(slot, sizes).gather(1, slot)
+
+
+def totals(slot: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, N) the sizes (B, N) summed up by slot (B, N, each at least 0), 0 where there is no such slot."""
+    return torch.zeros_like(sizes).scatter_add(1, slot, sizes)

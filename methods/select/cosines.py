@@ -1,0 +1,189 @@
+"""Cosines of all pairs of tokens, held in memory where there is room and computed as they are asked for elsewhere.
+
+On one thread both ways give the same numbers, to the last bit, and so the same picks. A product's rounding depends on
+the order in which it sums over D, and matrix products choose that order by their shape. Here every cosine comes from a
+product of 16 or more rows with 256 or more tokens (all of them, if there are fewer), for which it is the same. Several
+threads may share the two products in two ways: then picks that differ by rounding alone can change places.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from harness.evaluation.room import Room
+from methods.select.ranking import rows_of
+from methods.select.similarity import FEWEST, cosine, unit, upper_blocks
+
+#: Matrices up to this size are held without asking how much memory is free.
+SMALL = 64 * 2**20
+#: Larger ones may take this share of the free memory.
+SHARE = 0.5
+#: Rows computed at a time where the matrix is not held: the one asked for, and those likely to be asked for next.
+PANEL = 32
+
+_LIMIT: ContextVar[int | None] = ContextVar("memory limit", default=None)
+
+
+class Cosines(ABC):
+    """The (B, N, N) cosines of (B, N, D) tokens. The diagonal is 1, or 0 for a zero vector."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """Return (B, N) each token's cosine with itself. The tensor is the caller's."""
+
+    @abstractmethod
+    def nearest(self) -> Tensor:
+        """Return (B, N) each token's largest cosine with another one; -2 if there is no other."""
+
+    @abstractmethod
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """Return (B,) the smallest and the largest cosine of each row of the batch, the diagonal included."""
+
+    @abstractmethod
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return (B, K, N) the cosines of the tokens `indices` (B, K) with all. The tensor is the caller's."""
+
+    @abstractmethod
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Return (B, N) the cosines of the tokens `pick` (B, 1). The tensor is the caller's.
+
+        Args:
+            pick: (B, 1) index.
+            merit: (B, N) floats: the larger, the sooner a token may be picked next.
+        """
+
+
+def cosines(features: Tensor) -> Cosines:
+    """Return the cosines of (B, N, D) features: held if 4 B N^2 bytes fit the memory, else computed when asked for.
+
+    Fewer than 16 tokens are held always.
+    """
+    n_rows, n_tokens, _ = features.shape
+    if n_tokens < FEWEST or fits(4 * n_rows * n_tokens**2, features.device):
+        return Held(cosine(features))
+    return Computed(unit(features))
+
+
+def fits(n_bytes: int, device: torch.device) -> bool:
+    """Return whether a matrix of this size may be held: by `memory_limit`, else by half of what is free.
+
+    The answer decides on time and memory, never on the picks.
+    """
+    limit = _LIMIT.get()
+    if limit is not None:
+        return n_bytes <= limit
+    if n_bytes <= SMALL:
+        return True
+    room = Room(str(device))
+    return n_bytes <= SHARE * (room.reachable() - room.used())
+
+
+@contextmanager
+def memory_limit(n_bytes: int) -> Iterator[None]:
+    """Let a matrix of cosines take at most so many bytes inside the block, whatever is free; 0 holds none."""
+    token = _LIMIT.set(n_bytes)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+class Held(Cosines):
+    """The whole matrix (B, N, N). Takes it over: `nearest` writes to its diagonal and back."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        """Take over a symmetric matrix (B, N, N)."""
+        self.matrix = matrix
+        self._start = (
+            torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(1) * matrix.shape[1]
+        )
+
+    def diagonal(self) -> Tensor:
+        """Copy the diagonal."""
+        return self.matrix.diagonal(dim1=1, dim2=2).clone()
+
+    def nearest(self) -> Tensor:
+        """Return the row maxima beside the diagonal. Cost: O(N^2), one pass."""
+        before, diagonal = self.diagonal(), self.matrix.diagonal(dim1=1, dim2=2)
+        diagonal.fill_(-2)
+        nearest = self.matrix.amax(dim=2)
+        diagonal.copy_(before)
+        return nearest
+
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """Return both from one pass, O(N^2)."""
+        low, high = torch.aminmax(self.matrix.flatten(1), dim=1)
+        return low, high
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Gather the rows."""
+        return self.matrix[rows_of(indices), indices]
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Gather one row; the device never waits."""
+        del merit
+        return self.matrix.flatten(0, 1).index_select(0, (pick + self._start).squeeze(1))
+
+
+class Computed(Cosines):
+    """Nothing of the matrix is held but the last panel of rows.
+
+    The device waits once for each row, to learn whether the panel has it.
+    """
+
+    def __init__(self, units: Tensor) -> None:
+        """Take tokens of length 1 (B, N, D)."""
+        self.units = units
+        self._across = units.transpose(1, 2)
+        self._slot = torch.full(units.shape[:2], -1, device=units.device)
+        self._panel = units.new_empty(0)
+
+    def diagonal(self) -> Tensor:
+        """Return the squared lengths, rounded. Cost: O(N D)."""
+        return self.units.square().sum(dim=2).round_()
+
+    def nearest(self) -> Tensor:
+        """Return the maxima over blocks. Cost: O(N^2 D / 2)."""
+        nearest = self.units.new_full(self.units.shape[:2], -2)
+        for row, column, block in upper_blocks(self.units):
+            block.diagonal(row - column, dim1=1, dim2=2).fill_(-2)
+            for seen, found in (
+                (nearest[:, row : row + block.shape[1]], block.amax(dim=2)),
+                (nearest[:, column:], block.amax(dim=1)),
+            ):
+                torch.maximum(seen, found, out=seen)
+        return nearest
+
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """Return the extremes over blocks. Cost: O(N^2 D / 2)."""
+        found = [block.flatten(1).aminmax(dim=1) for _, _, block in upper_blocks(self.units)]
+        low, high = (torch.stack(side) for side in zip(*found, strict=True))
+        return low.amin(dim=0), high.amax(dim=0)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Multiply out the rows. Cost: O(K N D)."""
+        n_asked = indices.shape[1]
+        if n_asked < FEWEST:
+            indices = indices.repeat(1, FEWEST)[:, :FEWEST]
+        rows = self.units[rows_of(indices), indices] @ self._across
+        own = indices.unsqueeze(2)
+        return rows.scatter_(2, own, rows.gather(2, own).round_())[:, :n_asked]
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Look the row up in the panel, or compute the panel of this token and those of the highest merit."""
+        slot = self._slot.gather(1, pick)
+        if bool((slot < 0).any()):
+            n_more = min(PANEL, merit.shape[1]) - 1
+            panel = torch.cat([pick, merit.topk(n_more, dim=1).indices], dim=1)
+            self._panel = self.rows(panel)
+            place = torch.arange(panel.shape[1], device=panel.device).expand_as(panel)
+            # The pick may come twice; either of its rows will do.
+            self._slot.fill_(-1).scatter_(1, panel, place)
+            slot = self._slot.gather(1, pick)
+        return self._panel[rows_of(slot), slot].squeeze(1)

@@ -1,0 +1,84 @@
+"""Frames of videos: which frames follow each other, and how alike a token is to the one at the same place before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.select.ranking import rows_of
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The partition of the tokens by frame; a clip is a run of frames whose tokens stand at the same places.
+
+    Tables of frames have N columns, one for each frame there could be; absent frames have size 0.
+
+    Attributes:
+        index: (B, N) running number of each token's frame.
+        size: (B, N) tokens of each frame.
+        start: (B, N) first token of each frame.
+        place: (B, N) number of each frame in its clip.
+        length: (B, N) frames of each frame's clip.
+    """
+
+    index: Tensor
+    size: Tensor
+    start: Tensor
+    place: Tensor
+    length: Tensor
+
+    @classmethod
+    def of(cls, grid: Tensor) -> Frames:
+        """Read off coordinates (B, N, 4): image or frame, view, row, column. Cost: O(N), no Python loop.
+
+        Nothing tells a video from images of one size in a row, or one video from the next of the same size.
+        """
+        token = torch.arange(grid.shape[1], device=grid.device).expand(grid.shape[:2])
+        frame = grid[:, :, 0]
+        changes = torch.zeros_like(token)
+        changes[:, 1:] = frame[:, 1:] != frame[:, :-1]
+        index = changes.cumsum(dim=1)
+        size = torch.zeros_like(token).scatter_add(1, index, torch.ones_like(token))
+        start = size.cumsum(dim=1) - size
+
+        partner = (token - before(size, 1).gather(1, index)).clamp(min=0)
+        apart = (grid[:, :, 1:] != grid[rows_of(partner), partner, 1:]).any(dim=2)
+        different = torch.zeros_like(token).scatter_add(1, index, apart.long())
+        follows = (different == 0) & (size == before(size, 1))
+        follows[:, 0] = False
+        # An absent frame opens a clip of its own, so that it adds to the length of no other.
+        opening = torch.where(follows & (size > 0), 0, token).cummax(dim=1).values
+        length = torch.zeros_like(token).scatter_add(1, opening, torch.ones_like(token))
+        return cls(index, size, start, token - opening, length.gather(1, opening))
+
+    def likeness(self, tokens: Tensor, back: Tensor) -> Tensor:
+        """Return (B, N) cosines, in fp32, with the token at the same place `back` (B, N) frames before, of its frame.
+
+        1 where a frame has no earlier one to compare with (`back` is 0). Cost: O(N D).
+        """
+        token = torch.arange(tokens.shape[1], device=tokens.device)
+        earlier = (self.index - back.gather(1, self.index)).clamp(min=0)
+        partner = token - self.start.gather(1, self.index) + self.start.gather(1, earlier)
+        partner = torch.where(back.gather(1, self.index) > 0, partner, token)
+        units = normalize(tokens.float(), dim=-1)
+        return (units * units[rows_of(partner), partner]).sum(dim=2)
+
+
+def before(values: Tensor, steps: int) -> Tensor:
+    """Return (B, N) `values` of the frame `steps` before each, 0 for the first ones."""
+    return torch.nn.functional.pad(values, (steps, 0))[:, : values.shape[1]]
+
+
+def spread(sizes: Tensor, total: Tensor) -> Tensor:
+    """Return (B, N) integers that sum up to `total` (B, 1): the same share of each size, rounded up or down.
+
+    Which ones are rounded up is spread evenly over the row: the running sums are rounded down, not the shares.
+    A row of zeros gets zeros. `total` must lie between 0 and the sum of the sizes.
+    """
+    upto = sizes.cumsum(dim=1)
+    whole = upto[:, -1:].clamp(min=1)
+    return total * upto // whole - total * (upto - sizes) // whole

@@ -1,0 +1,36 @@
+"""Propagation on a graph of tokens (GTP-ViT, Xu et al., WACV 2024, arXiv 2311.03035)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from methods.select.nearest import nearest
+from methods.select.similarity import grid_neighbours
+
+
+def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
+    """Return (B, N, N) booleans: neighbours in the grid of their tile, or one among the k most similar of the other.
+
+    Being among the most similar is no mutual relation; either direction makes an edge, so that the graph is symmetric.
+
+    Args:
+        similarity: (B, N, N) finite numbers; the diagonal is ignored.
+        grid: (B, N, 4) coordinates.
+        k: how many semantic neighbours.
+
+    Raises:
+        MethodError: a similarity is NaN or infinite.
+
+    Cost: O(N^2 log k).
+    """
+    own = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
+    near = nearest(similarity, own, k)
+    return near | near.transpose(1, 2) | grid_neighbours(grid)
+
+
+def normalised(graph: Tensor) -> Tensor:
+    """Return D^-1/2 A D^-1/2 (B, N, N) in fp32 of a symmetric graph A, 0 for a token without an edge. Cost: O(N^2)."""
+    edges = graph.float()
+    scale = edges.sum(dim=2).clamp(min=1).rsqrt()
+    return edges * scale.unsqueeze(2) * scale.unsqueeze(1)

@@ -1,0 +1,50 @@
+"""Merging of what lies around a kept patch and looks alike."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from methods.checks import require_finite
+from methods.select.cells import distances_from
+from methods.select.ranking import rows_of
+
+#: Keeps a row of weights defined where the states of a kept patch are all 0.
+EPSILON = 1e-12
+
+
+def taken_in(states: Tensor, grid: Tensor, index: Tensor, still: Tensor, reach: float) -> Tensor:
+    """Return (B, K, N) how much of each patch goes into the kept ones: 1 of itself, and of the others their share.
+
+    The share grows with max(0, cosine) (1 - min(1, distance / reach)); all shares of a row sum to 1, with the one that
+    the kept patch itself would have.
+
+    Args:
+        states: (B, N, D) by which patches are compared.
+        grid: (B, N, 4) integer coordinates: image, view, row, column.
+        index: (B, K) kept patches.
+        still: (B, K) which of them take nothing in.
+        reach: distance in patches from which on nothing is taken in.
+
+    Raises:
+        MethodError: a cosine is NaN or infinite.
+
+    Cost: O(K N D).
+    """
+    units = normalize(states.float(), dim=-1)
+    alike = units[rows_of(index), index] @ units.transpose(1, 2)
+    alike = require_finite(alike, "cosines of tower states").clamp(min=0)
+    weight = alike * (1 - (distances_from(grid, index) / reach).clamp(max=1))
+    share = weight / weight.sum(dim=2, keepdim=True).clamp(min=EPSILON)
+    itself = one_hot(index, grid.shape[1]).bool()
+    return torch.where(itself, 1.0, share.masked_fill(still.unsqueeze(2), 0))
+
+
+def above_quantile(values: Tensor, quantile: float) -> Tensor:
+    """Return (B, K) booleans: which values (B, K) lie above their quantile; exact, as nothing is interpolated."""
+    # The quantile lies between this order statistic and the next one, which is above it unless the two are equal.
+    below = math.floor(quantile * (values.shape[1] - 1) + 1e-9)
+    return values > values.sort(dim=1).values[:, below : below + 1]

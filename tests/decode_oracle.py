@@ -1,0 +1,75 @@
+"""Decoding steps the slow way: whole forwards without a cache, and masks written by hand for each layer and token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from tests.test_families import extended, positions
+
+#: From the step's number, from 1, and the (N,) attention paid below the site to (N,) booleans: what it attends to.
+Choose = Callable[[int, Tensor], Tensor]
+
+
+def step_logits(
+    adapter: Adapter,
+    inputs: Mapping[str, Any],
+    ids: Tensor,
+    drops: Sequence[tuple[int, Sequence[int]]],
+    layer: int,
+    choose: Choose,
+) -> Tensor:
+    """Return the (1, T, V) logits of an answer `ids` (1, T) to one prompt.
+
+    Args:
+        adapter: a model with eager attention.
+        inputs: the prompt.
+        ids: the answer.
+        drops: for each site, its first layer and the original indices of the visual tokens that live on.
+        layer: first decoder layer that follows `choose`.
+        choose: says what each step attends to.
+    """
+    longer = extended(inputs, ids[:, :-1])
+    length, prompt = longer["input_ids"].shape[1], inputs["input_ids"].shape[1]
+    visual = adapter.layout(inputs).visual[0]
+    masks = []
+    for number in range(len(adapter.decoder.layers)):
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        for first, alive in drops:
+            if number >= first:
+                gone = torch.ones(len(visual), dtype=torch.bool)
+                gone[torch.as_tensor(alive)] = False
+                mask[:, visual[gone]] = False
+        masks.append(mask | torch.eye(length, dtype=torch.bool))
+    for step in range(1, ids.shape[1]):
+        row = prompt + step - 1
+        paid = forward(adapter, longer, masks).attentions[layer - 1][0].mean(0)[row, visual]
+        attended = choose(step, paid)
+        for mask in masks[layer:]:
+            mask[row, visual[~attended]] = False
+    return forward(adapter, longer, masks).logits[:, prompt - 1 :]
+
+
+def forward(adapter: Adapter, inputs: Mapping[str, Any], masks: Sequence[Tensor]) -> Any:
+    """Run the model once without a cache, each layer under its own (L, L) mask."""
+
+    def masked(mask: Tensor) -> Any:
+        added = torch.zeros(1, 1, *mask.shape, dtype=torch.float64)
+        added.masked_fill_(~mask, torch.finfo(torch.float64).min)
+        return lambda module, args, kwargs: (args, {**kwargs, "attention_mask": added})
+
+    handles = [
+        module.register_forward_pre_hook(masked(mask), with_kwargs=True)
+        for module, mask in zip(adapter.decoder.layers, masks, strict=True)
+    ]
+    try:
+        with torch.inference_mode():
+            at = positions(adapter, inputs)
+            return adapter.model(**inputs, position_ids=at, use_cache=False, output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
