@@ -98,7 +98,10 @@ def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
 
 def tower_flops(facts: ModelFacts, work: Work) -> int:
     """Return the exact FLOPs of the layers before the projector."""
-    total = _encoder(facts.tower, work.tokens, work.pairs, work.window_pairs)
+    tower = facts.tower
+    total = _encoder(tower, work.tokens, work.pairs, work.window_pairs)
+    total -= (_linear(tower) - _mlp(tower)) * work.spared_attention + _mlp(tower) * work.spared_mlp
+    total -= _pair(tower) * work.spared_pairs
     if facts.stem is not None:
         total += _encoder(facts.stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
     return total
@@ -153,17 +156,18 @@ def sample_flops(
         n_text: other tokens of the prompt.
         work: what ran before the decoder; units that went through the projector twice count twice.
     """
-    full = (n_visual,) * len(entering)
-    tower, head = tower_flops(facts, work), head_flops(facts)
+    full, head = (n_visual,) * len(entering), head_flops(facts)
+    untouched = work._replace(reprojected=0, spared_attention=0, spared_mlp=0, spared_pairs=0)
 
-    def components(counts: Sequence[int], units: int) -> Components:
+    def components(counts: Sequence[int], work: Work) -> Components:
+        projector = projector_flops(facts, work.units + work.reprojected)
         return Components(
-            tower, projector_flops(facts, units), text_flops(facts, counts, n_text), head
+            tower_flops(facts, work), projector, text_flops(facts, counts, n_text), head
         )
 
     return SampleFlops(
-        exact=components(entering, work.units + work.reprojected),
-        exact_full=components(full, work.units),
+        exact=components(entering, work),
+        exact_full=components(full, untouched),
         paper=paper_flops(facts, entering, n_text),
         paper_full=paper_flops(facts, full, n_text),
     )
@@ -195,9 +199,14 @@ def _linear(stack: StackFacts, first: bool = False) -> int:
     dense = first and stack.first_intermediate is not None
     width = stack.first_intermediate if dense else stack.intermediate
     assert width is not None  # `dense` says so
-    matrices = 3 if stack.gated else 2
     router = 0 if dense else stack.experts
-    return stack.hidden * (4 * queries + 4 * keys + 2 * matrices * width + 2 * router)
+    return stack.hidden * (4 * queries + 4 * keys + 2 * router) + _mlp(stack, width)
+
+
+def _mlp(stack: StackFacts, width: int | None = None) -> int:
+    """Return the FLOPs that one layer's MLP, `width` wide, spends on each token."""
+    width = stack.intermediate if width is None else width
+    return 2 * (3 if stack.gated else 2) * stack.hidden * width
 
 
 def _pair(stack: StackFacts) -> int:

@@ -89,7 +89,9 @@ class Frame:
 def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
-    starts = tuple(s.layer if s.where == "layer" else 0 for s in reducer.sites(depth))
+    starts = tuple(
+        s.layer if s.where == "layer" else 0 for s in reducer.all_sites(facts.tower.layers, depth)
+    )
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
     return Frame(starts, depth, n_visual, n_text, (linear, square), extra)
