@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from methods.base import Need, Plan, Site, TokenReducer, View
@@ -31,7 +32,7 @@ from methods.checks import layer_site, require, require_finite
 from methods.select.cosines import Cosines, cosines
 from methods.select.independent import independent_set
 from methods.select.ranking import top
-from methods.select.similarity import grid_neighbours
+from methods.select.similarity import board_of, neighbours
 
 EPSILON = 1e-7
 #: A spread of cosines below this is rounding of fp32: such tokens count as identical.
@@ -94,9 +95,12 @@ class D2Pruner(TokenReducer):
     def graph(self, view: View) -> Fused:
         """Return the graph of equations (4) to (8)."""
         semantic = cosines(view.tokens)
-        low, high = semantic.extremes()
+        low, high = (side[:, None, None] for side in semantic.extremes())
         spread = require_finite(high - low, "similarities")
-        return Fused(semantic, low, spread, view.grid, self.alpha, self.theta_sim)
+        flat = spread < FLAT
+        # Where all are alike this stretches them to 1 and a rounding more.
+        low, spread = torch.where(flat, low - 1, low), torch.where(flat, 1, spread)
+        return Fused(semantic, low, spread, board_of(view.grid), self.alpha, self.theta_sim)
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ class Fused:
 
     Attributes:
         semantic: S_sem.
-        low: (B,) min S_sem.
-        spread: (B,) max S_sem - min S_sem.
-        grid: (B, N, 4) coordinates.
+        low: (B, 1, 1) min S_sem.
+        spread: (B, 1, 1) max S_sem - min S_sem.
+        board: (2, B, N) places of the tokens.
         alpha: weight of semantic similarity.
         theta_sim: the threshold.
     """
@@ -115,7 +119,7 @@ class Fused:
     semantic: Cosines
     low: Tensor
     spread: Tensor
-    grid: Tensor
+    board: Tensor
     alpha: float
     theta_sim: float
 
@@ -129,11 +133,10 @@ class Fused:
 
     def _edges(self, similarity: Tensor, indices: Tensor) -> Tensor:
         """Return the edges (B, K, N) of rows of similarities, which are written to."""
-        flat = (self.spread < FLAT)[:, None, None]
-        similarity.sub_(self.low[:, None, None]).div_(self.spread[:, None, None])
-        fused = similarity.masked_fill_(flat, 1).mul_(self.alpha)
+        stretched = similarity.sub_(self.low).div_(self.spread).clamp_(max=1)
+        fused = stretched.mul_(self.alpha)
         if self.alpha < 1:
-            fused += (1 - self.alpha) * grid_neighbours(self.grid, indices)
+            fused.add_(neighbours(self.board, indices), alpha=1 - self.alpha)
         return fused > self.theta_sim
 
 

@@ -55,7 +55,7 @@ def test_cells_that_cannot_run_are_left_out_and_said_so(
     cells = [(row["method"], row["ratio"]) for row in done.rows]
     assert cells == [("random", 0.5), ("random", 0.9), ("fastv", 0.5)]
     *_, note, wrote, last = done.out.splitlines()
-    assert note.startswith(f"left out: fastv 0.9 seedling_rec: {REASON}")
+    assert note.startswith(f"left out: fastv official 0.9 seedling_rec: {REASON}")
     assert wrote == f"wrote {tmp_path / 'report' / 'README.md'}"
     assert last.startswith("{")
     (call,) = reported
@@ -64,6 +64,13 @@ def test_cells_that_cannot_run_are_left_out_and_said_so(
     ((name, ratio, reason),) = call["left_out"]
     assert (name, ratio) == ("fastv", 0.9)
     assert reason.startswith(REASON)
+
+
+def test_a_schedule_fitted_to_the_model_is_no_part_of_a_rows_name(bench: Bench) -> None:
+    done = bench("method=fitprune", "ratio=0.5")
+    assert done.code == 0, done.err
+    assert done.last["extra"]["params"]["scheme"]
+    assert done.last["extra"]["label"] == ""
 
 
 def test_what_is_wrong_for_every_method_is_never_left_out(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.base import MethodError
 from methods.select import cosines as cosines_module
@@ -17,7 +18,7 @@ from methods.select.independent import independent_set
 from methods.select.maxmin import farthest_first
 from methods.select.merging import slot_sizes
 from methods.select.ranking import indices_of, ranking, top
-from methods.select.similarity import cosine, grid_neighbours, unit
+from methods.select.similarity import BLOCK, board_of, cosine, grid_neighbours, neighbours, unit
 from methods.select.tiles import Tiles, regions, top_in_tiles
 from tests.method_cases import grid_of
 
@@ -180,7 +181,7 @@ def test_neighbours_stay_inside_image_and_tile():
             assert bool(found[i, j]) == (a[:2] == b[:2] and step == 1)
     assert found[:9, :9].sum() == 40  # 4 corners of 3, 4 edges of 5, 1 centre of 8
     some = torch.tensor([[20, 3]])
-    assert torch.equal(grid_neighbours(grid[None], some), found[some])
+    assert torch.equal(neighbours(board_of(grid[None]), some), found[some])
 
 
 # ---------------------------------------------------------------- cosines, held or computed
@@ -325,6 +326,49 @@ def test_computed_rows_come_in_panels_of_what_is_likely_next():
     farthest_first(Counted(unit(tokens)), 60)
     assert set(asked) == {cosines_module.PANEL}
     assert len(asked) < 59 / 2  # 59 rows are needed: each panel serves more than two
+
+
+class Watch(TorchDispatchMode):
+    """Notes the largest tensor that is made, and how often a number is read back from the device."""
+
+    largest = 0
+    waits = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.waits += func is torch.ops.aten._local_scalar_dense.default
+        for one in found if isinstance(found, list | tuple) else (found,):
+            self.largest = max(self.largest, one.numel() if isinstance(one, Tensor) else 0)
+        return found
+
+
+SELECTORS = (
+    lambda tokens, n_keep: farthest_first(cosines(tokens), n_keep),
+    lambda tokens, n_keep: dpp_map(cosines(tokens), torch.ones(tokens.shape[:2]), n_keep),
+    lambda tokens, n_keep: cosines(tokens).extremes(),
+)
+
+
+@pytest.mark.parametrize("select", SELECTORS)
+def test_the_matrix_is_made_only_where_it_is_held(select):
+    tokens = torch.randn(1, 1000, 16, generator=torch.Generator().manual_seed(0))
+    with memory_limit(0), Watch() as computed:
+        select(tokens, 20)
+    assert computed.largest <= BLOCK * 1000
+    with memory_limit(2**40), Watch() as held:
+        select(tokens, 20)
+    assert held.largest == 1000 * 1000
+
+
+@pytest.mark.parametrize("select", SELECTORS[:2])
+def test_the_device_waits_for_no_pick_where_the_matrix_is_held(select):
+    tokens = torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(0))
+    waits = []
+    for n_keep in (2, 30):
+        with Watch() as watch:
+            select(tokens, n_keep)
+        waits.append(watch.waits)
+    assert waits[0] == waits[1] <= 2  # the checks for numbers that are not finite
 
 
 @pytest.mark.parametrize("limit", [0, 2**40])

@@ -18,6 +18,7 @@ from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
 from harness.store import SCHEMA
 from methods.base import Method
+from methods.registry import build_method
 
 if TYPE_CHECKING:
     from harness.engine.record import Record
@@ -52,7 +53,7 @@ def build_row(
         "time": evaluation.time,
         "memory": {"kv_bytes": evaluation.kv_bytes, "peak_bytes": peak.bytes},
         "extra": {
-            "label": label(job.method, spec.method.variant, spec.budget),
+            "label": label_of(spec),
             "params": asdict(job.method),
             "headline": spec.benchmark.headline,
             "higher_is_better": spec.benchmark.higher_is_better,
@@ -72,6 +73,12 @@ def build_row(
             "environment": dict(environment),
         },
     }
+
+
+def label_of(spec: RunSpec) -> str:
+    """Return the label of a run by its config: what is fitted to a model, such as a schedule, is no setting."""
+    method = build_method(spec.method.name, spec.method.params)
+    return label(method, spec.method.variant, spec.budget)
 
 
 def label(method: Method, variant: str, budget: Budget) -> str:

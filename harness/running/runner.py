@@ -19,7 +19,7 @@ from harness.errors import Refused, UserError
 from harness.ranks import Ranks
 from harness.running import console, environment, wandb_log
 from harness.running.keys import Digests
-from harness.running.row import bound, build_row
+from harness.running.row import bound, build_row, label_of
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ class Runner:
         """Return the cells left out by reason."""
         cells: dict[str, list[str]] = {}
         for spec, reason in self.left_out:
-            cell = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
+            name = f"{spec.method.name} {label_of(spec)}".strip()
+            cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
             cells.setdefault(reason, []).append(cell)
         return cells
 
