@@ -73,6 +73,8 @@ class Pass:
         self._features: list[Tensor] = []
         self._reprojected = (0,) * layout.rows
         self._in_prefill = False
+        #: Positions (..., L) of the prompt as the decoder was given them.
+        self.positions: Tensor | None = None
         self._shift: Tensor | None = None
         self._kept: list[tuple[int, ...]] = []
         self._cache_bytes = 0
@@ -251,6 +253,7 @@ class Pass:
                     number, self._stages[-1], self._tokens(kwargs["inputs_embeds"])
                 )
                 kwargs = self._shorten_input(kwargs, site, decision)
+        self.positions = kwargs["position_ids"]
         self._install_layers()
         return args, kwargs
 
@@ -388,6 +391,11 @@ class Pass:
         stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
         stage.mask = prefill_mask(self._decoder.config, hidden, stage.valid, stage.padded)
         return hidden
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether decoding steps are wrong without the pass's hooks."""
+        return self._steps.needed
 
     # ------------------------------------------------------------------ records
 

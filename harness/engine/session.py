@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from harness.adapters.base import Adapter
 from harness.budget import Budget
@@ -120,6 +121,7 @@ class Session:
         read = {need.signal for site in self.tower_sites for need in self.method.needs(site)}
         if not read & HEADS:
             return []
+
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
             if self._pass is not None and self._pass.tower is not None:
                 self._pass.tower.watch(query, key, scaling)
@@ -197,3 +199,36 @@ class Session:
                 return self._pass.finish(ids, getattr(output, "logits", None))
         finally:
             self._pass = None
+
+    @torch.inference_mode()
+    def prefill(self, inputs: Mapping[str, Any], cache: Cache) -> tuple[Tensor, Tensor]:
+        """Run one prompt into `cache`, for a decoding loop of the caller's own.
+
+        Returns:
+            logits: (V,) behind the last token of the prompt.
+            next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
+
+        Raises:
+            ValueError: several prompts, whose padding steps of one's own would have to mask.
+            RuntimeError: outside the `with` block, or the method chooses anew at each decoding step.
+        """
+        if not self._open:
+            raise RuntimeError("Session.prefill was called outside its `with` block")
+        layout = self.adapter.layout(inputs)
+        if layout.rows != 1:
+            raise ValueError(f"{layout.rows} prompts; a prefill by itself takes one")
+        self.signals.begin(inputs)
+        arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        if self.adapter.facts.rotary_axes == 1:  # with more, the model derives them from the pictures
+            arguments["position_ids"] = inputs["attention_mask"].long().cumsum(1) - 1
+        try:
+            with Pass(self, layout, ("0",)) as self._pass:
+                output = self.adapter.model(**arguments)
+                if self._pass.needs_steps:
+                    raise RuntimeError("this method or backend needs the engine in every step")
+                positions = self._pass.positions
+        finally:
+            self._pass = None
+        assert positions is not None  # the decoder has run
+        following = positions.amax() + 1
+        return output.logits[0, -1], following.expand(*positions.shape[:-1], 1)

@@ -1,0 +1,87 @@
+"""A key-value cache that is written by index: no token costs a copy of what is there, and going back is free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class RoomyLayer(CacheLayerMixin):
+    """One layer's keys and values in storage with room for `room` tokens more than its first call brings.
+
+    Raises:
+        RuntimeError: more tokens than there is room for.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+        self._length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the storage, sized by the first call."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        shape = list(key_states.shape)
+        shape[2] += self._room
+        self._keys = key_states.new_empty(shape)
+        self._values = value_states.new_empty(*shape[:3], value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write behind what is there and return views of all; heads stay grouped. Cost: the new tokens only."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self._length + key_states.shape[2]
+        if end > self._keys.shape[2]:
+            raise RuntimeError(f"the cache has room for {self._keys.shape[2]} tokens, {end} came")
+        self._keys[:, :, self._length : end] = key_states
+        self._values[:, :, self._length : end] = value_states
+        return self._show(end)
+
+    def crop(self, max_length: int) -> None:
+        """Forget all but the first `max_length` tokens; nothing moves."""
+        if max_length < self._length:
+            self._show(max_length)
+
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        self._length = length
+        shown = self._keys[:, :, :length], self._values[:, :, :length]
+        self.keys, self.values = shown
+        return shown
+
+    def get_seq_length(self) -> int:
+        """Return the tokens held."""
+        return self._length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys `query_length` new tokens will see, from the first on."""
+        return self._length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Return no bound: the caller asked for the room it needs."""
+        return -1
+
+
+class RoomyCache(Cache):
+    """An empty cache whose layers will have room for `room` tokens behind the prompt."""
+
+    def __init__(self, n_layers: int, room: int) -> None:
+        self._roomy = [RoomyLayer(room) for _ in range(n_layers)]
+        super().__init__(layers=[*self._roomy])
+
+    def cut(self, gone: int) -> None:
+        """Take the last `gone` tokens off every layer, however long each is."""
+        for layer in self._roomy:
+            layer.crop(layer.get_seq_length() - gone)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens that each layer holds."""
+        return tuple(layer.get_seq_length() for layer in self._roomy)
