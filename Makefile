@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make bench-select | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run test check lint types bench bench-engine train-seedling quickstart clean
+.PHONY: run test check lint types bench bench-engine bench-select train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -30,11 +30,17 @@ check: lint types test  ## what CI runs
 bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
 	$(PY) -m harness.measure.bench_engine --write docs $(ARGS)
 
+bench-select: $(STAMP)  ## selection over the similarity product, growth and memory
+	$(PY) -m harness.measure.bench_select --write docs $(ARGS)
+
 bench: $(STAMP)  ## speed ratios, from one process
 	$(PY) -m harness.measure.bench $(ARGS)
 
 quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and plot
 	$(PY) run.py +experiment=quickstart $(ARGS)
+
+sweep: $(STAMP)  ## every method against random on all embedded benchmarks: docs/sweep
+	$(PY) run.py +experiment=sweep $(ARGS)
 
 train-seedling: $(STAMP)  ## train the embedded models from scratch (about two hours on two cores)
 	$(PY) -m harness.seedling.train all $(ARGS)

@@ -45,16 +45,16 @@ SIGNALS: Mapping[str, str] = {
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
     "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words behind the "
     "image, fp32",
-    "visual_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens left, "
-    "fp32",
+    "visual_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens "
+    "left, fp32",
     "text_attention": "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
     "has fewer words",
-    "text_rollout": "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the decoder "
-    "layers since the last site: one row for each word, fp32, 0 where a row has fewer",
+    "text_rollout": "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
+    "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
     "sizes": "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",
     "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
-    "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class token's "
-    "row, or the mean over rows where the tower has none, fp32; at `tower` sites",
+    "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
+    "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
     "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
     "text_keys": "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",
@@ -109,8 +109,9 @@ class Need:
 class View:
     """What a method may read at one site. Rectangular: all B rows have the same number N of visual tokens.
 
-    At `tower` sites a row is a picture (an image, a crop, a frame), a token is a slot of the tower, and a class token is
-    never among them. The engine groups the rows of a batch by their token count and budget, so a method never meets padding.
+    At `tower` sites a row is a picture (an image, a crop, a frame), a token is a slot of the tower, and a class token
+    is never among them. The engine groups the rows of a batch by their token count and budget, so a method never meets
+    padding.
 
     Attributes:
         site: where the method is asked.

@@ -78,7 +78,7 @@ def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:
     n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
     mean = said.sum(dim=1) / n_words.unsqueeze(1)
     features = tokens.float()
-    lengths = vector_norm(features, dim=-1).clamp_(min=1e-12)
+    lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
     return (features @ mean.unsqueeze(-1)).squeeze(-1) / lengths
 
 

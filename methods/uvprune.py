@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from methods.base import Need, Plan, Site, TokenReducer, View
@@ -62,4 +63,6 @@ class UVPrune(TokenReducer):
 def closeness(tokens: Tensor, words: Tensor) -> Tensor:
     """Return (B, N) the sum of cosines in fp32 of each token (B, N, D) with the words (B, T, D); zero rows add 0."""
     said = normalize(words.float(), dim=-1).sum(dim=1)
-    return (normalize(tokens.float(), dim=-1) @ said.unsqueeze(-1)).squeeze(-1)
+    features = tokens.float()
+    lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
+    return (features @ said.unsqueeze(-1)).squeeze(-1) / lengths

@@ -37,7 +37,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("globalcom2", {}),
     ("globalcom2", {"scores": "attention", "normalise": False}),
     ("nuwa", {}),
-    ("nuwa", {"salience": "attention", "pillars": "attention", "quantile": 0.55, "guide": "attention"}),
+    (
+        "nuwa",
+        {"salience": "attention", "pillars": "attention", "quantile": 0.55, "guide": "attention"},
+    ),
     ("pyramiddrop", {}),
     ("pyramiddrop", {"layers": (1, 2)}),
     ("pyramiddrop", {"ranking": "next_layer"}),

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from harness.errors import UserError
-from harness.measure import bench, bench_engine, bench_selection
+from harness.measure import (
+    bench,
+    bench_engine,
+    bench_select,
+    bench_select_parts,
+    bench_selection,
+    bench_views,
+)
 from harness.measure.bench_setup import Figure, Pair, Setup, paired
 from methods.base import SIGNALS, Need, Site
 
@@ -55,17 +67,28 @@ def test_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_views_carry_every_signal_in_its_shape() -> None:
-    tokens = bench_selection.features(16, 96)
+    tokens = bench_views.features(16, 96)
     needs = tuple(Need(name) for name in SIGNALS)
-    view = bench_selection.view_of(tokens, Site("prefix"), needs)
+    view = bench_views.view_of(tokens, Site("prefix"), needs)
     assert set(view.signals) == set(SIGNALS)
     for need in needs:
-        axes = SIGNALS[need.signal].partition(")")[0].strip("(").split(", ")
+        axes = bench_views.axes_of(need.signal)
         shape = dict(zip(axes, view.signals[need.key].shape, strict=True))
-        assert shape["B"] == 1
+        assert shape.get("B", shape.get("P")) == 1
         assert shape.get("N", 16) == 16
+        assert shape.get("T", bench_views.WORDS) == bench_views.WORDS
+        assert shape.get("D", 96) == 96
     assert view.grid[0, :, 2:].tolist() == [[i // 4, i % 4] for i in range(16)]
-    assert torch.equal(tokens, bench_selection.features(16, 96))
+    assert torch.equal(tokens, bench_views.features(16, 96))
+
+
+@pytest.mark.parametrize(("n", "rows"), [(576, 24), (2880, 48), (25088, 128), (7, 1)])
+def test_tokens_fill_one_rectangle(n: int, rows: int) -> None:
+    assert bench_views.plane(n) == (rows, n // rows)
+    tokens = bench_views.features(n, 2)
+    view = bench_views.view_of(tokens, Site("prefix"), (), of_frames=True)
+    assert tokens.shape == (1, n, 2)
+    assert view.grid.amax(dim=1).tolist() == [[rows - 1, 0, 0, n // rows - 1]]
 
 
 def test_selection_times_methods_and_leaves_out_those_without_sites(
@@ -81,6 +104,115 @@ def test_selection_times_methods_and_leaves_out_those_without_sites(
         "divprune, N=36 d=96 keep=4",
     ]
     assert all(figure.value > 0 for figure in figures)
+
+
+def asked_of(name: str, method: str = "") -> bench_selection.Question:
+    return bench_selection.Question(name, method or name, 1, lambda: torch.zeros(1))
+
+
+def test_targets_depend_on_method_size_and_way() -> None:
+    ratio, growth = bench_select_parts.ratio_target, bench_select_parts.growth_target
+    divprune = asked_of("divprune_layer2", "divprune")
+    assert [ratio(divprune, n) for n in (576, 2880, 25088)] == [1.3, 1.3, 1.5]
+    assert ratio(divprune, 25088, "computed") == 2.5
+    assert growth(divprune) == 2.15
+    importance = asked_of("d2pruner_di", "d2pruner")
+    assert [ratio(importance, n) for n in (576, 2880, 25088)] == [None, 0.1, 0.1]
+    assert growth(importance) == 1.3
+    assert ratio(asked_of("cdpruner"), 2880) == 1.5
+    assert ratio(asked_of("pooled"), 2880) is growth(asked_of("pooled")) is None
+
+
+def test_a_row_is_met_when_all_its_targets_are() -> None:
+    row = bench_select_parts.Row("x", 9, 2, 1, "computed", 1.0, 2.0, at_most=2.5)
+    assert row.met is True
+    assert replace(row, growth=2.2, growth_at_most=2.15).met is False
+    assert replace(row, peak_mib=300.5, peak_at_most=300).met is False
+    assert replace(row, at_most=None).met is None
+
+
+def test_a_round_compares_each_method_with_the_products_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clock that each product advances by as much as the number of products so far, and each method by 6."""
+    now, products = [0.0], [0]
+    monkeypatch.setattr(bench_select_parts, "process_time", lambda: now[0])
+    monkeypatch.setattr(bench_selection, "process_time", lambda: now[0])
+
+    def product() -> Tensor:
+        products[0] += 1
+        now[0] += products[0]
+        return torch.zeros(1)
+
+    def ask() -> Tensor:
+        now[0] += 6
+        return torch.zeros(1)
+
+    asked = [bench_selection.Question(name, name, 1, ask) for name in "abcde"]
+    found, times = bench_select_parts.in_rounds(asked, product, 2)
+    assert times == [2, 3, 4, 5, 6]  # the first is not counted
+    assert found["a"] == [(6, 2.5), (6, 5.5)]  # in the second round the order is turned
+    assert found["e"] == [(6, 3.5), (6, 4.5)]
+
+
+def test_what_would_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_select_parts, "free_memory", lambda: 10 * 2**30)
+
+    def reason(seconds: float, peak: int) -> str:
+        run = bench_select_parts.Alone(seconds, peak, torch.zeros(1))
+        return bench_select_parts.too_large([run], 100.0)
+
+    assert reason(0.6, 51 * 2**20) == ""
+    assert reason(0.61, 0) == "by the square of the tokens it would take 61 s"
+    assert reason(0.0, 2**30) == "by the square of the tokens it would take 100 GiB"
+
+
+def test_both_parts_on_tiny_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["divprune", "fastv", "none", "random_layer2"]
+    monkeypatch.setattr(bench_select_parts, "configured_methods", lambda: names)
+    monkeypatch.setattr(bench_select_parts, "RATIOS", ((36, 96, 3),))
+    monkeypatch.setattr(bench_select_parts, "GROWTH", (40, 80))
+
+    def in_this_process(argv: Sequence[str]) -> dict[str, Any]:
+        assert bench_select.main(["--part", "growth"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    monkeypatch.setattr(bench_select, "_second_process", in_this_process)
+    assert bench_select.main(["--write", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "bench_select.json").read_text()) == result
+    lines = [(row["name"], row["n"], row["keep"], row["way"]) for row in result["rows"]]
+    assert lines == [
+        ("X X^T", 36, 36, ""),
+        ("divprune", 36, 4, ""),
+        ("fastv", 36, 4, ""),
+        ("random_layer2", 36, 4, ""),
+        ("X X^T", 80, 80, ""),
+        ("divprune", 80, 8, "held"),
+        ("divprune", 80, 8, "computed"),
+        ("fastv", 80, 8, ""),
+    ]
+    assert result["notes"] == [
+        "divprune at 80 tokens keeps the same tokens with the matrix held and without."
+    ]
+    assert all(row["ratio"] > 0 for row in result["rows"])
+    assert result["conditions"]["threads"] == 1
+    page = (tmp_path / "bench_select.md").read_text()
+    assert "| divprune | 80 | 1,024 | 8 | computed |" in page
+    assert result["notes"][0] in page
+
+
+def test_the_second_process_is_told_all_but_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        assert command[3:] == ["--part", "growth", "--quick"]
+        assert env["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+        return SimpleNamespace(stdout='noise\n{"rows": []}\n')
+
+    monkeypatch.setattr(bench_select.subprocess, "run", run)
+    assert bench_select._second_process(["--write", "docs", "--quick"]) == {"rows": []}
 
 
 def test_last_line_is_json_with_every_figure(

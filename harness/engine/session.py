@@ -219,7 +219,9 @@ class Session:
             raise ValueError(f"{layout.rows} prompts; a prefill by itself takes one")
         self.signals.begin(inputs)
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-        if self.adapter.facts.rotary_axes == 1:  # with more, the model derives them from the pictures
+        if (
+            self.adapter.facts.rotary_axes == 1
+        ):  # with more, the model derives them from the pictures
             arguments["position_ids"] = inputs["attention_mask"].long().cumsum(1) - 1
         try:
             with Pass(self, layout, ("0",)) as self._pass:

@@ -232,9 +232,7 @@ class Signals:
         if "text_embeddings" in wanted:
             self._embeddings = _of_words(hidden, layout.words)
 
-    def reach(
-        self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]
-    ) -> None:
+    def reach(self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
         for need in self._needs[site]:
             if need.signal == "next_last_attention":

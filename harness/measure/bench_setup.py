@@ -9,6 +9,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from harness.calibration.schemes import with_scheme
 from harness.config.compose import read_command
 from harness.config.spec import RunSpec
 from harness.errors import UserError
@@ -106,7 +107,7 @@ def reducer(spec: RunSpec) -> TokenReducer:
     method = build_method(spec.method.name, spec.method.params)
     if not isinstance(method, TokenReducer):
         raise UserError(f"method={spec.method.name!r} is not a token reducer")
-    return method
+    return with_scheme(spec.model, method, spec.method.name)
 
 
 @dataclass(frozen=True)

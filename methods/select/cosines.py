@@ -73,7 +73,7 @@ def cosines(features: Tensor) -> Cosines:
 def fits(n_bytes: int, device: torch.device) -> bool:
     """Return whether a matrix of this size may be held: by `memory_limit`, else by half of what is free.
 
-    The answer decides on time and memory, never on the picks.
+    The answer decides about time and memory, and about no pick beyond rounding.
     """
     limit = _LIMIT.get()
     if limit is not None:

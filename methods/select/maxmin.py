@@ -35,9 +35,8 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     picks = pick.repeat(1, n_keep)
     for step in range(n_keep):
         far = _distance(cosines.row(pick, gap)).scatter_(1, pick, DUPLICATE)
-        first = (far + taken).argmin(
-            dim=1, keepdim=True
-        )  # the pick, or a duplicate with a lower index
+        # The pick itself, or a duplicate of it that has a lower index.
+        first = (far + taken).argmin(dim=1, keepdim=True)
         picks[:, step : step + 1] = first
         taken.scatter_(1, first, torch.inf)
         torch.minimum(gap, far, out=gap).scatter_(1, first, -torch.inf)

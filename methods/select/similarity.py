@@ -55,23 +55,25 @@ def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         yield row, column, block
 
 
-def grid_neighbours(grid: Tensor, indices: Tensor | None = None) -> Tensor:
-    """Return (B, K, N) booleans: is each token among the 8 neighbours of the K tokens, in the same image and tile?
+def grid_neighbours(grid: Tensor) -> Tensor:
+    """Return (B, N, N) booleans: are two tokens among each other's 8 neighbours in the same image and tile?
 
     Args:
         grid: (B, N, 4) integer coordinates: image, tile, row, column.
-        indices: (B, K) the tokens asked about; all N without it.
     """
+    board = board_of(grid)
+    return neighbours(board, torch.arange(grid.shape[1], device=grid.device).expand_as(board[0]))
+
+
+def board_of(grid: Tensor) -> Tensor:
+    """Return (2, B, N) row and column of each token, all tiles stacked into one tall board with gaps of one row."""
     image, tile, row, column = grid.int().unbind(dim=2)
-    # Tiles are stacked into one tall grid with a gap of one row, so that one distance answers for all four axes.
     height, n_tiles = (axis.amax(dim=1, keepdim=True) + 1 for axis in (row, tile))
-    row = row + (image * n_tiles + tile) * (height + 1)
-    return (
-        torch.maximum(_apart(row, indices), _apart(column, indices)) == 1
-    )  # the chessboard distance
+    return torch.stack([row + (image * n_tiles + tile) * (height + 1), column])
 
 
-def _apart(line: Tensor, indices: Tensor | None) -> Tensor:
-    """Return (B, K, N) absolute differences of (B, N) integers from those at `indices` (B, K)."""
-    some = line if indices is None else line.gather(1, indices)
-    return (some.unsqueeze(2) - line.unsqueeze(1)).abs_()
+def neighbours(board: Tensor, indices: Tensor) -> Tensor:
+    """Return (B, K, N) booleans: which tokens of a board (2, B, N) are among the 8 neighbours of those at `indices`."""
+    some = board.gather(2, indices.expand(2, -1, -1)).unsqueeze(3)
+    down, right = (some - board.unsqueeze(2)).abs_()
+    return torch.maximum(down, right) == 1  # the chessboard distance
