@@ -177,10 +177,13 @@ class Plan:
         kept: (B, K) indices of the kept tokens, ascending, relative to `View.tokens`.
         merge: how dropped tokens flow into kept ones, or None for pure pruning. At `tower` sites the sizes of an
             `Assignment` add up by slot, those of a `Mixture` are mixed by its matrix.
+        spare: (B,) kept tokens that only fill up the count, because the method's own rule had none left to choose;
+            None for methods whose rule always has.
     """
 
     kept: Tensor
     merge: Assignment | Mixture | None = None
+    spare: Tensor | None = None
 
     def check(self, n_tokens: int, keep: int | None) -> None:
         """Raise PlanError unless `kept` is strictly ascending, inside [0, n_tokens) and exactly `keep` wide.

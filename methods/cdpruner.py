@@ -69,7 +69,8 @@ class CDPruner(TokenReducer):
             quality = rescaled(relevance_of(view.tokens, view.signals["text_embeddings"]))
         else:
             quality = torch.ones_like(view.tokens[:, :, 0], dtype=torch.float32)
-        return Plan(dpp_map(cosines(view.tokens), quality, keep))
+        kept, spare = dpp_map(cosines(view.tokens), quality, keep)
+        return Plan(kept, spare=spare)
 
 
 def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:

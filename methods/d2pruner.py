@@ -90,7 +90,8 @@ class D2Pruner(TokenReducer):
             return Plan(top(scores, keep))
         # The small term keeps 0.7 * 10 from coming out as 6.999...
         n_pivots = 0 if self.pivot_exclusion else math.floor(self.r_pivot * keep + 1e-9)
-        return Plan(independent_set(scores, self.graph(view), keep, n_pivots))
+        kept, spare = independent_set(scores, self.graph(view), keep, n_pivots)
+        return Plan(kept, spare=spare)
 
     def graph(self, view: View) -> Fused:
         """Return the graph of equations (4) to (8)."""

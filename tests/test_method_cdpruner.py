@@ -43,14 +43,18 @@ def slow_map(similarity: Tensor, quality: Tensor, n_keep: int) -> list[int]:
     return sorted(kept)
 
 
+def picks(similarity: Held, quality: torch.Tensor, n_keep: int) -> torch.Tensor:
+    return dpp_map(similarity, quality, n_keep).kept
+
+
 @pytest.mark.parametrize("n_keep", [1, 2, 5, 9, 15])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_picks_maximise_the_determinant_step_by_step(n_keep: int, seed: int):
     similarity, quality = random_kernel(3, 15, 24, seed)
-    found = dpp_map(Held(similarity), quality, n_keep)
+    found = picks(Held(similarity), quality, n_keep)
     wanted = [slow_map(s, q, n_keep) for s, q in zip(similarity, quality, strict=True)]
     assert found.tolist() == wanted
-    alone = [dpp_map(Held(similarity[i : i + 1]), quality[i : i + 1], n_keep)[0] for i in range(3)]
+    alone = [picks(Held(similarity[i : i + 1]), quality[i : i + 1], n_keep)[0] for i in range(3)]
     assert torch.equal(torch.stack(alone), found)
 
 
@@ -59,17 +63,19 @@ def test_a_small_case_by_hand():
     angle = torch.tensor([0.0, 10.0, 90.0]).deg2rad()
     similarity = (angle[:, None] - angle).cos()[None]
     quality = torch.tensor([[0.9, 1.0, 0.5]])
-    assert dpp_map(Held(similarity), quality, 1).tolist() == [[1]]
-    assert dpp_map(Held(similarity), quality, 2).tolist() == [[1, 2]]  # 0.25 * 0.97 > 0.81 * 0.03
-    assert dpp_map(Held(similarity), torch.tensor([[0.9, 1.0, 0.1]]), 2).tolist() == [[0, 1]]
+    assert picks(Held(similarity), quality, 1).tolist() == [[1]]
+    assert picks(Held(similarity), quality, 2).tolist() == [[1, 2]]  # 0.25 * 0.97 > 0.81 * 0.03
+    assert picks(Held(similarity), torch.tensor([[0.9, 1.0, 0.1]]), 2).tolist() == [[0, 1]]
 
 
 def test_beyond_the_rank_the_best_of_the_rest_fill_the_count():
     similarity, quality = random_kernel(6, 40, 8, 0)
-    found = dpp_map(Held(similarity), quality, 24)
+    found = picks(Held(similarity), quality, 24)
     assert all(len(set(row)) == 24 for row in found.tolist())
+    assert dpp_map(Held(similarity), quality, 24).spare.tolist() == [16] * 6
+    assert dpp_map(Held(similarity), quality, 8).spare.tolist() == [0] * 6
     for row in range(6):
-        spanning = set(dpp_map(Held(similarity), quality, 8)[row].tolist())
+        spanning = set(picks(Held(similarity), quality, 8)[row].tolist())
         rest = [i for i in quality[row].argsort(descending=True).tolist() if i not in spanning]
         assert set(found[row].tolist()) == spanning | set(rest[:16])
 
@@ -78,8 +84,9 @@ def test_rows_may_run_out_of_rank_at_different_steps():
     similarity, quality = random_kernel(2, 20, 12, 3)
     flat = torch.ones_like(similarity)
     mixed = torch.stack([similarity[0], flat[1]])
-    found = dpp_map(Held(mixed), quality, 7)
-    assert torch.equal(found[0], dpp_map(Held(similarity[:1]), quality[:1], 7)[0])
+    found = picks(Held(mixed), quality, 7)
+    assert torch.equal(found[0], picks(Held(similarity[:1]), quality[:1], 7)[0])
+    assert dpp_map(Held(mixed), quality, 7).spare.tolist() == [0, 6]
     assert torch.equal(found[1], quality[1].topk(7).indices.sort().values)
 
 
@@ -88,7 +95,7 @@ def test_a_tiny_quality_does_not_hide_what_is_new():
     similarity = torch.eye(4)[None].clone()
     similarity[0, 0, 1] = similarity[0, 1, 0] = 1  # 0 and 1 are the same token
     quality = torch.tensor([[1.0, 1.0, 1e-5, 2e-5]])
-    assert dpp_map(Held(similarity), quality, 3).tolist() == [[0, 2, 3]]
+    assert picks(Held(similarity), quality, 3).tolist() == [[0, 2, 3]]
 
 
 def test_a_kernel_that_is_not_finite_is_refused():

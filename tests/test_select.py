@@ -140,14 +140,19 @@ def test_independent_set_equals_the_slow_one(
         slow_independent_set(s, a, n_keep, n_pivots)
         for s, a in zip(scores.tolist(), adjacent.tolist(), strict=True)
     ]
-    assert independent_set(scores, Edges(adjacent), n_keep, n_pivots).tolist() == wanted
+    found = independent_set(scores, Edges(adjacent), n_keep, n_pivots)
+    assert found.kept.tolist() == wanted
+    if density == 0:
+        assert found.spare.tolist() == [0] * 5
+    if density == 1:  # the first token takes every other one's place
+        assert found.spare.tolist() == [n_keep - max(1, n_pivots)] * 5
 
 
 def test_an_independent_set_holds_no_edge_while_the_pool_lasts():
     grid = grid_of([(0, 0, 6, 6)])[None]
     adjacent = grid_neighbours(grid)
     scores = torch.rand(1, 36, generator=torch.Generator().manual_seed(0))
-    kept = independent_set(scores, Edges(adjacent), 4)
+    kept, _ = independent_set(scores, Edges(adjacent), 4)
     assert not adjacent[0][kept[0]][:, kept[0]].any()
 
 
@@ -308,10 +313,10 @@ def test_max_min_picks_are_those_of_the_reference_either_way(
 def test_determinantal_picks_are_the_same_either_way(n_tokens: int, width: int, n_keep: int):
     tokens = crowded(2, n_tokens, width)
     quality = random_scores(2, n_tokens, 1) + 1
-    wanted = dpp_map(Literal(tokens), quality, n_keep)
+    wanted = dpp_map(Literal(tokens), quality, n_keep).kept
     for limit in (0, 2**40):
         with memory_limit(limit):
-            assert torch.equal(dpp_map(cosines(tokens), quality, n_keep), wanted)
+            assert torch.equal(dpp_map(cosines(tokens), quality, n_keep).kept, wanted)
 
 
 def test_computed_rows_come_in_panels_of_what_is_likely_next():

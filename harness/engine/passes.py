@@ -77,6 +77,7 @@ class Pass:
         self.positions: Tensor | None = None
         self._shift: Tensor | None = None
         self._kept: list[tuple[int, ...]] = []
+        self._spare: list[Tensor] = []
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
         self.tower = self._tower_run()
@@ -175,6 +176,8 @@ class Pass:
         """Enter the next stage; return the slots to gather, or None if nothing moves (all kept, or emulated)."""
         first, stage = effect(site), self._stages[-1]
         self._kept.append(decision.counts[:: self._beams])
+        if decision.spare is not None:
+            self._spare.append(decision.spare[:: self._beams])
         if decision.keeps_all(stage):
             return None
         if self._session.emulate:
@@ -413,6 +416,7 @@ class Pass:
         }
         times["decode_per_token"] = times["decode"] / max(ids.shape[1] - 1, 1)
         new_tokens = answer_lengths(ids, self._session.adapter.end_ids)
+        spare = _spare(self._spare, rows)
         attended = [None] * rows if self.focus is None else self.focus.means(new_tokens)
         depth, last = len(self._decoder.layers), self._stages[-1]
         records = []
@@ -432,6 +436,7 @@ class Pass:
                 kv_bytes=self._cache_bytes // (rows * self._beams),
                 new_tokens=new_tokens[row],
                 attended=attended[row],
+                spare=spare[row],
                 times_ms=times,
                 origin=last.origin[beam, : last.counts[beam]].cpu(),
             )
@@ -455,3 +460,11 @@ def _take_positions(positions: Tensor, index: Tensor) -> Tensor:
 def effect(site: Site) -> int:
     """Return the decoder layer whose input a site shortens: 0 for everything before the decoder."""
     return site.layer if site.where == "layer" else 0
+
+
+def _spare(sites: list[Tensor], rows: int) -> list[int | None]:
+    """Return for each row the tokens that only fill up, over all sites; None if the method never says."""
+    if not sites:
+        return [None] * rows
+    told: list[int] = torch.stack([site.cpu() for site in sites]).clamp(min=0).sum(0).tolist()
+    return list(told)

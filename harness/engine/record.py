@@ -29,6 +29,7 @@ class Record:
         new_tokens: tokens generated, end of sequence included.
         attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
             answer; None without such a site or step.
+        spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
         origin: (n,) original indices of the visual tokens alive in the last layer.
@@ -45,6 +46,7 @@ class Record:
     new_tokens: int
     special: int = 0
     attended: float | None = None
+    spare: int | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
     origin: Tensor | None = field(default=None, repr=False, compare=False)

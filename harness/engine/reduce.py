@@ -41,11 +41,13 @@ class Decision:
         kept: (B, K) index into the stage's alive visual tokens, ascending, padded on the right with 0.
         counts: kept tokens of each row.
         merged: new values of kept tokens, one entry for each group of rows whose method merges.
+        spare: (B,) kept tokens that only fill up, -1 where the method does not say.
     """
 
     kept: Tensor
     counts: tuple[int, ...]
     merged: tuple[Merged, ...]
+    spare: Tensor | None = None
 
     def keeps_all(self, stage: Stage) -> bool:
         """Whether every token alive stays, so that there is nothing to gather."""
@@ -86,6 +88,7 @@ def decide(
     n_rows = len(keep)
     counts = [0] * n_rows
     merged: list[Merged] = []
+    spare: Tensor | None = None
     pieces: list[tuple[Rows, Tensor]] = []
     # By row, not by batch: no row may depend on its neighbours.
     features = [merge_onto is not None and not blended for blended in layout.blended]
@@ -109,6 +112,9 @@ def decide(
         for row in members:
             counts[row] = plan.kept.shape[1]
         pieces.append((rows, plan.kept))
+        if plan.spare is not None:
+            spare = stage.slots.new_full((n_rows,), -1) if spare is None else spare
+            spare[rows] = plan.spare.to(spare)
         if plan.merge is not None:
             onto = None if of_features else merge_onto
             tokens = view.tokens if onto is None else onto(rows, n_tokens)
@@ -120,7 +126,7 @@ def decide(
         kept = stage.slots.new_zeros(n_rows, max(counts))
         for rows, part in pieces:
             kept[rows, : part.shape[1]] = part
-    return Decision(kept, tuple(counts), tuple(merged))
+    return Decision(kept, tuple(counts), tuple(merged), spare)
 
 
 def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:

@@ -60,6 +60,7 @@ def build_row(
             "sites": _sites(job, records),
             "adaptive": job.method.adaptive,  # then `kept` is the method's own, sample by sample
             "decode_attended": _attended(records),
+            "spare": _spare(records),
             "achieved": _achieved(job, records),
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
@@ -145,6 +146,12 @@ def _sites(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
         }
         for place, site in enumerate(sites)
     ]
+
+
+def _spare(records: Sequence[Record]) -> float | None:
+    """Return the mean tokens that only filled up the count; None if the method never has to."""
+    found = [record.spare for record in records if record.spare is not None]
+    return fmean(found) if found else None
 
 
 def _attended(records: Sequence[Record]) -> float | None:

@@ -8,14 +8,14 @@ from torch.nn.functional import threshold
 
 from methods.checks import require_finite
 from methods.select.cosines import Cosines
-from methods.select.ranking import ranking, rows_of
+from methods.select.ranking import Chosen, filled_up, ranking, rows_of
 
 #: A token of which less than this share is new to the picks is in their span: what is left is rounding of fp32.
 SPANNED = 1e-5
 
 
-def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Tensor:
-    """Return (B, n_keep) ascending indices that greedily maximise det of diag(quality) similarity diag(quality).
+def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
+    """Return n_keep tokens that greedily maximise det of diag(quality) similarity diag(quality).
 
     With s_j what is left of similarity[j, j] after projecting token j onto the picks so far (one row of a Cholesky
     factor for each pick), the next pick maximises quality_j^2 s_j; equal values go to the lower index. The factor is
@@ -54,7 +54,4 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Tensor:
         left.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
     # A gain of 0 means that nothing was left to choose: then no token is kept here.
     chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
-    place = torch.arange(n_tokens, device=order.device).expand_as(order)
-    rank = torch.empty_like(order).scatter_(1, order, place)
-    filled = (rank + n_tokens * (1 - chosen)).argsort(dim=1)[:, :n_keep]
-    return filled.sort(dim=1).values
+    return filled_up(chosen.bool(), order, n_keep)

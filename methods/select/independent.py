@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from methods.select.ranking import ranking
+from methods.select.ranking import Chosen, filled_up, ranking
 
 #: Pivots whose edges are looked at together.
 TOGETHER = 96
@@ -23,8 +23,8 @@ class Graph(Protocol):
         """Return (B, N) booleans: the neighbours of the tokens `pick` (B, 1), which had the highest `merit` (B, N)."""
 
 
-def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0) -> Tensor:
-    """Return (B, n_keep) ascending indices: pivots, then a greedy independent set, then the best of the rest.
+def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0) -> Chosen:
+    """Return n_keep tokens: pivots, then a greedy independent set, then the best of the rest.
 
     The `n_pivots` best tokens are kept whatever their edges, and their neighbours leave the pool. Then the best token
     of the pool is kept and its neighbours leave, again and again. If the pool empties before `n_keep` tokens are
@@ -60,5 +60,4 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
         kept.scatter_(1, pick, (best > 0) | kept.gather(1, pick))  # an empty pool adds nothing
         merit.masked_fill_(graph.row(pick, merit), 0)
         merit.scatter_(1, pick, 0)
-    filled = (rank + n_tokens * ~kept).argsort(dim=1)[:, :n_keep]
-    return filled.sort(dim=1).values
+    return filled_up(kept, order, n_keep)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -35,3 +37,27 @@ def indices_of(mask: Tensor, n_true: int) -> Tensor:
 def rows_of(indices: Tensor) -> Tensor:
     """Return (B, 1) row numbers that go with indices (B, K) in advanced indexing."""
     return torch.arange(indices.shape[0], device=indices.device).unsqueeze(1)
+
+
+class Chosen(NamedTuple):
+    """What a greedy rule chose, filled up to an exact count.
+
+    Attributes:
+        kept: (B, K) ascending indices.
+        spare: (B,) how many of them fill up: the rule had nothing left to choose.
+    """
+
+    kept: Tensor
+    spare: Tensor
+
+
+def filled_up(chosen: Tensor, order: Tensor, n_keep: int) -> Chosen:
+    """Return `n_keep` indices: the true entries of `chosen` (B, N), then the first others of a ranking (B, N).
+
+    At most `n_keep` entries of a row may be true. Cost: O(N log N).
+    """
+    n_tokens = order.shape[1]
+    place = torch.arange(n_tokens, device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, place)
+    kept = (rank + n_tokens * ~chosen).argsort(dim=1)[:, :n_keep].sort(dim=1).values
+    return Chosen(kept, n_keep - chosen.sum(dim=1))
