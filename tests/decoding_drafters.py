@@ -1,0 +1,55 @@
+"""Drafters that a process of their own builds by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from harness.decoding.drafts import Draft
+
+STEP = 0.03
+
+
+def following(tokens: Sequence[int]) -> int:
+    """The language that the tests decode: hardly any repetition, known to both sides."""
+    return (sum(tokens[-3:]) * 7 + len(tokens) * 3) % 101
+
+
+class Guesser:
+    """Right but for every fifth place; may be slow, may die, may hang."""
+
+    def __init__(self, step: float = 0.0, die_at: int | None = None, hang_at: int | None = None):
+        self._step, self._die_at, self._hang_at = step, die_at, hang_at
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        if self._die_at is not None and len(tokens) >= self._die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._hang_at is not None and len(tokens) >= self._hang_at:
+            time.sleep(60)
+        found = list(tokens)
+        for _ in range(count):
+            time.sleep(self._step)
+            found.append(following(found) + (len(found) % 5 == 4))
+        return Draft(tuple(found[len(tokens) :]))
+
+
+def quick() -> Guesser:
+    return Guesser()
+
+
+def slow() -> Guesser:
+    return Guesser(STEP)
+
+
+def dying() -> Guesser:
+    return Guesser(die_at=9)
+
+
+def hanging() -> Guesser:
+    return Guesser(hang_at=9)
+
+
+def broken() -> Guesser:
+    raise RuntimeError("no drafter today")
