@@ -19,8 +19,7 @@ from methods.base import Assignment, MethodError, Mixture, Need, Plan, Site, Tok
 from methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.method_runs import adapter_of, kept_by
-
-NAMES = ("llava", "llava_next", "onevision_image")
+from tests.method_towers import TOWERS, chats_of, check_in_tower
 
 
 @dataclass(frozen=True)
@@ -72,33 +71,21 @@ CASES = (
 )
 
 
-def chats_of(name: str) -> list[list[dict]]:
-    """The family's chats whose tokens are single patches."""
-    adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
-    return [one for one in chats if not any(adapter.layout(adapter.encode([one])).blended)]
-
-
 def ids(method: Thinning) -> str:
     return f"{method.merge}{'-proportional' * method.proportional}-{method.blocks}"
 
 
 @pytest.mark.parametrize("method", CASES, ids=ids)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOWERS)
 def test_dropping_equals_emulation_and_a_batch_its_rows(name: str, method: Thinning) -> None:
-    adapter, chats = adapter_of(name), chats_of(name)
-    assert len(chats) > 1
-    plain = kept_by(adapter, NoReduction(), chats, 0.0)
-    assert torch.equal(kept_by(adapter, method, chats, 0.0).logits, plain.logits)
-    fast = kept_by(adapter, method, chats, 0.6)
-    slow = kept_by(adapter, method, chats, 0.6, backend="emulate")
-    assert (fast.logits - slow.logits).abs().max() < 1e-5 * slow.logits.abs().max()
-    assert (fast.logits[:, 0] - plain.logits[:, 0]).abs().max() > 1e-2
-    for row, one in enumerate(chats):
-        alone = kept_by(adapter, method, [one], 0.6)
-        assert alone.records[0].kept == fast.records[row].kept == fast.records[row].requested
-        assert torch.equal(alone.records[0].origin, fast.records[row].origin)
-        assert alone.records[0].work == fast.records[row].work
-        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-5
+    check_in_tower(name, method)
+
+
+def test_a_row_of_a_batch_costs_what_it_costs_alone() -> None:
+    adapter, chats = adapter_of("llava_next"), chats_of("llava_next")
+    batch = kept_by(adapter, CASES[1], chats, 0.6).records
+    alone = [kept_by(adapter, CASES[1], [one], 0.6).records[0] for one in chats]
+    assert [record.work for record in batch] == [record.work for record in alone]
 
 
 def by_hand(tower, pixels: Tensor, counts: list[int], weigh: bool) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getfile
 from pathlib import Path
@@ -198,6 +199,7 @@ def _versions(packages: Iterable[str]) -> dict[str, str | None]:
     return {name: _version(name) for name in packages}
 
 
+@cache  # reading a package's metadata takes milliseconds, and a sweep asks for every cell
 def _version(package: str) -> str | None:
     try:
         return version(package)
