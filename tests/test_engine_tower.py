@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.budget import Budget
+from harness.engine.owners import share_out
 from harness.engine.rollout import rollout, rollout_of_words
 from harness.engine.session import Session
-from harness.engine.tower import share_out
 from harness.errors import UserError
 from harness.measure.flops import tower_flops
 from methods.base import Assignment, MethodError, Mixture, Need, Plan, Site, TokenReducer, View

@@ -27,7 +27,7 @@ from harness.engine.reduce import (
     write_merged,
 )
 from harness.engine.steps import Steps
-from harness.engine.tower import TowerRun, row_units
+from harness.engine.tower import TowerRun
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
 from methods.base import Site
@@ -265,12 +265,8 @@ class Pass:
         sites, layout = self._session.tower_sites, self._layout
         if not sites:
             return kwargs
-        kept = [torch.arange(count) for count in layout.counts]
-        if self.tower is not None:
-            alive = torch.cat([some.cpu() for some in self.tower.alive])
-            kept = [
-                alive[row_units(layout, row).cpu()].nonzero()[:, 0] for row in range(layout.rows)
-            ]
+        whole = (torch.arange(count) for count in layout.counts)
+        kept = list(whole) if self.tower is None else self.tower.kept()
         for number in range(len(sites) - 1):
             self._kept.append(tuple(counts[number] for counts in self._requested))
         index = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)

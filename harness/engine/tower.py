@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.engine.items import Work
 from harness.engine.layout import Layout, groups, take
+from harness.engine.owners import owners_of, picture_counts, row_units
 from harness.engine.rollout import Heads, rollout
 from harness.measure.clock import Clock
 from methods.base import Assignment, MethodError, Plan, Site, TokenReducer, View
@@ -98,7 +99,7 @@ class TowerRun:
         self._seen: Heads | None = None
         self._first_unit = 0
         self._keep: list[dict[int, int]] = []
-        self.alive: list[Tensor] = []
+        self._alive: list[Tensor] = []
         self._ran = [[0, 0, 0] for _ in range(layout.rows)]
         self._full = [[0, 0, 0] for _ in range(layout.rows)]
         self._saved: list[tuple[Any, Any]] = []
@@ -143,9 +144,9 @@ class TowerRun:
         """Enter with (P, E + N, D) patch embeddings; which picture is whose is read off the layout."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._extra
         self._side = math.isqrt(n_units)
-        self._owners = _owners(self._layout, self._first_unit, n_pictures, n_units)
+        self._owners = owners_of(self._layout, self._first_unit, n_pictures, n_units)
         self._keep = [
-            _picture_counts(
+            picture_counts(
                 self._owners.counts, self._owners.rows, [row[site] for row in self._requested]
             )
             for site in range(len(self._site_of))
@@ -315,6 +316,12 @@ class TowerRun:
 
     # ------------------------------------------------------------------ end
 
+    def kept(self) -> list[Tensor]:
+        """Return for each row the indices of the visual tokens whose patches are alive, ascending."""
+        alive = torch.cat([some.cpu() for some in self._alive])
+        units = (row_units(self._layout, row).cpu() for row in range(self._layout.rows))
+        return [alive[own].nonzero()[:, 0] for own in units]
+
     def _finish(self, like: Tensor) -> Tensor:
         """Put the slots back on the grids (P, E + N, D) of `like`, zero where a patch is gone."""
         n_units = like.shape[1] - self._extra
@@ -331,80 +338,10 @@ class TowerRun:
                 1, pictures.origin, torch.ones_like(pictures.origin, dtype=torch.bool)
             )
             alive[place] = on
-        self.alive.append(alive.flatten())
+        self._alive.append(alive.flatten())
         self._first_unit += alive.numel()
         self._batch = []
         return whole
-
-
-@dataclass(frozen=True, eq=False)
-class Owners:
-    """Whose the pictures of one call of the tower are.
-
-    Attributes:
-        rows: batch row of each picture.
-        counts: patches of each picture that tokens are made of.
-        lives: (P, N) which.
-    """
-
-    rows: list[int]
-    counts: list[int]
-    lives: Tensor
-
-
-def _owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> Owners:
-    rows = [0] * n_pictures
-    lives = torch.zeros(n_pictures * n_units, dtype=torch.bool)
-    for row in range(layout.rows):
-        units = row_units(layout, row).cpu() - first
-        inside = (units >= 0) & (units < len(lives))
-        if not inside.all() and inside.any():
-            raise MethodError(
-                "tower sites need all pictures of a sample in one call of the tower; this model makes several"
-            )
-        units = units[inside]
-        lives[units] = True
-        for picture in (units // n_units).unique().tolist():
-            rows[picture] = row
-    table = lives.view(n_pictures, n_units)
-    counts: list[int] = table.sum(1).tolist()
-    return Owners(rows, counts, table)
-
-
-def row_units(layout: Layout, row: int) -> Tensor:
-    """Return (n,) the projector unit of each visual token of a row whose tokens are single units."""
-    source = layout.source[row, : layout.counts[row]]
-    if layout.share is None:
-        return source[:, 0]
-    share = layout.share[row, : layout.counts[row]]
-    return source.gather(1, share.argmax(1, keepdim=True))[:, 0]
-
-
-def _picture_counts(
-    counts: Sequence[int], rows: Sequence[int], keep: Sequence[int]
-) -> dict[int, int]:
-    """Share each row's `keep` out over its pictures, in proportion to their patches."""
-    found: dict[int, int] = {}
-    for row in sorted(set(rows)):
-        members = [picture for picture, owner in enumerate(rows) if owner == row]
-        shares = share_out([counts[picture] for picture in members], keep[row])
-        found.update(zip(members, shares, strict=True))
-    return found
-
-
-def share_out(sizes: Sequence[int], total: int) -> list[int]:
-    """Split `total` in proportion to `sizes`, none above its size (Webster's rule; ties go to the first).
-
-    A divisor rule never gives less where `total` grows, so a schedule that falls from site to site falls everywhere.
-    Cost: O(N log N).
-    """
-    size = torch.tensor(sizes)
-    owner = torch.repeat_interleave(torch.arange(len(sizes)), size)
-    seat = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
-    claim = size[owner].double() / (2 * seat + 1)
-    first = claim.argsort(descending=True, stable=True)[:total]
-    shares: list[int] = torch.bincount(owner[first], minlength=len(sizes)).tolist()
-    return shares
 
 
 def _new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
