@@ -131,6 +131,13 @@ class View:
     generators: Sequence[torch.Generator] = ()
     step: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise MethodError unless there is one place in the grid for each token."""
+        if self.grid.shape != (*self.tokens.shape[:2], 4):
+            raise MethodError(
+                f"a grid {tuple(self.grid.shape)} does not match tokens {tuple(self.tokens.shape)}"
+            )
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -308,7 +315,20 @@ class TokenReducer(Method):
 
     @abstractmethod
     def plan(self, view: View, keep: int) -> Plan:
-        """Choose `keep` of the view's N tokens; a pure function of its arguments."""
+        """Choose `keep` of the view's N tokens, 1 to N; a pure function of its arguments."""
+
+    def answer(self, view: View, keep: int) -> Plan:
+        """Return the plan, checked on the way in and out; this is what the engine calls.
+
+        Raises:
+            PlanError: `keep` lies outside 1 to N, or the plan breaks its contract.
+        """
+        n_tokens = view.tokens.shape[1]
+        if not 1 <= keep <= n_tokens:
+            raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
+        plan = self.plan(view, keep)
+        plan.check(n_tokens, None if self.adaptive else keep)
+        return plan
 
 
 @dataclass(frozen=True)

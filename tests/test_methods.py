@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from methods.base import MethodError, Plan, TokenReducer
+from methods.base import MethodError, Plan, PlanError, TokenReducer
 from methods.registry import METHODS
 from tests.method_cases import (
     CASES,
@@ -200,6 +201,24 @@ def test_the_choice_follows_the_tokens(case: Case):
     kept = method.plan(view, 11).kept
     moved = method.plan(permuted(view, order), 11).kept
     assert torch.equal(order[moved].sort(dim=1).values, kept)
+
+
+@every_method
+@pytest.mark.parametrize("many", [False, True])
+def test_no_token_at_all_and_more_than_there_are_is_refused(case: Case, many: bool):
+    method = build(case)
+    view = make_view(method)
+    n_tokens = view.tokens.shape[1]
+    keep = n_tokens + 1 if many else 0
+    with pytest.raises(PlanError, match=f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to"):
+        method.answer(view, keep)
+
+
+def test_a_grid_that_does_not_match_the_tokens_is_refused():
+    view = make_view(build(("divprune", {})))
+    for grid in (view.grid[:, :-1], view.grid[:1], view.grid[..., :3]):
+        with pytest.raises(MethodError, match=r"grid \(.*\) does not match tokens \(3, 48, 16\)"):
+            replace(view, grid=grid)
 
 
 @every_method

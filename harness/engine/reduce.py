@@ -107,8 +107,7 @@ def decide(
             generators=[generators[row] for row in members],
             step=step,
         )
-        plan = method.plan(view, n_keep)
-        plan.check(n_tokens, None if method.adaptive else n_keep)
+        plan = method.answer(view, n_keep)
         for row in members:
             counts[row] = plan.kept.shape[1]
         pieces.append((rows, plan.kept))

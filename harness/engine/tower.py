@@ -267,8 +267,7 @@ class TowerRun:
             },
             generators=[self._generator(member, site) for member in members],
         )
-        plan = self._method.plan(view, n_keep)
-        plan.check(n, n_keep)
+        plan = self._method.answer(view, n_keep)
         values = tokens if plan.merge is None else plan.merge.apply(tokens, n_keep)
         if plan.merge is None:
             values = take(tokens, plan.kept, -2)
