@@ -321,10 +321,11 @@ class TokenReducer(Method):
         """Return the plan, checked on the way in and out; this is what the engine calls.
 
         Raises:
-            PlanError: `keep` lies outside 1 to N, or the plan breaks its contract.
+            PlanError: `keep` lies outside 1 to N (to an adaptive method it may be more, for it is only a wish), or the
+                plan breaks its contract.
         """
         n_tokens = view.tokens.shape[1]
-        if not 1 <= keep <= n_tokens:
+        if keep < 1 or (keep > n_tokens and not self.adaptive):
             raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
         plan = self.plan(view, keep)
         plan.check(n_tokens, None if self.adaptive else keep)
