@@ -62,10 +62,10 @@ class Budget:
 
     Attributes:
         rule: one of RULES.
-        ratio: share REMOVED, 0 <= ratio < 1.
+        ratio: share REMOVED, 0 <= ratio < 1; 1 where nothing drops tokens and a draft sees none.
 
     Raises:
-        BudgetError: unknown rule, or a ratio that is no number in [0, 1).
+        BudgetError: unknown rule, or a ratio that is no number in [0, 1].
     """
 
     rule: str
@@ -77,8 +77,8 @@ class Budget:
             raise BudgetError(str(unknown_name("budget", self.rule, RULES)))
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, Real):
             raise BudgetError(f"ratio={self.ratio!r} is not a number; valid: 0 <= ratio < 1")
-        if not 0 <= self.ratio < 1:  # also False for NaN
-            raise BudgetError(f"ratio={self.ratio} is out of range; valid: 0 <= ratio < 1")
+        if not 0 <= self.ratio <= 1:  # also False for NaN
+            raise _out_of_range(self.ratio)
         object.__setattr__(self, "ratio", float(self.ratio))
 
     def keep(
@@ -95,12 +95,23 @@ class Budget:
         Cost: about 0.1 ms for a new pair of counts, a cache hit after that.
         """
         frame = frame_of(reducer, facts, n_visual, n_text)
+        if self.ratio == 1 and frame.starts:
+            raise _out_of_range(self.ratio)
         if self.ratio == 0 or n_visual == 0 or not frame.starts:
             return (n_visual,) * len(frame.starts)
         schedule = _schedule(self.rule, self.ratio, frame, reducer.fractions)
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
         return schedule
+
+    def draft_keep(self, n_visual: int) -> int:
+        """Return the visual tokens that a draft sees of `n_visual`: the share (1 - ratio), rounded half up.
+
+        At least one while there is one and ratio < 1; ratio 1 leaves none.
+        """
+        if self.ratio == 1 or n_visual == 0:
+            return 0
+        return max(1, _half_up((1 - self.ratio) * n_visual))
 
     def check(self, reducer: TokenReducer, facts: ModelFacts) -> None:
         """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size."""
@@ -152,6 +163,10 @@ class Budget:
             f"of {frame.depth} reaches {low:g} <= ratio < {high:g} "
             f"({frame.visual} visual and {frame.text} text tokens)"
         )
+
+
+def _out_of_range(ratio: float) -> BudgetError:
+    return BudgetError(f"ratio={ratio:g} is out of range; valid: 0 <= ratio < 1")
 
 
 # The bound method hashes and compares by the identity of its reducer, so a reducer need not be

@@ -23,13 +23,13 @@ from harness.evaluation.samples import (
 )
 from harness.evaluation.summary import time_medians, token_means
 from harness.ranks import Ranks, alone
+from methods.base import Decoder, TokenReducer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.adapters.base import Adapter
     from harness.engine.session import Backend, PositionPolicy
-    from methods.base import TokenReducer
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -88,19 +88,26 @@ class Evaluation:
 def evaluate(
     spec: RunSpec,
     adapter: Adapter,
-    method: TokenReducer,
+    method: TokenReducer | Decoder,
     journal: Journal,
     progress: Progress | None = None,
     *,
     prior: Tensor | None = None,
     ranks: Ranks | None = None,
 ) -> Evaluation:
-    """Open an engine session for `method` and evaluate; see `evaluate_session`.
+    """Open what answers by `method` and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated (h, w) map for methods that need one, `ranks` the processes that share
     the work.
     """
+    if isinstance(method, Decoder):
+        from harness.decoding.speculation import Speculation
+
+        with Speculation(spec, adapter, method) as both:
+            return evaluate_session(spec, both, both, journal, progress, ranks)
+
     from harness.engine.session import Session
+    from harness.evaluation.rescore import Rescored
 
     with Session(
         adapter,
@@ -111,7 +118,8 @@ def evaluate(
         positions=cast("PositionPolicy", spec.engine.positions),
         prior=prior,
     ) as session:
-        return evaluate_session(spec, adapter, session, journal, progress, ranks)
+        answering = Rescored(adapter, session) if spec.engine.rescore else session
+        return evaluate_session(spec, adapter, answering, journal, progress, ranks)
 
 
 def evaluate_session(

@@ -6,7 +6,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 from harness.config.compose import CONF
 from harness.config.spec import ROOT
-from methods.base import Site, TokenReducer
-from methods.registry import METHODS, build_method
+from methods.base import Decoder, Method, Site, TokenReducer
+from methods.registry import build_method, names_of
 
 #: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32
@@ -39,10 +39,23 @@ Where a method acts is printed for its default settings on a tower of {blocks} b
 as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
 method reads is explained in `methods/base.py`. Costs are those of choosing, beside what the model computes anyway.
 
-Every method goes through three shared files: the contract (`tests/test_methods.py`: counts, order, batches, half
-precision, ties, values that are not finite), the matrix (`tests/test_method_matrix.py`: three model families, three
-budget rules, dropping against emulation) and planted scores (`tests/test_method_signals.py`). The last column is what
-it is held against beside them.
+Every method of the first table goes through three shared files: the contract (`tests/test_methods.py`: counts, order,
+batches, half precision, ties, values that are not finite), the matrix (`tests/test_method_matrix.py`: three model
+families, three budget rules, dropping against emulation) and planted scores (`tests/test_method_signals.py`). The last
+column is what it is held against beside them.
+"""
+
+DECODERS = """\
+## Decoders
+
+These leave the target's tokens alone and its answers as they are: somebody drafts, the target verifies. The ratio is
+the share of visual tokens that the draft does without, where it does without any. `in turn`: the target waits for the
+draft; `at once`: the draft goes on while the target verifies. A window is what is drafted in a round, auto as many
+tokens as fit into one step of the target. Sites and signals are those at which the target is read, of {depth} layers;
+layer {depth} is behind the last. L: decoder layers. Costs are those of choosing what the draft sees.
+
+`tests/test_method_decoders.py` tests them all; those that choose are held against slow versions, worked examples and
+planted signals.
 """
 
 CONFIGS = """\
@@ -54,33 +67,83 @@ agree.
 
 
 def page(root: Path = ROOT) -> str:
-    """Return the page: a table of methods, and one of config files."""
+    """Return the page: a table of methods that remove tokens, one of decoders, and one of config files."""
     tests = {path.name: path.read_text() for path in sorted((root / "tests").glob("test_*.py"))}
-    methods = [_method_row(name, tests) for name in METHODS.names()]
+    reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
+    decoders = [_decoder_row(name) for name in names_of(Decoder)]
+    ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
     files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
     return "\n".join(
         [
             HEAD.format(blocks=BLOCKS, depth=DEPTH),
-            _table(head, methods),
+            _table(head, reducers),
+            DECODERS.format(depth=DEPTH),
+            _table((*ways, "cost", "paper"), decoders),
             CONFIGS,
             _table(("file", "method", "variant", "what it is"), files),
         ]
     )
 
 
-def _method_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
+def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
     method = build_method(name, {})
-    assert isinstance(method, TokenReducer)  # the only base that runs
-    module = inspect.getmodule(type(method))
-    assert module is not None
-    link = f"[{name}](../{module.__name__.replace('.', '/')}.py)"
+    assert isinstance(method, TokenReducer)  # by its name
     sites = method.all_sites(BLOCKS, DEPTH)
     step = method.decode_site(DEPTH)
     every = (*sites, step) if step else sites
-    reads = {need.signal for site in every for need in method.needs(site)}
-    signals = ", ".join(f"`{signal}`" for signal in sorted(reads)) or "-"
-    return link, places(every), signals, _cost(method), _paper(module), _own_tests(module, tests)
+    module = _module(method)
+    return (
+        _link(name, module),
+        places(every),
+        _signals(method, every),
+        _cost(type(method).plan),
+        _paper(module),
+        _own_tests(module, tests),
+    )
+
+
+def _decoder_row(name: str) -> tuple[str, ...]:
+    method = build_method(name, {})
+    assert isinstance(method, Decoder)  # by its name
+    alone = method.source == "nobody"
+    levels = f"tree of {len(method.tree)} on {method.window} levels"
+    rounds = "at once" if method.overlap else "in turn"
+    sites = method.sites(DEPTH)
+    return (
+        _link(name, _module(method)),
+        {"nobody": "nobody", "model": "a draft model", "cache": "the target"}[method.source],
+        "-" if alone else rounds,
+        "-" if alone else levels if method.tree else str(method.window),
+        "-" if alone else _seen(method),
+        places(sites),
+        _signals(method, sites),
+        _cost(type(method).choose),
+        _paper(_module(method)),
+    )
+
+
+def _seen(method: Decoder) -> str:
+    if method.text_only:
+        return "words alone"
+    if method.guided:
+        return "words, and what the target chooses" + " in each layer" * (method.source == "cache")
+    return "what it keeps by itself" if method.reducer else "everything"
+
+
+def _module(method: Method) -> ModuleType:
+    module = inspect.getmodule(type(method))
+    assert module is not None
+    return module
+
+
+def _link(name: str, module: ModuleType) -> str:
+    return f"[{name}](../{module.__name__.replace('.', '/')}.py)"
+
+
+def _signals(method: Method, sites: Iterable[Site]) -> str:
+    reads = {need.signal for site in sites for need in method.needs(site)}
+    return ", ".join(f"`{signal}`" for signal in sorted(reads)) or "-"
 
 
 def places(sites: Iterable[Site]) -> str:
@@ -106,8 +169,8 @@ def _run_of(layers: Sequence[int]) -> str:
     return ", ".join(map(str, layers))
 
 
-def _cost(method: TokenReducer) -> str:
-    found = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(type(method).plan) or "", re.S)
+def _cost(rule: Callable[..., object]) -> str:
+    found = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(rule) or "", re.S)
     return " ".join(found[1].split()).rstrip(".") if found else "-"
 
 

@@ -11,7 +11,7 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
 | diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
-| speculative decoding       | Decoder         | `decode`                       | `Window`              |
+| speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -364,35 +364,60 @@ class CacheCompressor(Method):
         return (keep,) * len(scores)
 
 
-@dataclass(frozen=True)
-class Window:
-    """A decoder's next move: how many tokens the draft proposes, and what runs at the same time.
-
-    Attributes:
-        draft: tokens to draft now (0: none).
-        verify: drafted but unverified tokens to verify now.
-        overlap: True if drafting goes on while the target verifies.
-    """
-
-    draft: int
-    verify: int
-    overlap: bool = False
+#: Who drafts: nobody (the target decodes alone), a draft model, or the target itself on a part of its cache.
+Source = Literal["nobody", "model", "cache"]
 
 
 @dataclass(frozen=True)
 class Decoder(Method):
-    """Speculative decoding: a pure policy over one state machine; the draft may carry a token reducer of its own."""
+    """Speculative decoding: who drafts, what the draft sees of the images, how far it goes, and when.
 
-    #: What reduces the draft's visual tokens, or None.
-    draft_reducer: TokenReducer | None = None
+    The target keeps every token. What a decoder reads at its sites is the target's prefill, and what it chooses there
+    is what the draft sees. The budget's ratio is the share of visual tokens that the draft does without.
+    """
+
+    source: ClassVar[Source] = "model"
+    #: Whether drafting goes on while the target verifies.
+    overlap: ClassVar[bool] = False
+
+    @property
+    def window(self) -> int | Literal["auto"]:
+        """Tokens drafted in a round; auto: the ratio of the measured times of one step of target and draft."""
+        return 1
+
+    @property
+    def text_only(self) -> bool:
+        """Whether the draft sees no visual token at all."""
+        return False
+
+    @property
+    def tree(self) -> tuple[int, ...]:
+        """Parents of a drafted tree's tokens, level by level, -1 for a first token; empty: a chain is drafted."""
+        return ()
+
+    @property
+    def guided(self) -> bool:
+        """Whether the target chooses what the draft sees: `sites` has one site, `choose` answers there."""
+        return False
+
+    @property
+    def reducer(self) -> TokenReducer | None:
+        """What the draft does to its own visual tokens, where the target does not guide it; None: nothing."""
+        return None
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the generation loop as the only site."""
-        return (Site("decode"),)
+        """Return where the target is read: one site if `guided`, else none; layer `depth` is behind the last one."""
+        del depth
+        return ()
 
-    @abstractmethod
-    def window(self, drafted: int, accepted: int, rejected: bool) -> Window:
-        """Choose the next move from what is drafted, accepted last, and whether the last draft was rejected."""
+    def choose(self, view: View, keep: int) -> Tensor:
+        """Choose what the draft sees, a pure function of its arguments.
+
+        Returns:
+            (B, keep) visual tokens, ascending; where the draft is the target on a part of its cache,
+            (B, layers, keep) of each layer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a site and no `choose`")
 
 
 def _accumulator(tokens: Tensor) -> torch.dtype:

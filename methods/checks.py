@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ def require(holds: bool, key: str, value: Any, valid: str) -> None:
     """Raise MethodError with the config key, the value and what is valid, unless `holds`."""
     if not holds:
         raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
+
+
+def require_window(key: str, window: int | Literal["auto"]) -> None:
+    """Raise MethodError unless a window holds a token or is `auto`."""
+    require(window == "auto" or window >= 1, key, window, "1 or more, or auto")
 
 
 def layer_site(key: str, layer: int, depth: int) -> Site:

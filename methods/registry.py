@@ -12,6 +12,7 @@ from harness.registry import Registry
 from methods.base import Method, MethodError
 
 METHODS = Registry("method")
+METHODS.add("autoregressive", "methods.autoregressive:Autoregressive")
 METHODS.add("cdpruner", "methods.cdpruner:CDPruner")
 METHODS.add("d2pruner", "methods.d2pruner:D2Pruner")
 METHODS.add("dart", "methods.dart:DART")
@@ -25,17 +26,29 @@ METHODS.add("hired", "methods.hired:HiRED")
 METHODS.add("ivtp", "methods.ivtp:IVTP")
 METHODS.add("none", "methods.none:NoReduction")
 METHODS.add("nuwa", "methods.nuwa:Nuwa")
+METHODS.add("onsd", "methods.onsd:OnSD")
+METHODS.add("parallelvlm", "methods.parallelvlm:ParallelVLM")
+METHODS.add("pearl", "methods.pearl:PEARL")
 METHODS.add("pooled", "methods.pooled:Pooled")
 METHODS.add("prumerge", "methods.prumerge:PruMerge")
 METHODS.add("pyramiddrop", "methods.pyramiddrop:PyramidDrop")
 METHODS.add("random", "methods.random:Random")
 METHODS.add("rtprune", "methods.rtprune:RTPrune")
+METHODS.add("sd_tree", "methods.sd_tree:SDTree")
 METHODS.add("sparsevlm", "methods.sparsevlm:SparseVLM")
 METHODS.add("specvlm", "methods.specvlm:SpecVLM")
+METHODS.add("specvlm_sd", "methods.specvlm_sd:SpecVLMSD")
+METHODS.add("std", "methods.std:STD")
 METHODS.add("tome", "methods.tome:ToMe")
 METHODS.add("uniform", "methods.uniform:Uniform")
 METHODS.add("uvprune", "methods.uvprune:UVPrune")
+METHODS.add("vanilla_sd", "methods.vanilla_sd:VanillaSD")
 METHODS.add("visionzip", "methods.visionzip:VisionZip")
+
+
+def names_of(base: type[object]) -> tuple[str, ...]:
+    """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them."""
+    return tuple(name for name in METHODS.names() if issubclass(METHODS.load(name), base))
 
 
 def build_method(name: str, params: Mapping[str, Any]) -> Method:
@@ -91,7 +104,8 @@ def _is_of(value: Any, hint: Any) -> bool:
 def _words(hint: Any) -> str:
     origin = get_origin(hint)
     if origin is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
+        values = ", ".join(map(str, get_args(hint)))
+        return values if len(get_args(hint)) == 1 else f"one of {values}"
     if origin is tuple:
         return f"a list, each item {_words(get_args(hint)[0])}"
     if origin is not None:

@@ -7,13 +7,25 @@ the hidden states behind l layers (l = 0: as they enter the decoder), the paper'
 
 so that two layers suffice, and as sum_j cos(v_i, x_j) = v_i/|v_i| . sum_j x_j/|x_j|, no matrix over pairs does either.
 The tokens with the highest dS stay, before decoder layer L. In the paper they are the tokens of a draft model, chosen
-by its verifier; here the model prunes itself, whose layers 0 to L-1 still see every token. Words are all that the
-prompt says beside the images, the template's own included.
+by its verifier (methods/parallelvlm.py); here the model prunes itself, whose layers 0 to L-1 still see every token.
+Words are all that the prompt says beside the images, the template's own included.
+
+The paper compares four criteria (figures 7 and 9). With A^l(j, i) the attention, mean over heads, that word j pays
+token i in layer l, counted from 0:
+
+    similarity_variation:  sum_j (S^L(i, j) - S^0(i, j))
+    similarity:            sum_j S^L(i, j)
+    attention_variation:   sum_j (A^{L-1}(j, i) - A^0(j, i)), which telescopes in the same way
+    attention:             sum_j A^{L-1}(j, i)
+
+It does not spell out the last two. Attention belongs to a layer as similarity does to what lies behind one, so L layers
+have one step less between them, and attention_variation needs two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -22,6 +34,8 @@ from torch.nn.functional import normalize
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.checks import layer_site, require
 from methods.select.ranking import top
+
+Criterion = Literal["similarity_variation", "similarity", "attention_variation", "attention"]
 
 #: The paper's layer, for models of 28 to 80.
 LAYER = 20
@@ -33,31 +47,56 @@ class UVPrune(TokenReducer):
 
     Attributes:
         L: decoder layer before which tokens go; None: 20, or a quarter of the depth where a model ends before.
+        criterion: what a token is worth, see above.
     """
 
     L: int | None = None
+    criterion: Criterion = "similarity_variation"
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        require(
-            self.L is None or self.L >= 1, "L", self.L, "1 or more (the layers before are compared)"
-        )
+        valid = get_args(Criterion)
+        require(self.criterion in valid, "criterion", self.criterion, ", ".join(valid))
+        why = "two layers of attention" if self._least > 1 else "the layers before"
+        fits = self.L is None or self._least <= self.L
+        require(fits, "L", self.L, f"{self._least} or more ({why} are compared)")
+
+    @property
+    def _least(self) -> int:
+        return 2 if self.criterion == "attention_variation" else 1
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer L."""
-        natural = LAYER if depth > LAYER else max(1, depth // 4)
+        natural = LAYER if depth > LAYER else max(self._least, depth // 4)
         return (layer_site("L", natural if self.L is None else self.L, depth),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return tokens and words as they entered the decoder, and the words at the site."""
+        """Return tokens and words as they entered the decoder and the words at the site, or the words' attention."""
         del site
-        return (Need("projected"), Need("text_embeddings"), Need("text_states"))
+        entered = (Need("projected"), Need("text_embeddings"))
+        if self.criterion == "similarity_variation":
+            return (*entered, Need("text_states"))
+        if self.criterion == "similarity":
+            return (Need("text_states"),)
+        first = (Need("text_attention", 0),) if self.criterion == "attention_variation" else ()
+        return (*first, Need("text_attention"))
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep the `keep` highest. Cost: O((N + T) D + N log N)."""
+        """Keep the `keep` highest. Cost: O((N + T) D + N log N); by attention O(T N + N log N)."""
+        return Plan(top(self.scores(view), keep))
+
+    def scores(self, view: View) -> Tensor:
+        """Return (B, N) what the tokens are worth, in fp32."""
         signals = view.signals
-        before = closeness(signals["projected"], signals["text_embeddings"])
-        return Plan(top(closeness(view.tokens, signals["text_states"]) - before, keep))
+        if self.criterion in ("attention", "attention_variation"):
+            paid = signals["text_attention"].float().sum(dim=1)
+            if self.criterion == "attention":
+                return paid
+            return paid - signals["text_attention@0"].float().sum(dim=1)
+        now = closeness(view.tokens, signals["text_states"])
+        if self.criterion == "similarity":
+            return now
+        return now - closeness(signals["projected"], signals["text_embeddings"])
 
 
 def closeness(tokens: Tensor, words: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Views for method tests, and the list of all methods under test: a new method adds one line to `CASES`."""
+"""Views for method tests, and the list of all reducers under test: a new one adds one line to `CASES`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import SIGNALS, Need, Site, TokenReducer, View
+from methods.base import SIGNALS, Decoder, Need, Site, TokenReducer, View
 from methods.registry import build_method
 
 DEPTH = 6
@@ -18,7 +18,7 @@ WIDTH = 16
 WORDS = 9
 HEADS = 6  # more than the number of the entry that a test poisons
 
-#: Every method and setting of the contract tests: name in the registry, hyper-parameters.
+#: Every reducer and setting of the contract tests: name in the registry, hyper-parameters.
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("random", {}),
     ("random", {"layer": 2}),
@@ -57,6 +57,9 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("prumerge", {"merging": "sum", "uniform": True, "k": 3}),
     ("uvprune", {}),
     ("uvprune", {"L": 4}),
+    ("uvprune", {"criterion": "similarity"}),
+    ("uvprune", {"criterion": "attention_variation"}),
+    ("uvprune", {"criterion": "attention", "L": 3}),
     ("tome", {}),
     ("tome", {"proportional": False, "weighted": False}),
     ("ivtp", {}),
@@ -122,14 +125,15 @@ def grid_of(tiling: Tiling) -> Tensor:
 
 
 def make_view(
-    method: TokenReducer,
+    method: TokenReducer | Decoder,
     tilings: Sequence[Tiling] | None = None,
     seed: int = 0,
     site: Site | None = None,
 ) -> View:
     """A view with random tokens and every signal the method asks for at a site, its first if none is given."""
-    site = site or method.all_sites(BLOCKS, DEPTH)[0]
-    usual = VIDEOS if method.needs_frames() else SAMPLES
+    reduces = isinstance(method, TokenReducer)
+    site = site or (method.all_sites(BLOCKS, DEPTH) if reduces else method.sites(DEPTH))[0]
+    usual = VIDEOS if reduces and method.needs_frames() else SAMPLES
     tilings = tilings or (PICTURES if site.where == "tower" else usual)
     generator = torch.Generator().manual_seed(seed)
     grid = torch.stack([grid_of(tiling) for tiling in tilings])

@@ -236,10 +236,28 @@ def test_the_stated_range_is_the_real_one() -> None:
         Budget("flops", edge + 2e-4).keep(method, FACTS, 576, 33)
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1, 1.0, 1.5, math.nan, math.inf, "0.5", None, True, [0.5]])
+@pytest.mark.parametrize("ratio", [-0.1, 1.001, 1.5, math.nan, math.inf, "0.5", None, True, [0.5]])
 def test_a_ratio_that_is_no_share_is_refused_in_one_line(ratio: object) -> None:
     with pytest.raises(BudgetError, match=r"^ratio=.*0 <= ratio < 1$"):
         Budget("kept", ratio)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ratio", [1, 1.0])
+def test_no_method_drops_every_token(rule: str, ratio: float) -> None:
+    budget = Budget(rule, ratio)
+    for n_visual in (576, 0):
+        with pytest.raises(BudgetError, match=r"^ratio=1 is out of range; valid: 0 <= ratio < 1$"):
+            budget.keep(PREFIX, FACTS, n_visual, 3)
+    assert budget.keep(At(()), FACTS, 576, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("n", "ratio", "keep"),
+    [(60, 0.9, 6), (15, 0.9, 2), (3, 0.9, 1), (144, 0, 144), (144, 1, 0), (0, 0.5, 0)],
+)
+def test_what_a_draft_sees_is_the_rounded_share(n: int, ratio: float, keep: int) -> None:
+    assert Budget("kept", ratio).draft_keep(n) == keep
 
 
 def test_an_unknown_rule_lists_the_valid_ones() -> None:

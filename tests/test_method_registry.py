@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from harness.errors import UserError
-from methods.base import TokenReducer
+from methods.base import CacheCompressor, Decoder, TokenReducer
 from methods.fastv import FastV
-from methods.registry import METHODS, build_method, typed
+from methods.registry import METHODS, build_method, names_of, typed
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "method"
 FILES = sorted(CONF.glob("*.yaml"))
@@ -19,7 +19,16 @@ FILES = sorted(CONF.glob("*.yaml"))
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_name_loads_and_builds_with_the_defaults(name: str):
-    assert isinstance(build_method(name, {}), TokenReducer)
+    assert isinstance(build_method(name, {}), TokenReducer | Decoder)
+
+
+def test_names_come_kind_by_kind():
+    reducers, decoders = names_of(TokenReducer), names_of(Decoder)
+    assert set(reducers) | set(decoders) == set(METHODS.names())
+    assert {"fastv", "specvlm", "none"} <= set(reducers)
+    assert {"autoregressive", "specvlm_sd", "std"} <= set(decoders)
+    assert not set(reducers) & set(decoders)
+    assert names_of(CacheCompressor) == ()
 
 
 def test_a_name_can_be_taken_once_only():
@@ -60,6 +69,12 @@ def test_parameters_arrive():
             {"selection": "random"},
             r"selection='random' must be one of graph, importance",
         ),
+        (
+            "pearl",
+            {"gamma": 0},
+            r"method\.params\.gamma=0 is out of range; valid: 1 or more, or auto",
+        ),
+        ("pearl", {"gamma": "many"}, r"gamma='many' must be an integer or auto"),
         ("visionzip", {"dominant_share": -0.1}, r"dominant_share=-0\.1 .*from 0 to 1"),
     ],
 )
@@ -87,9 +102,11 @@ def test_the_config_files_cover_the_registry():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_config_file_builds_and_shows_every_parameter(path: Path):
     config = yaml.safe_load(path.read_text())
-    assert set(config) == {"name", "variant", "params"}
     assert config["variant"] in ("paper", "official")
     method = build_method(config["name"], config["params"])
+    of_draft = isinstance(method, Decoder) and method.source == "model"
+    draft = {"draft", "draft_options"} if of_draft else set()
+    assert set(config) == {"name", "variant", "params"} | draft
     method.sites(6)  # every file works on the smallest model, whose decoder has six layers
     assert set(config["params"]) == {field.name for field in fields(method)}
 

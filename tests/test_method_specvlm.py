@@ -19,7 +19,7 @@ LAST = SpecVLM(guidance="last", layer=3, mass=0.8)
 SQUARE = [((0, 0, 12, 12),)]
 
 
-def slow(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
+def slow_choice(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
     """Token by token, with the sums of the paper."""
     signals = {key: value[row].double() for key, value in view.signals.items()}
     last = signals["visual_positions"].max()
@@ -65,7 +65,7 @@ def test_equals_the_slow_one(method: SpecVLM, keep: int):
     plan = method.plan(view, keep)
     plan.check(144, keep)
     for row in range(3):
-        assert plan.kept[row].tolist() == slow(method, view, row, keep)
+        assert plan.kept[row].tolist() == slow_choice(method, view, row, keep)
 
 
 # ---------------------------------------------------------------- the two stages

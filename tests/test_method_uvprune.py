@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from torch.nn.functional import cosine_similarity
 
 from harness.budget import Budget
 from harness.engine.session import Session
-from methods.base import MethodError, Need, Site
+from methods.base import MethodError, Need, Site, View
 from methods.random import Random
-from methods.uvprune import UVPrune
+from methods.uvprune import Criterion, UVPrune
 from tests.method_cases import generators_for, make_view, permuted, replaced
 from tests.method_engine import NAMES, check_method
 from tests.method_runs import adapter_of
@@ -40,6 +42,87 @@ def test_two_layers_give_the_sum_over_all(keep: int):
     view = replaced(make_view(UVPrune(), SQUARE), tokens[6:], **shown)
     wanted = gain.sum(1).topk(keep).indices.sort().values
     assert torch.equal(UVPrune().plan(view, keep).kept[0], wanted)
+
+
+CRITERIA = get_args(Criterion)
+
+
+def slow_scores(criterion: str, view: View, row: int) -> list[float]:
+    """Token by token and word by word, in plain Python."""
+    here = {key: value[row].double() for key, value in view.signals.items()}
+    n_tokens, n_words = view.tokens.shape[1], 9
+
+    def cosine(v: torch.Tensor, x: torch.Tensor) -> float:
+        return float(v @ x) / math.sqrt(float(v @ v) * float(x @ x))
+
+    def worth(i: int, j: int) -> float:
+        if "attention" in criterion:
+            paid = float(here["text_attention"][j, i])
+            first = float(here["text_attention@0"][j, i]) if "variation" in criterion else 0.0
+            return paid - first
+        now = cosine(view.tokens[row, i].double(), here["text_states"][j])
+        if criterion == "similarity":
+            return now
+        return now - cosine(here["projected"][i], here["text_embeddings"][j])
+
+    return [sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)]
+
+
+@pytest.mark.parametrize("keep", [1, 9, 30, 48])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_each_criterion_equals_the_slow_one(criterion: Criterion, keep: int):
+    method = UVPrune(criterion=criterion)
+    view = make_view(method, SQUARE * 3, seed=keep)
+    kept = method.plan(view, keep).kept
+    for row in range(3):
+        scores = slow_scores(criterion, view, row)
+        best = sorted(range(48), key=lambda i: (-scores[i], i))[:keep]
+        assert kept[row].tolist() == sorted(best)
+
+
+def test_two_layers_of_attention_give_the_sum_over_all():
+    """The step from layer to layer, summed over five of them, by the first and the last."""
+    layers = torch.rand(5, 9, 48, generator=torch.Generator().manual_seed(4))
+    gain = sum(layers[k] - layers[k - 1] for k in range(1, 5))
+    assert isinstance(gain, torch.Tensor)
+    method = UVPrune(criterion="attention_variation")
+    shown = {"text_attention@0": layers[:1], "text_attention": layers[4:]}
+    view = replaced(make_view(method, SQUARE), **shown)
+    wanted = gain.sum(0).topk(12).indices.sort().values
+    assert torch.equal(method.plan(view, 12).kept[0], wanted)
+
+
+def test_variation_does_without_what_was_there_from_the_start():
+    """Six tokens are looked at in every layer, six in the last alone: a criterion with variation wants the second."""
+    sink, new = torch.zeros(1, 9, 48), torch.zeros(1, 9, 48)
+    sink[..., :6], new[..., 20:26] = 0.5, 0.1
+    view = make_view(UVPrune(criterion="attention_variation"), SQUARE)
+    view = replaced(view, **{"text_attention@0": sink, "text_attention": sink + new})
+    varying = UVPrune(criterion="attention_variation").plan(view, 6).kept[0]
+    assert varying.tolist() == list(range(20, 26))
+    assert UVPrune(criterion="attention").plan(view, 6).kept[0].tolist() == list(range(6))
+
+
+def test_a_criterion_reads_no_more_than_it_needs():
+    read = {
+        criterion: UVPrune(criterion=criterion).needs(Site("layer", 5)) for criterion in CRITERIA
+    }
+    assert read["similarity"] == (Need("text_states"),)
+    assert read["attention"] == (Need("text_attention"),)
+    assert read["attention_variation"] == (Need("text_attention", 0), Need("text_attention"))
+    assert read["similarity_variation"] == (
+        *(Need("projected"), Need("text_embeddings")),
+        Need("text_states"),
+    )
+
+
+def test_attention_needs_two_layers_to_vary():
+    for depth, layer in ((80, 20), (20, 5), (6, 2), (3, 2)):
+        assert UVPrune(criterion="attention_variation").sites(depth) == (Site("layer", layer),)
+    with pytest.raises(MethodError, match=r"method\.params\.L=1 .*valid: 2 or more"):
+        UVPrune(L=1, criterion="attention_variation")
+    with pytest.raises(MethodError, match=r"method\.params\.criterion='cosine' .*attention"):
+        UVPrune(criterion="cosine")  # type: ignore[arg-type]
 
 
 def test_rows_with_fewer_words_are_not_pulled_by_the_padding():
@@ -115,3 +198,8 @@ def test_words_at_the_site_are_the_models_hidden_states(layer: int):
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_engine(name: str):
     check_method(name, UVPrune(L=2))
+
+
+@pytest.mark.parametrize("criterion", ["similarity", "attention_variation", "attention"])
+def test_the_other_criteria_in_the_engine(criterion: Criterion):
+    check_method("llava_next", UVPrune(L=2, criterion=criterion))

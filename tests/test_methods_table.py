@@ -9,8 +9,8 @@ import pytest
 from harness.config.compose import CONF
 from harness.config.spec import ROOT
 from harness.methods_table import main, page, places
-from methods.base import Site
-from methods.registry import METHODS
+from methods.base import Decoder, Site, TokenReducer
+from methods.registry import METHODS, names_of
 
 PAGE = ROOT / "docs" / "methods.md"
 
@@ -28,8 +28,9 @@ def test_the_page_is_what_the_code_says() -> None:
 
 def test_every_method_and_every_config_file_has_a_row() -> None:
     text = page()
-    for name in METHODS.names():
-        assert len(cells_of(text, f"[{name}](")) == 6
+    for base, width in ((TokenReducer, 6), (Decoder, 9)):
+        for name in names_of(base):
+            assert len(cells_of(text, f"[{name}](")) == width
     for path in CONF.joinpath("method").glob("*.yaml"):
         assert len(cells_of(text, f"`{path.stem}` |")) == 4
 
@@ -44,14 +45,40 @@ def test_a_row_names_place_signals_cost_paper_and_tests() -> None:
 
 
 def test_every_method_states_its_cost_and_all_but_controls_a_paper() -> None:
-    rows = {name: cells_of(page(), f"[{name}](") for name in METHODS.names()}
-    assert {name for name, row in rows.items() if row[3] == "-"} == {"none"}
-    controls = {"none", "random", "uniform", "pooled"}
-    assert {name for name, row in rows.items() if row[4] == "control"} == controls
+    text = page()
+    rows = {name: cells_of(text, f"[{name}](") for name in METHODS.names()}
+    reducers, decoders = set(names_of(TokenReducer)), set(names_of(Decoder))
+    # Those that choose nothing have no cost of choosing.
+    assert {name for name in reducers if rows[name][3] == "-"} == {"none"}
+    choosing = {name for name in decoders if rows[name][7] != "-"}
+    assert choosing == {"specvlm_sd", "std", "parallelvlm"}
+    controls = {"none", "random", "uniform", "pooled", "autoregressive"}
+    assert {name for name, row in rows.items() if "control" in row[4:]} == controls
 
 
-def test_every_method_has_a_test_file_of_its_own() -> None:
-    assert {name for name in METHODS.names() if cells_of(page(), f"[{name}](")[5] == "-"} == set()
+def test_a_decoders_row_says_who_drafts_when_and_what_it_sees() -> None:
+    text = page()
+    assert cells_of(text, "[autoregressive](")[1:8] == ["nobody", *["-"] * 6]
+    assert cells_of(text, "[onsd](")[1:5] == ["a draft model", "in turn", "5", "words alone"]
+    assert cells_of(text, "[pearl](")[1:5] == ["a draft model", "at once", "auto", "everything"]
+    assert cells_of(text, "[sd_tree](")[3] == "tree of 25 on 5 levels"
+    assert cells_of(text, "[std](")[1:7] == [
+        "the target",
+        "in turn",
+        "9",
+        "words, and what the target chooses in each layer",
+        "layer 32",
+        "`text_attention`",
+    ]
+    assert cells_of(text, "[parallelvlm](")[4:6] == [
+        "words, and what the target chooses",
+        "layer 20",
+    ]
+
+
+def test_every_reducer_has_a_test_file_of_its_own() -> None:
+    text = page()
+    assert all(cells_of(text, f"[{name}](")[5] != "-" for name in names_of(TokenReducer))
 
 
 @pytest.mark.parametrize(

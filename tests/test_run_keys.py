@@ -177,3 +177,57 @@ def test_method_source_covers_its_own_file(tmp_path: Path) -> None:
     assert "fastv.py" in names["f"] - names["d"]
     assert "divprune.py" in names["d"] - names["f"]
     assert "base.py" in names["f"] & names["d"]
+
+
+def decoder_key(store: Path, *argv: str) -> str:
+    return key_of(store, "method=pearl", *argv)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "method.draft=seedling_full",
+        "method.draft_options={attention:eager}",
+        "method.draft_options={facts:{vocabulary:105}}",
+        "method.params.gamma=3",
+        "engine.transport=sequential",
+        "engine.compare=false",
+        "method=vanilla_sd",
+    ],
+)
+def test_a_decoder_is_its_draft_and_how_both_run(store: Path, change: str) -> None:
+    assert decoder_key(store, *change.split()) != decoder_key(store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "method.draft=seedling_draft",
+        "engine.patience=5",
+        "engine.rescore=true",
+        "engine.batch_size=2",
+        "ratio=0.9",
+    ],
+)
+def test_a_decoder_is_nothing_else(store: Path, change: str) -> None:
+    assert decoder_key(store, *change.split()) == decoder_key(store)
+
+
+def test_the_weights_of_the_draft_are_part_of_the_key(store: Path, tmp_path: Path) -> None:
+    import shutil
+
+    source = spec_of(store, "model=seedling_draft").model.path
+    assert source is not None
+    copy = tmp_path / "draft"
+    shutil.copytree(source, copy)
+    options = f"method.draft_options={{path: {copy}}}"
+    assert decoder_key(store, options) == decoder_key(store)
+    (copy / "generation_config.json").write_text("{}")
+    assert decoder_key(store, options) != decoder_key(store)
+
+
+def test_a_reducer_is_not_what_drafts_but_whether_it_is_judged(store: Path, plain: str) -> None:
+    for change in ("engine.transport=sequential", "engine.compare=false", "engine.patience=5"):
+        assert key_of(store, change) == plain
+    assert key_of(store, "model.drafts=[]") == plain
+    assert key_of(store, "engine.rescore=true") != plain

@@ -65,20 +65,32 @@ def batch_size(key: str, value: Any, auto: int) -> int:
 
 def positive(key: str, value: Any) -> float:
     """Return `value` if it is a finite number above 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    if not _finite(value) or value <= 0:
         raise UserError(f"{key}={value!r} must be a number above 0")
     return float(value)
 
 
 def ratio(key: str, value: Any) -> float:
     """Return `value` if it is a number in [0, 1)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value < 1:
+    if not _finite(value) or not 0 <= value < 1:
         raise UserError(
             f"{key}={value!r} must be a number in [0, 1): the share of visual tokens removed"
         )
     return float(value)
+
+
+def draft_ratio(key: str, value: Any) -> float:
+    """Return `value` if it is a number in [0, 1]; only a draft can do without every visual token."""
+    if not _finite(value) or not 0 <= value <= 1:
+        raise UserError(
+            f"{key}={value!r} must be a number in [0, 1]: the share of visual tokens the draft does without"
+        )
+    return float(value)
+
+
+def _finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def table(key: str, value: Any) -> dict[str, Any]:

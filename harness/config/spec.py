@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.budget import Budget
 from harness.config import fields
+from harness.config.compose import compose_model
+from harness.config.drafts import in_words_of_the_draft, with_options
 from harness.errors import UserError
 from harness.facts import CLASS_ATTENTION, ModelFacts
-from methods.base import SIGNALS
+from methods.base import SIGNALS, Decoder
+from methods.registry import METHODS, build_method
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +29,7 @@ VIDEO_RULES = ("uniform", "centre", "fps")
 SHORT_VIDEOS = ("error", "all")
 BACKENDS = ("drop", "emulate")
 POSITIONS = ("original", "renumbered", "method")
+TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0
 LOGS = ("none", "wandb")
@@ -37,16 +41,20 @@ DEVICE_MAPS = ("auto",)
 SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map template conversion "
-        "generation processor video facts architecture"
+        "generation processor video facts architecture drafts"
     ),
     "method": "name variant params",
     "benchmark": (
         "name task include_path sources limit metrics headline higher_is_better generation split"
     ),
     "budget": "rule",
-    "engine": "backend batch_size positions threads max_errors warmup",
+    "engine": (
+        "backend batch_size positions threads max_errors warmup transport patience compare rescore"
+    ),
     "log": "name options",
 }
+#: Keys that only some files of a section have: those of methods with a draft model.
+OPTIONAL = {"method": ("draft", "draft_options")}
 SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused")
 
 
@@ -76,6 +84,7 @@ class ModelSpec:
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
         architecture: what the configuration needs beside the facts, in transformers' words.
+        drafts: names of models with the same tokens that may draft for this one, the usual one first.
     """
 
     name: str
@@ -95,15 +104,20 @@ class ModelSpec:
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: VideoSpec = VideoSpec()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    drafts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults."""
+    """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults.
+
+    `draft` is the model that drafts, None where the method needs none.
+    """
 
     name: str
     variant: str = "paper"
     params: Mapping[str, Any] = field(default_factory=dict)
+    draft: ModelSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,10 @@ class EngineSpec:
     `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
     the method's released code does). `threads=None` leaves torch's default. Up to `max_errors` failed samples are left
     out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
+
+    Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
+    for the draft, and `compare` decodes every answer plainly too. `rescore` lets the whole model judge the answers of a
+    method that drops tokens.
     """
 
     backend: str = "drop"
@@ -141,6 +159,10 @@ class EngineSpec:
     threads: int | None = None
     max_errors: int = 0
     warmup: int = 1
+    transport: str = "auto"
+    patience: float = 30.0
+    compare: bool = True
+    rescore: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,11 +202,14 @@ class RunSpec:
         curves = fields.optional_text("curves", config["curves"])
         report = fields.optional_text("report", config["report"])
         rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
+        model = _model(parts["model"])
+        method = _method(parts["method"], model)
+        share = fields.draft_ratio if _decodes(method.name) else fields.ratio
         return cls(
-            model=_model(parts["model"]),
-            method=_method(parts["method"]),
+            model=model,
+            method=method,
             benchmark=_benchmark(parts["benchmark"], config["limit"]),
-            budget=Budget(rule=rule, ratio=fields.ratio("ratio", config["ratio"])),
+            budget=Budget(rule=rule, ratio=share("ratio", config["ratio"])),
             engine=_engine(parts["engine"]),
             seed=fields.integer("seed", config["seed"], at_least=0),
             force=fields.flag("force", config["force"]),
@@ -210,7 +235,8 @@ def _plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = fields.table(name, config[name])
-    fields.only_known(name, section, SECTIONS[name].split())
+    optional = [key for key in OPTIONAL.get(name, ()) if key in section]
+    fields.only_known(name, section, [*SECTIONS[name].split(), *optional])
     return section
 
 
@@ -239,6 +265,7 @@ def _model(part: Mapping[str, Any]) -> ModelSpec:
         processor=fields.table("model.processor", part["processor"]),
         video=_video(fields.table("model.video", part["video"])),
         architecture=fields.table("model.architecture", part["architecture"]),
+        drafts=fields.names("model.drafts", part["drafts"], empty=True),
     )
 
 
@@ -327,12 +354,43 @@ def _device(value: Any) -> str:
     return str(value)
 
 
-def _method(part: Mapping[str, Any]) -> MethodSpec:
-    return MethodSpec(
-        name=fields.text("method.name", part["name"]),
-        variant=fields.choice("method.variant", part["variant"], VARIANTS),
-        params=fields.table("method.params", part["params"]),
-    )
+def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
+    name = fields.text("method.name", part["name"])
+    params = fields.table("method.params", part["params"])
+    variant = fields.choice("method.variant", part["variant"], VARIANTS)
+    asked = fields.optional_text("method.draft", part.get("draft"))
+    options = fields.table("method.draft_options", part.get("draft_options"))
+    if _decodes(name):
+        method = build_method(name, params)
+        if isinstance(method, Decoder) and method.source == "model":
+            return MethodSpec(name, variant, params, _draft(asked, options, model))
+    if asked is not None or options:
+        key = "method.draft_options" if asked is None else "method.draft"
+        raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
+    return MethodSpec(name, variant, params)
+
+
+def _decodes(name: str) -> bool:
+    """Say whether a method decodes speculatively; an unknown name, refused later, does not."""
+    return name in METHODS and issubclass(METHODS.load(name), Decoder)
+
+
+def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
+    """Return the draft model: the one asked for, else the first that the target names, with the user's options.
+
+    It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
+    what the target chooses is for both of them.
+    """
+    if asked is None and not target.drafts:
+        raise UserError(
+            f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
+        )
+    part = compose_model(asked or target.drafts[0])
+    part["video"] = asdict(target.video)
+    if part["adapter"] == target.adapter:
+        part["processor"] = dict(target.processor)
+    with in_words_of_the_draft():
+        return _model(with_options(part, options))
 
 
 def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
@@ -364,6 +422,10 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         threads=fields.optional_integer("engine.threads", part["threads"], at_least=1),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),
         warmup=fields.integer("engine.warmup", part["warmup"], at_least=0),
+        transport=fields.choice("engine.transport", part["transport"], TRANSPORTS),
+        patience=fields.positive("engine.patience", part["patience"]),
+        compare=fields.flag("engine.compare", part["compare"]),
+        rescore=fields.flag("engine.rescore", part["rescore"]),
     )
 
 

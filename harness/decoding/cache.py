@@ -50,6 +50,19 @@ class RoomyLayer(CacheLayerMixin):
         if max_length < self._length:
             self._show(max_length)
 
+    def keep(self, last: int, kept: Tensor) -> None:
+        """Keep of the last `last` tokens those at `kept` (K,), ascending from 0, moved together. Cost: those alone."""
+        start, end = self._length - last, self._length
+        stop = start + len(kept)
+        for store in (self._keys, self._values):
+            store[:, :, start:stop] = store[:, :, start:end].index_select(2, kept.to(store.device))
+        self._show(stop)
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H_kv, S, D) of the tokens held, as views."""
+        return self._keys[:, :, : self._length], self._values[:, :, : self._length]
+
     def _show(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
         shown = self._keys[:, :, :length], self._values[:, :, :length]
@@ -80,6 +93,26 @@ class RoomyCache(Cache):
         """Take the last `gone` tokens off every layer, however long each is."""
         for layer in self._roomy:
             layer.crop(layer.get_seq_length() - gone)
+
+    def keep(self, last: int, kept: Tensor) -> None:
+        """Keep of the last `last` tokens of every layer those at `kept` (K,), ascending from 0."""
+        for layer in self._roomy:
+            layer.keep(last, kept)
+
+    def copy(self, other: RoomyCache, before: int, length: int) -> None:
+        """Append what `other` holds of `length` tokens, in every layer `before` tokens away from its end."""
+        for layer, theirs in zip(self._roomy, other._roomy, strict=True):
+            start = theirs.get_seq_length() - before
+            keys, values = theirs.held
+            layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
+
+    def gather(self, other: RoomyCache, slots: Tensor) -> None:
+        """Begin with the tokens `slots` (layers, M) of each layer of `other`; the one copy this cache ever costs."""
+        pairs = zip(self._roomy, other._roomy, slots, strict=True)
+        for layer, theirs, chosen in pairs:
+            keys, values = theirs.held
+            index = chosen.to(keys.device)
+            layer.update(keys.index_select(2, index), values.index_select(2, index))
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.decoding.rules import Rule
+from harness.decoding.rules import Row, Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class Draft:
 
     Attributes:
         tokens: parents before children; siblings in the order in which they are tried.
-        rows: the row (V,) that each token was drawn from; None for tokens chosen outright.
+        rows: the row (V,) that each token was drawn from, none or None for tokens chosen outright.
         parents: index of each token's parent, -1 for a first token; None: a chain.
     """
 
@@ -49,6 +49,26 @@ class Draft:
         rows = tuple(one.row(node) for one in (self, other) for node in range(len(one.tokens)))
         return Draft(self.tokens + other.tokens, rows)
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Places between the start and each token: 0 for a first one."""
+        if self.parents is None:
+            return tuple(range(len(self.tokens)))
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent < 0 else found[parent] + 1)
+        return tuple(found)
+
+    def way(self, node: int) -> list[int]:
+        """Return the tokens from the start to `node`, itself included."""
+        if self.parents is None:
+            return list(range(node + 1))
+        found: list[int] = []
+        while node >= 0:
+            found.insert(0, node)
+            node = self.parents[node]
+        return found
+
     def part(self, first: int, last: int | None = None) -> Draft:
         """Return the tokens from `first` to before `last` of a chain."""
         return Draft(self.tokens[first:last], self.rows[first:last])
@@ -72,7 +92,7 @@ class Verdict:
     tried: tuple[int, ...]
 
 
-def walk(draft: Draft, rows: Sequence[Tensor], rule: Rule, position: int) -> Verdict:
+def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verdict:
     """Follow the draft as far as the target does.
 
     Args:

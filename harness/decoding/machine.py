@@ -17,10 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from harness.decoding.drafts import Draft, walk
-from harness.decoding.rules import Rule
+from harness.decoding.rules import Row, Rule
 from harness.decoding.trace import Round, Trace
 
 
@@ -34,7 +32,7 @@ class Drafter(Protocol):
 class Verifier(Protocol):
     """Knows what the target says."""
 
-    def rows(self, tokens: Sequence[int], draft: Draft) -> Sequence[Tensor]:
+    def rows(self, tokens: Sequence[int], draft: Draft) -> Sequence[Row]:
         """Return the target's row behind the verified `tokens`, then behind each token of `draft`, in one forward."""
 
 
@@ -47,7 +45,7 @@ class Timed:
     """Results of one round's work and the seconds it took: by the wall, and each side's own."""
 
     draft: Draft
-    rows: Sequence[Tensor]
+    rows: Sequence[Row]
     seconds: float
     draft_seconds: float
     target_seconds: float
@@ -60,15 +58,13 @@ class Transport(Protocol):
         DrafterLost: from either call; the target's rows can still be asked for by `alone`.
     """
 
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
-    ) -> Timed:
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Draft, then verify what was drafted."""
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft and verify at the same time."""
 
-    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify without drafting."""
 
 

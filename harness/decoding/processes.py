@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
-
-from torch import Tensor
+from typing import Any
 
 from harness.decoding.drafts import Draft
+from harness.decoding.guidance import Guidance
 from harness.decoding.machine import Drafter, DrafterLost, Timed
-from harness.decoding.transports import NOTHING
+from harness.decoding.rules import Row
+from harness.decoding.serving import Packed, Request, guide_request, serve, unpack
+from harness.decoding.transports import NOTHING, alone
+from harness.errors import UserError
 
-#: Builds a drafter inside its process; a function of a module, for it travels by name.
+#: Builds a drafter inside its process; it travels by name.
 Factory = Callable[[], Drafter]
 
 #: Seconds that a process has to end by itself before it is killed.
@@ -25,8 +28,8 @@ GRACE = 2.0
 class Processes:
     """A transport whose drafter answers from another process; the verifier stays in this one.
 
-    Use it as a context manager, and give the machine `drafter` and the transport itself. Only ids cross the pipe: the
-    answer so far one way, drafted tokens the other.
+    Use it as a context manager, and give the machine `drafter` and the transport itself. Ids cross the pipe, the answer
+    so far one way, drafted tokens the other, and of a draft that samples the rows it drew from.
 
     Args:
         factory: builds the drafter, in its own process.
@@ -36,24 +39,29 @@ class Processes:
 
     Raises:
         DrafterLost: the process died or did not answer in time, on start and at any call after.
+        UserError: what the drafter was asked cannot work; it lives on.
     """
 
     def __init__(
         self,
         factory: Factory,
-        patience: float = 10.0,
+        patience: float = 30.0,
         cores: tuple[Collection[int], Collection[int]] | None = None,
-        start: float = 120.0,
+        start: float = 600.0,
     ) -> None:
         self._factory = factory
         self._patience = patience
         self._cores = cores
         self._start = start
         self._own_cores: Collection[int] | None = None
+        self._asked = 0
+        #: Why the drafter is gone; None while it is there.
+        self.lost: str | None = None
 
     def __enter__(self) -> Processes:
         """Start the process and wait until its drafter is built."""
         context = get_context("spawn")
+        self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         its_cores = None if self._cores is None else self._cores[1]
         self._process = context.Process(
@@ -62,8 +70,10 @@ class Processes:
         self._process.start()
         theirs.close()  # or the end of the process would not be the end of the pipe
         try:
-            self._receive(self._start)
-        except DrafterLost:
+            refusal = self._receive(self._start)
+            if refusal is not None:
+                raise refusal
+        except (DrafterLost, UserError):
             self.close()
             raise
         if self._cores is not None:
@@ -97,33 +107,54 @@ class Processes:
         return self._process.pid
 
     @property
-    def drafter(self) -> Drafter:
-        """A drafter whose answers come from the process; alone it is asked and waited for."""
+    def drafter(self) -> Remote:
+        """A drafter whose answers come from the process; the transport collects them."""
         return Remote(self)
 
     # ------------------------------------------------------------------ messages
 
-    def ask(self, tokens: Sequence[int], count: int) -> None:
-        """Ask for a draft without waiting for it."""
+    def ask(self, what: str, *arguments: Any) -> None:
+        """Ask for an answer without waiting for it."""
+        self._asked += 1
+        self._send((what, self._asked, arguments))
+
+    def tell(self, guidance: Guidance) -> None:
+        """Hand on what the target chose; nothing is answered."""
+        self._send(guide_request(guidance))
+
+    def answer(self) -> tuple[Packed | None, float]:
+        """Return what was asked for last, and the seconds that the process was busy with it."""
+        while True:
+            number, found, seconds = self._receive(self._patience)
+            if number != self._asked:
+                continue  # to a question whose asker has failed since
+            if isinstance(found, UserError):
+                raise found
+            return found, seconds
+
+    def _draft(self) -> tuple[Draft, float]:
+        packed, seconds = self.answer()
+        assert packed is not None  # a draft was asked for
+        return unpack(packed), seconds
+
+    def _send(self, request: Request) -> None:
         try:
-            self._pipe.send((list(tokens), count))
+            self._pipe.send(request)
         except OSError as error:
-            raise DrafterLost(self._why()) from error
+            raise self._gone(self._why()) from error
 
-    def answer(self) -> tuple[Draft, float]:
-        """Return the draft asked for, and the seconds that the process was busy with it."""
-        found, seconds = self._receive(self._patience)
-        return Draft(tuple(found)), seconds
-
-    def _receive(self, patience: float) -> tuple[list[int], float]:
+    def _receive(self, patience: float) -> Any:
         try:
             if not self._pipe.poll(patience):
                 self._process.kill()
-                raise DrafterLost(f"the drafter did not answer within {patience:g} s")
-            message: tuple[list[int], float] = self._pipe.recv()
+                raise self._gone(f"the drafter did not answer within {patience:g} s")
+            return self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise DrafterLost(self._why()) from error
-        return message
+            raise self._gone(self._why()) from error
+
+    def _gone(self, why: str) -> DrafterLost:
+        self.lost = why
+        return DrafterLost(why)
 
     def _why(self) -> str:
         self._process.join(GRACE)
@@ -133,33 +164,28 @@ class Processes:
 
     # ------------------------------------------------------------------ transport
 
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
-    ) -> Timed:
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Draft there, then verify here."""
         start = time.perf_counter()
         draft()
-        proposed, drafting = self.answer()
+        proposed, drafting = self._draft()
         between = time.perf_counter()
         found = rows(proposed)
         end = time.perf_counter()
         return Timed(proposed, found, end - start, drafting, end - between)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft there while verifying here."""
         start = time.perf_counter()
         draft()
         found = rows()
         verified = time.perf_counter()
-        proposed, drafting = self.answer()
+        proposed, drafting = self._draft()
         return Timed(proposed, found, time.perf_counter() - start, drafting, verified - start)
 
-    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify here."""
-        start = time.perf_counter()
-        found = rows()
-        seconds = time.perf_counter() - start
-        return Timed(NOTHING, found, seconds, 0.0, seconds)
+        return alone(rows)
 
 
 class Remote:
@@ -168,23 +194,21 @@ class Remote:
     def __init__(self, transport: Processes) -> None:
         self._transport = transport
 
+    def begin(self, order: Any) -> None:
+        """Prepare for an answer, and wait until that is done."""
+        self._transport.ask("begin", order)
+        self._transport.answer()
+
+    def start(self) -> None:
+        """Have the prompt run, and wait until that is done."""
+        self._transport.ask("start")
+        self._transport.answer()
+
+    def guide(self, guidance: Guidance) -> None:
+        """Hand on what the target chose."""
+        self._transport.tell(guidance)
+
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         """Ask."""
-        self._transport.ask(tokens, count)
+        self._transport.ask("draft", list(tokens), count)
         return NOTHING
-
-
-def serve(pipe: Connection, factory: Factory, cores: Collection[int] | None) -> None:
-    """Answer until the other end closes the pipe."""
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-    drafter = factory()
-    pipe.send(([], 0.0))
-    while True:
-        try:
-            tokens, count = pipe.recv()
-        except EOFError:
-            return
-        start = time.perf_counter()
-        found = drafter.draft(tokens, count).tokens
-        pipe.send((list(found), time.perf_counter() - start))

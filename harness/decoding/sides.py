@@ -2,92 +2,333 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from harness.adapters.base import Adapter
+from harness.decoding.attention import folded, window_mask
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import Draft
-from harness.decoding.machine import Drafter, Verifier
-from harness.engine.session import Session
+from harness.decoding.rules import Row
+from harness.decoding.voices import Voice
+from harness.errors import UserError
+
+#: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
+Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
+
+NOTHING = Draft(())
 
 
-class GreedySide(Drafter, Verifier):
-    """One model and one prompt: what it says behind any answer, by its likeliest tokens.
+class Side:
+    """One model and one prompt: what it says behind any answer.
 
     The cache holds the prompt and some answer. Whatever is asked next, the part that both answers share stays, the rest
-    is cut off, and only what is missing is fed. Rows are remembered for as long as their tokens are in the cache.
+    is cut off, and only what is missing is fed. Of a verified tree the path that was taken stays. Rows are remembered
+    from the last place asked for on; who goes back behind it pays one token.
 
     Args:
-        session: an open session; its method reduces this side's visual tokens, `none` leaves them alone.
-        inputs: one encoded chat.
-        room: longest answer, drafted tokens included.
-
-    Raises:
-        ValueError: more than one chat.
+        adapter: the model.
+        voice: how its logits become rows.
+        room: longest answer, drafted tokens and all nodes of a tree included.
+        prefill: runs the prompt, when the side is asked first.
     """
 
-    def __init__(self, session: Session, inputs: Mapping[str, Any], room: int) -> None:
-        if inputs["input_ids"].shape[0] != 1:
-            raise ValueError(f"{inputs['input_ids'].shape[0]} chats; a side takes one")
-        self._adapter: Adapter = session.adapter
-        self._decoder = self._adapter.decoder
-        self._embed = self._adapter.model.get_input_embeddings()
-        self._head = self._adapter.model.get_output_embeddings()
-        self._cache = RoomyCache(len(self._decoder.layers), room)
-        self._fed: list[int] = []
-        logits, self._next = session.prefill(inputs, self._cache)
-        self._rows: list[Tensor] = [logits.argmax()]
-        #: Layers may hold prompts of different lengths; then tokens are fed one by one, for one mask does not fit all.
-        self._ragged = len(set(self._cache.lengths)) > 1
+    def __init__(self, adapter: Adapter, voice: Voice, room: int, prefill: Prefill) -> None:
+        self.adapter = adapter
+        self.voice = voice
+        self.room = room
+        self._decoder = adapter.decoder
+        text = self._decoder.config
+        self._groups = text.num_attention_heads // text.num_key_value_heads
+        self._embed = adapter.model.get_input_embeddings()
+        self._head = adapter.model.get_output_embeddings()
+        self._prefill: Prefill | None = prefill
+        self.cache = RoomyCache(len(self._decoder.layers), room)
+        #: Tokens of the answer whose keys and values the cache holds behind the prompt's.
+        self.fed: list[int] = []
+        self._rows: dict[int, Row] = {}
+        self._tree = NOTHING
+        self._tree_rows: tuple[Row, ...] = ()
 
     @torch.inference_mode()
-    def rows(self, tokens: Sequence[int], draft: Draft) -> list[Tensor]:
-        """Return the likeliest id behind `tokens`, then behind each token of a drafted chain."""
-        whole = [*tokens, *draft.tokens]
-        self._feed(whole)
-        return self._rows[len(tokens) : len(whole) + 1]
+    def start(self) -> None:
+        """Run the prompt, once."""
+        if self._prefill is None:
+            return
+        self.first, self.following = self._prefill(self.cache)
+        self._prefill = None
+        self._rows[0] = self.voice.rows(self.first[None], self._pasts([], 0))[0]
+
+    @torch.inference_mode()
+    def rows(self, tokens: Sequence[int], draft: Draft) -> list[Row]:
+        """Return the row behind `tokens`, then behind each token of a drafted chain or tree, in one forward.
+
+        Greedy rows are Python ints, fetched from the device all at once; sampling ones stay there.
+        """
+        self.start()
+        first = len(tokens)
+        if draft.parents is None:
+            whole = [*tokens, *draft.tokens]
+            self._settle(whole, first)
+            self._feed(whole)
+            found = [self._rows[place] for place in range(first, len(whole) + 1)]
+        else:
+            self._settle(list(tokens), first)
+            self._feed(list(tokens), draft)
+            found = [self._rows[first], *self._tree_rows]
+        self._forget(first)
+        return found if self.voice.samples else list(_ids(found))
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Return the next `count` tokens; ids stay on the device until the last is known."""
+        """Return the next `count` tokens, with their rows if they were drawn; nobody waits for any but the last."""
+        self.start()
+        first = len(tokens)
+        self._settle(list(tokens), first)
         self._feed(list(tokens))
-        said = [self._rows[-1]]
-        for _ in range(count - 1):
-            self._step(said[-1].view(1, 1), len(tokens) + len(said) - 1)
-            said.append(self._rows[-1])
-        found: list[int] = torch.stack(said).tolist()
-        self._fed += found[: count - 1]
-        return Draft(tuple(found))
-
-    def _feed(self, tokens: list[int]) -> None:
-        """Cut the cache back to what it shares with `tokens` and feed the rest."""
-        shared = 0
-        for held, wanted in zip(self._fed, tokens, strict=False):
-            if held != wanted:
+        said: list[Tensor] = []
+        rows = [self._rows[first]]
+        past = self._answer(tokens) if self.voice.listens else None
+        while True:
+            said.append(self.voice.pick(rows[-1], first + len(rows) - 1))
+            if len(said) == count:
                 break
-            shared += 1
-        if shared < len(self._fed):
-            self._cache.cut(len(self._fed) - shared)
-            del self._fed[shared:], self._rows[shared + 1 :]
-        missing = tokens[shared:]
-        if not missing:
-            return
-        ids = torch.tensor([missing], device=self._adapter.device)
-        for part in ids.split(1, dim=1) if self._ragged else (ids,):
-            self._step(part, len(self._rows) - 1)
-        self._fed += missing
+            pasts = [] if past is None else [torch.cat([past, torch.stack(said)])]
+            logits = self.run(said[-1].view(1), [first + len(said) - 1])
+            rows += self.voice.rows(logits, pasts)
+        found: list[int] = torch.stack(said).tolist()
+        self.fed += found[: count - 1]
+        drawn_from = tuple(row for row in rows if isinstance(row, Tensor) and self.voice.samples)
+        self._rows |= dict(enumerate(drawn_from or found, first))
+        self._forget(first)
+        return Draft(tuple(found), drawn_from)
 
-    def _step(self, ids: Tensor, place: int) -> None:
-        """Run new tokens (1, t) from `place` of the answer on, and remember the id behind each."""
-        steps = torch.arange(place, place + ids.shape[1], device=ids.device)
+    @torch.inference_mode()
+    def behind(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits (V,) behind `tokens`."""
+        self.start()
+        self._settle(list(tokens[:-1]))
+        if not tokens:
+            return self.first
+        logits = self._feed(list(tokens))
+        self._forget(len(tokens))
+        return logits[-1]
+
+    @torch.inference_mode()
+    def adopt(self, tokens: Sequence[int], source: Side) -> None:
+        """Copy keys and values of `tokens`, which `source` holds too, instead of computing them.
+
+        Raises:
+            ValueError: the cache holds anything else behind the prompt, or `source` does not hold the tokens.
+        """
+        held, wanted = len(self.fed), list(tokens)
+        if self.fed != wanted[:held] or source.fed[: len(wanted)] != wanted:
+            raise ValueError("only what follows the tokens held can be taken from another side")
+        behind = len(source.fed) + len(source._tree.tokens)
+        self.cache.copy(source.cache, behind - held, len(wanted) - held)
+        self.fed = wanted
+
+    @torch.inference_mode()
+    def cut(self, length: int) -> None:
+        """Go back to the first `length` tokens held."""
+        self._settle(self.fed[:length])
+
+    # ------------------------------------------------------------------ going back
+
+    @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Tokens of the prompt that each layer holds."""
+        answer = len(self.fed) + len(self._tree.tokens)
+        return tuple(length - answer for length in self.cache.lengths)
+
+    def _settle(self, tokens: list[int], first: int | None = None) -> None:
+        """Cut the cache back to what it shares with `tokens`, so that rows from `first` on are known or come anew."""
+        shared = common_length(self.fed, tokens)
+        path: list[int] = []
+        if shared == len(self.fed) and self._tree.tokens:
+            path = self._path(tokens[shared:])
+        for row, node in enumerate(path, shared + 1):
+            self._rows[row] = self._tree_rows[node]
+        gone, nodes = len(self.fed) - shared, len(self._tree.tokens)
+        if path and path != list(range(len(path))):
+            self.cache.keep(nodes, torch.tensor(path, device=self.adapter.device))
+        else:
+            self.cache.cut(gone + nodes - len(path))
+        del self.fed[shared:]
+        self.fed += [self._tree.tokens[node] for node in path]
+        self._tree, self._tree_rows = NOTHING, ()
+        held = len(self.fed)
+        self._rows = {place: row for place, row in self._rows.items() if place <= held}
+        asked = range(held + 1 if first is None else first, held + 1)
+        known = next((place - 1 for place in asked if place not in self._rows), held)
+        if known < held:  # the row of a token held was forgotten: that token is fed once more
+            self.cache.cut(held - known)
+            del self.fed[known:]
+
+    def _path(self, tokens: list[int]) -> list[int]:
+        """Return the nodes of the tree that `tokens` follow."""
+        path: list[int] = []
+        node = -1
+        for token in tokens:
+            children = self._tree.children(node)
+            taken = next((child for child in children if self._tree.tokens[child] == token), None)
+            if taken is None:
+                break
+            path.append(taken)
+            node = taken
+        return path
+
+    def _forget(self, first: int) -> None:
+        """Let go of rows that nobody will ask for unless they go back; the prompt's own stays."""
+        self._rows = {
+            place: row for place, row in self._rows.items() if place == 0 or place >= first
+        }
+
+    # ------------------------------------------------------------------ going on
+
+    def _feed(self, tokens: list[int], tree: Draft = NOTHING) -> Tensor:
+        """Feed what is missing of `tokens`, then all nodes of `tree`; return the logits (t, V) of both."""
+        held, length = len(self.fed), len(tokens)
+        missing = tokens[held:]
+        if not missing and not tree.tokens:
+            return self.first[None][:0]
+        places = [*range(held, length), *(length + depth for depth in tree.depths)]
+        ids = self._answer([*missing, *tree.tokens])
+        logits = self.run(ids, places, _seen(len(missing), tree) if tree.tokens else None)
+        rows = self.voice.rows(logits, self._pasts(tokens, held + 1, tree))
+        count = len(missing)
+        self._rows |= dict(enumerate(rows[:count], held + 1))
+        self.fed = tokens
+        self._tree, self._tree_rows = tree, rows[count:]
+        return logits
+
+    def run(self, ids: Tensor, places: Sequence[int], seen: Tensor | None = None) -> Tensor:
+        """Run new tokens and return the logits (t, V) behind each.
+
+        Args:
+            ids: (t,) behind whatever the cache holds.
+            places: of each in the answer.
+            seen: (t, s) which of the last s keys, their own included, each sees; None: all before it and itself.
+
+        Raises:
+            UserError: tokens that branch, on attention that takes no mask, or in layers of different lengths.
+        """
+        with folded(self._decoder) as strong:
+            lengths, count = self.cache.lengths, len(places)
+            ragged = min(lengths) < max(lengths)
+            if not strong and ragged and seen is None and count > 1:
+                # The one mask that the stack builds for itself does not fit all layers.
+                alone = [self._forward(ids[n : n + 1], [places[n]], None) for n in range(count)]
+                return torch.cat(alone)
+            mask = None
+            if seen is not None and not strong:
+                self._check_branches(ragged)
+            if seen is not None or (strong and count > 1):
+                if seen is None:
+                    seen = torch.ones(count, count, dtype=torch.bool).tril()
+                groups = self._groups if strong else 1
+                seen = seen.to(self.adapter.device)
+                mask = window_mask(seen, max(lengths) + count, groups, self._embed.weight.dtype)
+            return self._forward(ids, places, mask)
+
+    def _check_branches(self, ragged: bool) -> None:
+        """Refuse trees where one explicit mask does not serve all layers."""
+        name = self._decoder.config._attn_implementation
+        if name != "eager" or ragged:
+            raise UserError(
+                f"model.attention={name!r} cannot verify a drafted tree"
+                f"{' over layers of different lengths' if ragged else ''}; valid: sdpa"
+            )
+
+    def _forward(self, ids: Tensor, places: Sequence[int], mask: Tensor | None) -> Tensor:
+        if list(places) == list(range(places[0], places[0] + len(places))):
+            steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
+        else:
+            steps = torch.tensor(places, device=ids.device)
         hidden = self._decoder(
-            inputs_embeds=self._embed(ids),
-            position_ids=self._next + steps,
-            past_key_values=self._cache,
+            inputs_embeds=self._embed(ids[None]),
+            position_ids=self.following + steps,
+            attention_mask=mask,
+            past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        self._rows += self._head(hidden)[0].argmax(-1).unbind()
+        logits: Tensor = self._head(hidden)[0]
+        return logits
+
+    def _answer(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(list(tokens), dtype=torch.long, device=self.adapter.device)
+
+    def _pasts(self, tokens: list[int], first: int, tree: Draft = NOTHING) -> list[Tensor]:
+        """Return the answers that end at place `first` to the end of `tokens`, then at each node; for processors."""
+        if not self.voice.listens:
+            return []
+        answer, nodes = self._answer(tokens), self._answer(tree.tokens)
+        ends = [answer[:end] for end in range(first, len(tokens) + 1)]
+        ways = [tree.way(node) for node in range(len(tree.tokens))]
+        return [*ends, *(torch.cat([answer, nodes[way]]) for way in ways)]
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two answers share from the first on."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _seen(missing: int, tree: Draft) -> Tensor:
+    """Return (t, t) what `missing` tokens in a row and the nodes behind them see of each other."""
+    count = missing + len(tree.tokens)
+    seen = torch.zeros(count, count, dtype=torch.bool)
+    seen[:, :missing] = True
+    seen[:missing, :missing].tril_()
+    for node in range(len(tree.tokens)):
+        seen[missing + node, [missing + above for above in tree.way(node)]] = True
+    return seen
+
+
+def _ids(rows: Sequence[Row]) -> list[int]:
+    """Return greedy rows as numbers, with one transfer for all that are not yet."""
+    waiting = [row for row in rows if isinstance(row, Tensor)]
+    if not waiting:
+        return [int(row) for row in rows]
+    fetched = iter(torch.stack(waiting).tolist())
+    return [next(fetched) if isinstance(row, Tensor) else row for row in rows]
+
+
+@torch.inference_mode()
+def text_only_prefill(
+    adapter: Adapter, inputs: Mapping[str, Any], cache: Cache
+) -> tuple[Tensor, Tensor]:
+    """Run a prompt without its images: placeholders, newlines and separators are gone, positions count from 0.
+
+    Args:
+        adapter: the model; its tower does not run.
+        inputs: one encoded chat.
+        cache: empty.
+
+    Returns:
+        logits: (V,) behind the last token of the prompt.
+        next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
+
+    Raises:
+        ValueError: several chats.
+    """
+    words = adapter.layout(inputs).words
+    if words.shape[0] != 1:
+        raise ValueError(f"{words.shape[0]} prompts; a prefill by itself takes one")
+    ids = inputs["input_ids"][:, words[0].to(inputs["input_ids"].device)]
+    axes = adapter.facts.rotary_axes
+    positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
+    if axes > 1:
+        positions = positions.expand(axes, 1, -1)
+    hidden = adapter.decoder(
+        inputs_embeds=adapter.model.get_input_embeddings()(ids),
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    logits = adapter.model.get_output_embeddings()(hidden[0, -1])
+    return logits, positions[..., -1:] + 1

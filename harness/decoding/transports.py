@@ -6,20 +6,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Timed
+from harness.decoding.rules import Row
 
 NOTHING = Draft(())
+
+
+def alone(rows: Callable[[], Sequence[Row]]) -> Timed:
+    """Verify without drafting, by the wall clock."""
+    start = time.perf_counter()
+    found = rows()
+    seconds = time.perf_counter() - start
+    return Timed(NOTHING, found, seconds, 0.0, seconds)
 
 
 class Sequential:
     """Both sides in this thread, one after the other, by the wall clock."""
 
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
-    ) -> Timed:
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Draft, then verify."""
         start = time.perf_counter()
         proposed = draft()
@@ -28,16 +33,13 @@ class Sequential:
         end = time.perf_counter()
         return Timed(proposed, found, end - start, between - start, end - between)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft, then verify what was there before: the same answer as at the same time, without the gain."""
         return self.in_turn(draft, lambda _: rows())
 
-    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify."""
-        start = time.perf_counter()
-        found = rows()
-        seconds = time.perf_counter() - start
-        return Timed(NOTHING, found, seconds, 0.0, seconds)
+        return alone(rows)
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,20 @@ class Virtual:
     message: float = 0.0
     depth: Callable[[Draft], int] = lambda draft: len(draft.tokens)
 
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Tensor]]
-    ) -> Timed:
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Charge one side after the other."""
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = drafting + self.target + self.message
         return Timed(proposed, rows(proposed), total, drafting, self.target)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Charge the longer side."""
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = max(drafting, self.target) + self.message
         return Timed(proposed, rows(), total, drafting, self.target)
 
-    def alone(self, rows: Callable[[], Sequence[Tensor]]) -> Timed:
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Charge the target."""
         return Timed(NOTHING, rows(), self.target, 0.0, self.target)

@@ -288,10 +288,12 @@ class Pass:
             layers.append(0)
         if not layers:
             return
-        for index in range(min(layers), len(self._decoder.layers)):
-            layer = self._decoder.layers[index]
+        # Behind the last layer stands the final norm: whoever only looks may look there too.
+        modules = [*self._decoder.layers, self._decoder.norm]
+        last = max(len(self._decoder.layers), *(layer + 1 for layer in layers))
+        for index in range(min(layers), last):
             hook = self._layer_hook(index)
-            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            self._handles.append(modules[index].register_forward_pre_hook(hook, with_kwargs=True))
 
     def _shorten_input(self, kwargs: Arguments, site: Site, decision: Decision) -> Arguments:
         """Apply a decision that takes effect before layer 0 to the arguments of the decoder stack."""
@@ -351,7 +353,8 @@ class Pass:
                 corrected = self._steps.layer_arguments(layer, hidden, kwargs)
                 return None if corrected is None else (args, corrected)
             for number, site in numbered:
-                hidden = self._reduce_hidden(number, site, hidden, kwargs["position_embeddings"])
+                rotary = kwargs.get("position_embeddings", ())  # the final norm takes none
+                hidden = self._reduce_hidden(number, site, hidden, rotary)
             stage = self._stages[-1]
             if stage is self._stages[0]:
                 return ((hidden, *args[1:]), kwargs) if numbered else None
@@ -392,9 +395,9 @@ class Pass:
         return hidden
 
     @property
-    def needs_steps(self) -> bool:
-        """Whether decoding steps are wrong without the pass's hooks."""
-        return self._steps.needed
+    def needs_masks(self) -> bool:
+        """Whether decoding steps are wrong without the pass's masks, whoever counts the positions."""
+        return self._steps.masked
 
     # ------------------------------------------------------------------ records
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ class Record:
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
         origin: (n,) original indices of the visual tokens alive in the last layer.
+        accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
+            (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
+            (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
+        decoding: how a speculative decoder came to the answer, as `harness.decoding.telling.Telling.entry` has it.
     """
 
     sample: str
@@ -50,6 +55,8 @@ class Record:
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
     origin: Tensor | None = field(default=None, repr=False, compare=False)
+    accepted: Mapping[str, float | None] | None = None
+    decoding: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

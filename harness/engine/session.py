@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
@@ -24,6 +25,18 @@ from methods.base import MethodError, TokenReducer
 
 Backend = Literal["drop", "emulate"]
 PositionPolicy = Literal["original", "renumbered", "method"]
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt that has been run: `logits` (V,) behind it, the `next` position (..., 1), and how its record is closed.
+
+    `finish` takes the answer's ids (1, T) when decoding is over, and counts the time since the prefill as decoding.
+    """
+
+    logits: Tensor
+    next: Tensor
+    finish: Callable[[Tensor], Generated]
 
 
 class Session:
@@ -201,7 +214,9 @@ class Session:
             self._pass = None
 
     @torch.inference_mode()
-    def prefill(self, inputs: Mapping[str, Any], cache: Cache) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, inputs: Mapping[str, Any], cache: Cache, sample: str = "0"
+    ) -> tuple[Tensor, Tensor]:
         """Run one prompt into `cache`, for a decoding loop of the caller's own.
 
         Returns:
@@ -212,6 +227,12 @@ class Session:
             ValueError: several prompts, whose padding steps of one's own would have to mask.
             RuntimeError: outside the `with` block, or the method chooses anew at each decoding step.
         """
+        done = self.prefilled(inputs, cache, sample)
+        return done.logits, done.next
+
+    @torch.inference_mode()
+    def prefilled(self, inputs: Mapping[str, Any], cache: Cache, sample: str = "0") -> Prefilled:
+        """Do what `prefill` does, and keep what the record of the sample needs."""
         if not self._open:
             raise RuntimeError("Session.prefill was called outside its `with` block")
         layout = self.adapter.layout(inputs)
@@ -224,13 +245,17 @@ class Session:
         ):  # with more, the model derives them from the pictures
             arguments["position_ids"] = inputs["attention_mask"].long().cumsum(1) - 1
         try:
-            with Pass(self, layout, ("0",)) as self._pass:
+            with Pass(self, layout, (sample,)) as this:
+                self._pass = this
                 output = self.adapter.model(**arguments)
-                if self._pass.needs_steps:
+                if this.needs_masks:
                     raise RuntimeError("this method or backend needs the engine in every step")
-                positions = self._pass.positions
         finally:
             self._pass = None
-        assert positions is not None  # the decoder has run
-        following = positions.amax() + 1
-        return output.logits[0, -1], following.expand(*positions.shape[:-1], 1)
+        assert this.positions is not None  # the decoder has run
+        following = this.positions.amax() + 1
+        return Prefilled(
+            logits=output.logits[0, -1],
+            next=following.expand(*this.positions.shape[:-1], 1),
+            finish=lambda ids: this.finish(ids, None),
+        )

@@ -42,13 +42,17 @@ class Steps:
     @property
     def needed(self) -> bool:
         """Whether steps need masks or positions of ours; most batches do not."""
+        return self.masked or (self._shift is not None and len(self._stages) > 1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether steps need masks of ours, whoever counts the positions."""
         if self._focus is not None:
             return True
         if len(self._stages) == 1:
             return False
         eager = self._config._attn_implementation == "eager"
-        own = self._emulate or self._shift is not None
-        return own or eager or any(stage.padded for stage in self._stages)
+        return self._emulate or eager or any(stage.padded for stage in self._stages)
 
     def stage(self, layer: int) -> Stage:
         """Return the stage in force at a decoder layer."""

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from harness.running.speculative_table import lines, table_of
+
 Hook = Callable[[int, int], None]
 
 #: Width of tables where the output is not a terminal.
-WIDTH = 160
+WIDTH = 180
 
 
 @contextmanager
@@ -47,8 +49,10 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
     console = Console(file=stream)
     if not console.is_terminal:
         console = Console(file=stream, width=WIDTH)
-    for part in [_sheet(row) for row in rows] if full else [_table(rows)]:
-        console.print(part)
+    tables = [_table(rows), table_of(_once(rows), _method)]
+    for part in [_sheet(row) for row in rows] if full else tables:
+        if part is not None:
+            console.print(part)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -61,11 +65,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("metric", no_wrap=True)
     for heading in ("n", "kept", "FLOPs", "vision", "select", "prefill", "decode", "KV", ""):
         table.add_column(heading, justify="right", no_wrap=True)
-    # Cells of a sweep that are one and the same run (method=none at several ratios) are one line.
-    runs: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        runs.setdefault(row["run_key"], row)
-    for row in runs.values():
+    for row in _once(rows):
         table.add_row(
             row["benchmark"],
             _method(row),
@@ -79,6 +79,14 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["status"],
         )
     return table
+
+
+def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return each run once: cells of a sweep may be one and the same (method=none at several ratios)."""
+    runs: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        runs.setdefault(row["run_key"], row)
+    return list(runs.values())
 
 
 def _sheet(row: Mapping[str, Any]) -> Table:
@@ -116,6 +124,8 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     if speedup:
         gain = f"prefill {speedup['measured']:.2f}x measured, {speedup['bound']:.2f}x by FLOPs"
         table.add_row("speed-up", gain)
+    for heading, text in lines(row):
+        table.add_row(heading, text)
     return table
 
 

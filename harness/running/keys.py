@@ -13,8 +13,8 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
-from harness.config.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
-from methods.base import Method
+from harness.config.spec import ROOT, BenchmarkSpec, EngineSpec, ModelSpec, RunSpec
+from methods.base import Decoder, Method
 
 #: Raised when the meaning of the key itself changes.
 KEY_VERSION = 1
@@ -35,6 +35,7 @@ PACKAGES = (
 ENGINE_SOURCES = (
     "harness/adapters",
     "harness/engine",
+    "harness/decoding",
     "harness/measure",
     "harness/evaluation",
     "harness/evaluate.py",
@@ -93,7 +94,7 @@ def key_parts(
     """
     return {
         "key_version": KEY_VERSION,
-        "config": _config(spec, method),
+        "config": _config(spec, method, digests),
         "method_source": digests.files(_method_files(method), ROOT),
         "engine_source": digests.files(_python_files(ENGINE_SOURCES), ROOT),
         "model_revision": model_revision(spec.model, digests),
@@ -103,32 +104,17 @@ def key_parts(
     }
 
 
-def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
-    model, benchmark, engine = spec.model, spec.benchmark, spec.engine
-    facts = asdict(model.facts)
-    facts["signals"] = sorted(facts["signals"])
+def _config(spec: RunSpec, method: Method, digests: Digests) -> dict[str, Any]:
+    benchmark = spec.benchmark
     return {
-        "model": {
-            "name": model.name,
-            "adapter": model.adapter,
-            "dtype": model.dtype,
-            "attention": model.attention,
-            "weights": model.weights,
-            "device": model.device,
-            "device_map": model.device_map,
-            "template": model.template,
-            "generation": dict(model.generation),
-            "processor": dict(model.processor),
-            "video": asdict(model.video),
-            "architecture": dict(model.architecture) if model.weights == "random" else None,
-            "facts": facts,
-        },
+        "model": _model(spec.model),
         "method": {
             "name": spec.method.name,
             "variant": spec.method.variant,
             "class": type(method).__qualname__,
             "params": asdict(method),
         },
+        "draft": _draft(spec, method, digests),
         "benchmark": {
             "name": benchmark.name,
             "task": benchmark.task,
@@ -138,15 +124,50 @@ def _config(spec: RunSpec, method: Method) -> dict[str, Any]:
             "generation": dict(benchmark.generation),
         },
         "budget": asdict(spec.budget),
-        "engine": {
-            "backend": engine.backend,
-            # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
-            "batch_size": engine.batch_size or "auto",
-            "positions": engine.positions,
-            "warmup": engine.warmup,
-        },
+        "engine": _engine(spec.engine, method),
         "seed": spec.seed,
     }
+
+
+def _model(model: ModelSpec) -> dict[str, Any]:
+    facts = asdict(model.facts)
+    facts["signals"] = sorted(facts["signals"])
+    return {
+        "name": model.name,
+        "adapter": model.adapter,
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "weights": model.weights,
+        "device": model.device,
+        "device_map": model.device_map,
+        "template": model.template,
+        "generation": dict(model.generation),
+        "processor": dict(model.processor),
+        "video": asdict(model.video),
+        "architecture": dict(model.architecture) if model.weights == "random" else None,
+        "facts": facts,
+    }
+
+
+def _draft(spec: RunSpec, method: Method, digests: Digests) -> dict[str, Any] | None:
+    draft = spec.method.draft
+    if draft is None or not isinstance(method, Decoder):
+        return None
+    return {**_model(draft), "revision": model_revision(draft, digests)}
+
+
+def _engine(engine: EngineSpec, method: Method) -> dict[str, Any]:
+    """Return the engine's settings that matter to a method of this kind."""
+    common = {
+        "backend": engine.backend,
+        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
+        "batch_size": engine.batch_size or "auto",
+        "positions": engine.positions,
+        "warmup": engine.warmup,
+    }
+    if isinstance(method, Decoder):
+        return {**common, "transport": engine.transport, "compare": engine.compare}
+    return {**common, "rescore": engine.rescore}
 
 
 def _method_files(method: Method) -> set[Path]:
@@ -180,10 +201,16 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
 
 def cached_commit(model: ModelSpec) -> str | None:
     """Return the commit of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
+    found = cached_file(model, "config.json")
+    return None if found is None else found.parent.name
+
+
+def cached_file(model: ModelSpec, name: str) -> Path | None:
+    """Return a file of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model.hub or "", "config.json", revision=model.revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    found = try_to_load_from_cache(model.hub or "", name, revision=model.revision)
+    return Path(found) if isinstance(found, str) else None
 
 
 def _task_version(benchmark: BenchmarkSpec, digests: Digests) -> list[str]:

@@ -9,15 +9,18 @@ from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
 from harness.budget import Budget
-from harness.config.preflight import Job, signals_of
+from harness.config.preflight import Job
+from harness.config.signals import signals_of
 from harness.config.spec import RunSpec
+from harness.decoding.summary import speculative_block
 from harness.engine.items import Work
+from harness.evaluation.rescore import acceptance
 from harness.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from harness.measure.bound import speedup
 from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
 from harness.store import SCHEMA
-from methods.base import Method
+from methods.base import Decoder, Method
 from methods.registry import build_method
 
 if TYPE_CHECKING:
@@ -58,9 +61,11 @@ def build_row(
             "headline": spec.benchmark.headline,
             "higher_is_better": spec.benchmark.higher_is_better,
             "sites": _sites(job, records),
-            "adaptive": job.method.adaptive,  # then `kept` is the method's own, sample by sample
+            "adaptive": job.reducer.adaptive,  # then `kept` is the method's own, sample by sample
             "decode_attended": _attended(records),
             "spare": _spare(records),
+            "acceptance": acceptance(records),
+            "speculative": _speculative(job, records),
             "achieved": _achieved(job, records),
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
@@ -69,7 +74,8 @@ def build_row(
             "samples_per_second": evaluation.samples_per_second,
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
-            "peak_note": peak.note,
+            "peak_note": peak.note
+            + ("; judging by the whole model included" if spec.engine.rescore else ""),
             "task_versions": dict(evaluation.versions),
             "environment": dict(environment),
         },
@@ -130,13 +136,13 @@ def _flops(job: Job, record: Record) -> SampleFlops:
 def _achieved(job: Job, records: Sequence[Record]) -> dict[str, float]:
     """Verify the budget of every sample; return the mean equivalent tokens under each rule."""
     facts, budget = job.spec.model.facts, job.spec.budget
-    found = [asdict(budget.verify(job.method, facts, record)) for record in records]
+    found = [asdict(budget.verify(job.reducer, facts, record)) for record in records]
     return {rule: fmean(one[rule] for one in found) for rule in found[0]}
 
 
 def _sites(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
     facts = job.spec.model.facts
-    sites = job.method.all_sites(facts.tower.layers, facts.text.layers)
+    sites = job.reducer.all_sites(facts.tower.layers, facts.text.layers)
     return [
         {
             "where": site.where,
@@ -152,6 +158,14 @@ def _spare(records: Sequence[Record]) -> float | None:
     """Return the mean tokens that only filled up the count; None if the method never has to."""
     found = [record.spare for record in records if record.spare is not None]
     return fmean(found) if found else None
+
+
+def _speculative(job: Job, records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return how a speculative decoder did; None for other methods."""
+    if not isinstance(job.method, Decoder):
+        return None
+    decodings = [record.decoding for record in records if record.decoding is not None]
+    return speculative_block(decodings, job.method.overlap)
 
 
 def _attended(records: Sequence[Record]) -> float | None:

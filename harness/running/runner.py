@@ -107,6 +107,11 @@ class Runner:
                 f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
                 f"valid for {self.ranks.world} processes: null"
             )
+        if spec.method.draft is not None and self.ranks.world > 1:
+            raise UserError(
+                f"method={spec.method.name!r} has a device for its draft, which {self.ranks.world} processes would share; "
+                "valid: one process"
+            )
         self.ranks.use_device(spec.model.device)
         return preflight.check(spec, self.digests)
 

@@ -51,7 +51,7 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
     prior = prior_for(spec.model, job.method)
-    with Session(adapter, job.method, spec.budget, seed=spec.seed, prior=prior) as session:
+    with Session(adapter, job.reducer, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
             part = asked[first : first + BATCH]
             scenes = [sample_scene(one) for one in part]

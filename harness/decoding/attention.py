@@ -1,0 +1,132 @@
+"""Attention of decoding steps that reads the cache once and copies nothing of it.
+
+transformers' sdpa path repeats keys and values for every query head of a group as soon as there is a mask, which every
+window of several tokens has: a copy of the whole cache, in every layer, at every call. Here the heads of a group become
+further queries of the same key head instead, and one call of the same kernel serves all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+#: The name under which transformers finds the function below; models that do not ask for it are not touched.
+NAME = "espalier_folded"
+
+
+@contextmanager
+def folded(decoder: Any) -> Iterator[bool]:
+    """Run the text stack `decoder` with folded heads instead of sdpa; others keep what they have.
+
+    The stack's own configuration names the function, so no other model is touched. Nested uses do nothing: whoever
+    shares one model among threads opens it once around all of them.
+
+    Yields:
+        Whether heads are folded.
+    """
+    configs = _configs(decoder)
+    before = [config._attn_implementation for config in configs]
+    if any(name not in ("sdpa", NAME) for name in before):
+        yield False
+        return
+    if NAME not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(NAME, folded_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+    changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
+    for config in changed:
+        config._attn_implementation = NAME
+    try:
+        yield True
+    finally:
+        for config in changed:
+            config._attn_implementation = "sdpa"
+
+
+def _configs(decoder: Any) -> list[Any]:
+    """Return the configurations that name the attention of a text stack, each once."""
+    found = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
+    return list({id(config): config for config in found}.values())
+
+
+def folded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend with the query heads of each group folded into the query's length.
+
+    Args:
+        module: the attention module.
+        query: (B, H, t, D).
+        key: (B, H_kv, S, D).
+        value: (B, H_kv, S, D_v).
+        attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, or `window_mask`; a wider one
+            than the keys is cut on the left, where layers of one stack may hold more or fewer tokens. None with t = 1:
+            all keys are seen. None with t > 1 is a prefill, which stays transformers'.
+        dropout: as sdpa takes it.
+        scaling: factor of the logits.
+        **kwargs: what transformers' own function takes.
+
+    Returns:
+        (B, t, H, D_v), None.
+
+    Cost: query and output are copied once; keys and values are only read.
+    """
+    batch, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    if attention_mask is None and length > 1:
+        return sdpa_attention_forward(
+            module, query, key, value, None, dropout=dropout, scaling=scaling, **kwargs
+        )
+    groups = heads // key_heads
+    mask = None
+    if attention_mask is not None:
+        mask = _fold(attention_mask[..., -key.shape[2] :], groups, length)
+    output = scaled_dot_product_attention(
+        query.reshape(batch, key_heads, groups * length, width),
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    output = output.reshape(batch, heads, length, value.shape[-1])
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _fold(mask: Tensor, groups: int, length: int) -> Tensor:
+    """Return a mask (B, H or 1, t, S) as (B, H_kv or 1, groups * t, S); one that is folded already as it is."""
+    if groups == 1 or mask.shape[2] == groups * length:
+        return mask
+    if mask.shape[1] == 1:
+        return mask.repeat(1, 1, groups, 1)
+    return mask.reshape(mask.shape[0], -1, groups * length, mask.shape[3])
+
+
+def window_mask(seen: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask (1, 1, groups * t, keys) of t new tokens, to be added to the logits of every layer.
+
+    Built once for all layers, in the model's own type: a boolean mask would be turned into one in each of them.
+
+    Args:
+        seen: (t, s) which of the last s keys each token sees; it sees all those before.
+        keys: of the layer that holds most.
+        groups: query heads that share a key head, 1 for attention that does not fold.
+        dtype: of the queries.
+    """
+    mask = torch.zeros(seen.shape[0], keys, dtype=dtype, device=seen.device)
+    mask[:, keys - seen.shape[1] :].masked_fill_(~seen, float("-inf"))
+    return mask.repeat(groups, 1)[None, None]

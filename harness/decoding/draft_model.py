@@ -1,0 +1,174 @@
+"""A draft model: loaded once, ready for one chat after another, in whatever thread or process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache
+from transformers.utils import logging
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.adapters.chats import Chat
+from harness.budget import Budget
+from harness.config.spec import ModelSpec
+from harness.decoding.chance import Chance
+from harness.decoding.drafts import Draft
+from harness.decoding.guidance import Given, Guidance
+from harness.decoding.machine import Drafter, DrafterLost
+from harness.decoding.sides import Side, text_only_prefill
+from harness.decoding.trees import TreeDrafter
+from harness.decoding.voices import voice_of
+from harness.engine.session import Session
+from methods.base import Decoder, TokenReducer
+from methods.none import NoReduction
+
+
+@dataclass(frozen=True)
+class Order:
+    """One answer to be drafted.
+
+    Attributes:
+        chat: what is asked, with its pictures or the names of its video files.
+        sample: its id.
+        config: generation settings, resolved by the target.
+        room: longest answer, drafted tokens included.
+        chance: numbers that drafted tokens are drawn with.
+    """
+
+    chat: Chat
+    sample: str
+    config: GenerationConfig
+    room: int
+    chance: Chance
+
+
+@dataclass(frozen=True)
+class DraftSpec:
+    """What a draft model is built from, wherever that happens.
+
+    Attributes:
+        model: the draft.
+        decoder: says what the draft sees.
+        budget: how much of it.
+        seed: of the run.
+        common: ids that target and draft share, from 0 on.
+        threads: for torch, in a process of its own; None leaves the setting alone.
+    """
+
+    model: ModelSpec
+    decoder: Decoder
+    budget: Budget
+    seed: int
+    common: int
+    threads: int | None = None
+
+    def build(self) -> DraftModel:
+        """Load the model, in a process of its own."""
+        logging.disable_progress_bar()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return DraftModel(self, load_adapter(self.model))
+
+
+class DraftModel(Drafter):
+    """Drafts for one order after another.
+
+    Args:
+        spec: what it does without.
+        adapter: the loaded model.
+        patience: seconds to wait for guidance that another thread brings.
+    """
+
+    def __init__(self, spec: DraftSpec, adapter: Adapter, patience: float = 600.0) -> None:
+        self._spec = spec
+        self._adapter = adapter
+        self._patience = patience
+        self._told: SimpleQueue[Guidance] = SimpleQueue()
+        self._side: Side | None = None
+        self._drafter: Drafter | None = None
+        #: Waits until guidance has been brought, where it does not come by itself.
+        self.listen: Callable[[], None] = lambda: None
+
+    def begin(self, order: Order) -> None:
+        """Read the chat; nothing runs through the model before the first draft.
+
+        Raises:
+            UserError: the model cannot read it.
+        """
+        self._told = SimpleQueue()
+        self._side = self._drafter = None
+        adapter = self._adapter
+        inputs = adapter.encode([list(order.chat)])
+        voice = voice_of(
+            adapter, order.config, inputs["input_ids"], self._spec.common, order.chance
+        )
+
+        def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
+            return self._prefill(inputs, cache, order.sample)
+
+        self._side = Side(adapter, voice, order.room, prefill)
+        tree = self._spec.decoder.tree
+        self._drafter = TreeDrafter(self._side, tree) if tree else self._side
+
+    def start(self) -> None:
+        """Run the prompt; without this call the first draft does."""
+        assert self._side is not None  # an order was given
+        self._side.start()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._adapter.device
+
+    def guide(self, guidance: Guidance) -> None:
+        """Take what the target chose."""
+        self._told.put(guidance)
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Draft, after the prompt has been read; waits for guidance if the decoder is guided."""
+        assert self._drafter is not None  # an order was given
+        return self._drafter.draft(tokens, count)
+
+    def _prefill(
+        self, inputs: Mapping[str, Any], cache: Cache, sample: str
+    ) -> tuple[Tensor, Tensor]:
+        spec, adapter = self._spec, self._adapter
+        if spec.decoder.text_only:
+            return text_only_prefill(adapter, inputs, cache)
+        method = self._reducer()
+        # A draft is not bound to the target's positions: closed gaps are what it was trained on. With several axes
+        # time, height and width of each token stay.
+        closed = spec.decoder.guided and adapter.facts.rotary_axes == 1
+        with Session(
+            adapter,
+            method,
+            spec.budget,
+            seed=spec.seed,
+            positions="renumbered" if closed else "original",
+            timed=False,
+        ) as session:
+            return session.prefill(inputs, cache, sample)
+
+    def _reducer(self) -> TokenReducer:
+        if self._spec.decoder.guided:
+            return Given(self._guidance)
+        return self._spec.decoder.reducer or NoReduction()
+
+    def _guidance(self) -> Guidance:
+        """Return what the target chose, as soon as it has.
+
+        Raises:
+            DrafterLost: it never comes.
+        """
+        if self._told.empty():
+            self.listen()
+        try:
+            return self._told.get(timeout=self._patience)
+        except Empty as error:
+            raise DrafterLost(f"no guidance came within {self._patience:g} s") from error

@@ -1,0 +1,385 @@
+"""Answers by speculative decoding: what an evaluation opens in place of an engine session for a `Decoder`."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache
+
+from harness.adapters.base import Adapter
+from harness.adapters.chats import Chat
+from harness.budget import Budget
+from harness.config.spec import RunSpec
+from harness.config.speculative import common_ids
+from harness.decoding.chance import Chance
+from harness.decoding.draft_model import DraftSpec, Order
+from harness.decoding.drafts import Draft
+from harness.decoding.guidance import Guidance, Onlooker
+from harness.decoding.machine import Machine
+from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
+from harness.decoding.sides import Side, common_length
+from harness.decoding.telling import Mismatch, Spent, Steps, Telling
+from harness.decoding.trace import Trace
+from harness.decoding.transports import Sequential
+from harness.decoding.voices import ends_of, limit_of, prepared, rule_of, voice_of
+from harness.engine.record import Generated
+from harness.engine.session import Prefilled, Session
+from methods.base import Decoder
+from methods.none import NoReduction
+
+#: Forwards that each side is timed over by itself, after as many that are not counted.
+TIMED, WARMING = 12, 4
+
+NOTHING = Draft(())
+
+
+@dataclass(frozen=True)
+class Question:
+    """One chat, ready to be answered."""
+
+    inputs: Mapping[str, Any]
+    chat: Chat
+    sample: str
+    config: GenerationConfig
+    chance: Chance
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one way of decoding made of a question."""
+
+    trace: Trace
+    spent: Spent
+    prefilled: Prefilled
+    draft_visual: float = 0.0
+
+
+class Speculation:
+    """A target and its draft, ready for one question after another; use it as a context manager.
+
+    It takes the place of the adapter (`encode`, `decode`) and of the session (`generate`) in an evaluation.
+
+    Args:
+        spec: the run.
+        adapter: the loaded target.
+        method: the decoder.
+
+    Raises:
+        UserError: target and draft do not go together, or the draft cannot be loaded.
+        DrafterLost: the draft's process could not be started.
+    """
+
+    def __init__(self, spec: RunSpec, adapter: Adapter, method: Decoder) -> None:
+        self._spec = spec
+        self._adapter = adapter
+        self._method = method
+        self._stack = ExitStack()
+        self._steps: Steps | None = None
+        self._answered = 0
+
+    def __enter__(self) -> Speculation:
+        """Open the target's sessions, and start whoever drafts."""
+        spec, method, adapter = self._spec, self._method, self._adapter
+        plain = Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed)
+        self._plain = self._stack.enter_context(plain)
+        self._looking = self._plain
+        if method.guided:
+            onlooker = Onlooker(method, self._tell)
+            looking = Session(adapter, onlooker, spec.budget, seed=spec.seed)
+            self._looking = self._stack.enter_context(looking)
+        engine, draft = spec.engine, self._draft_spec()
+        self.transport = "sequential"
+        if draft is not None:
+            there = draft_device(draft.model)
+            self.transport = transport_of(engine.transport, method.overlap, adapter.device, there)
+        opened = open_partner(draft, adapter, method.source, self.transport, engine.patience)
+        self._partner: Partner = self._stack.enter_context(opened)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Restore the target, and leave nothing of the draft behind."""
+        self._stack.close()
+
+    def _draft_spec(self) -> DraftSpec | None:
+        spec = self._spec
+        if spec.method.draft is None:
+            return None
+        common = common_ids(spec.model, spec.method.draft)
+        return DraftSpec(
+            spec.method.draft, self._method, spec.budget, spec.seed, common, spec.engine.threads
+        )
+
+    # ------------------------------------------------------------------ as an adapter
+
+    def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
+        """Return the target's inputs, with the chats for the draft to read."""
+        return {**self._adapter.encode([list(chat) for chat in chats]), "chats": chats}
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """Turn (B, T) new tokens into answers."""
+        return self._adapter.decode(ids)
+
+    # ------------------------------------------------------------------ as a session
+
+    @torch.inference_mode()
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
+    ) -> Generated:
+        """Answer one question; what was measured is in its record, `Record.decoding`.
+
+        Args:
+            inputs: what `encode` returned for one chat.
+            samples: its id.
+            **generation: arguments of transformers' `generate`.
+
+        Raises:
+            ValueError: several chats.
+            UserError: a setting that cannot be honoured, or a chat that the draft cannot read.
+        """
+        if len(samples) != 1:
+            raise ValueError(f"{len(samples)} chats; speculative decoding answers one at a time")
+        config = prepared(self._adapter, generation)
+        seed = hashlib.blake2b(f"{self._spec.seed}/{samples[0]}".encode(), digest_size=4).digest()
+        question = Question(
+            inputs={name: value for name, value in inputs.items() if name != "chats"},
+            chat=inputs["chats"][0],
+            sample=samples[0],
+            config=config,
+            chance=Chance(int.from_bytes(seed, "big")),
+        )
+        if self._steps is None and self._method.source != "nobody":
+            self._steps = self._measure(question)
+        own, plain = self._both(question)
+        ids = torch.tensor([own.trace.tokens], device=self._adapter.device)
+        generated = own.prefilled.finish(ids)
+        mismatch = None
+        if plain is not None and not config.do_sample:
+            mismatch = self._mismatch(question, own.trace.tokens, plain.trace.tokens)
+        telling = Telling(
+            gamma=self.gamma,
+            rounds=tuple(own.trace.rounds),
+            spent=own.spent,
+            plain=None if plain is None else plain.spent,
+            mismatch=mismatch,
+            steps=self._steps,
+            draft_visual=own.draft_visual,
+            devices=self._partner.devices,
+            first=self.hides_prefill,
+            degraded=own.trace.degraded,
+        )
+        return self._recorded(generated, own.spent, telling)
+
+    @property
+    def gamma(self) -> int:
+        """The window; where it is `auto`, the steps of the draft that fit best into one of the target.
+
+        c = T_p / T_q rounded to the nearest, which gives the windows of ParallelVLM's five pairs.
+        """
+        window = self._method.window
+        if window != "auto":
+            return window
+        steps = self._steps
+        return (
+            1 if steps is None or not steps.draft else max(1, int(steps.target / steps.draft + 0.5))
+        )
+
+    def _recorded(self, generated: Generated, spent: Spent, telling: Telling) -> Generated:
+        """Return the answer with the decoder's clock and story in its record."""
+        (record,) = generated.records
+        times = {
+            **record.times_ms,
+            "decode": 1000 * spent.decode,
+            "decode_per_token": 1000 * spent.decode / max(spent.tokens - 1, 1),
+        }
+        record = replace(record, requested=(), kept=(), times_ms=times, decoding=telling.entry())
+        return Generated(generated.ids, (record,), None, generated.cache_lengths)
+
+    # ------------------------------------------------------------------ decoding
+
+    def _both(self, question: Question) -> tuple[Answer, Answer | None]:
+        """Answer by the decoder and, if asked, plainly; every other time the other way round."""
+        self._answered += 1
+        if not self._spec.engine.compare or self._method.source == "nobody":
+            return self._speculative(question), None
+        if self._answered % 2:
+            own = self._speculative(question)
+            return own, self._alone(question)
+        plain = self._alone(question)
+        return self._speculative(question), plain
+
+    def _alone(self, question: Question) -> Answer:
+        """Answer plainly, by the same loop, cache and clock."""
+        target = Target(self._plain, question, self._room(question))
+        start = time.perf_counter()
+        target.side.start()
+        rule, ends = rule_of(question.config, question.chance), ends_of(question.config)
+        machine = Machine(None, target.side, rule, Sequential(), ends=ends)
+        trace = machine.run(limit_of(question.config))
+        end = time.perf_counter()
+        spent = Spent(target.ready - start, 0.0, end - target.ready, len(trace.tokens))
+        return Answer(trace, spent, target.prefilled)
+
+    def _speculative(self, question: Question) -> Answer:
+        """Answer by the decoder: prefills in turn or at once, then rounds."""
+        method, partner = self._method, self._partner
+        target = Target(self._looking, question, self._room(question))
+        partner.begin(self._answering(question, target))
+        self._told: Guidance | None = None
+        start = time.perf_counter()
+        if not self.hides_prefill:
+            target.side.start()
+            partner.start()
+        begun = time.perf_counter()
+        drafter, gone = partner.drafter, partner.why
+        machine = Machine(
+            drafter,
+            target.side,
+            rule_of(question.config, question.chance),
+            partner.transport if drafter is not None else Sequential(),
+            self.gamma,
+            method.overlap,
+            ends_of(question.config),
+        )
+        trace = machine.run(limit_of(question.config))
+        end = time.perf_counter()
+        trace.degraded = trace.degraded or gone
+        if self.hides_prefill:
+            begun = start + trace.rounds[0].seconds
+        ready = target.ready
+        decode = end - max(begun, ready)
+        spent = Spent(ready - start, max(begun - ready, 0.0), decode, len(trace.tokens))
+        return Answer(trace, spent, target.prefilled, self._seen(target))
+
+    @property
+    def hides_prefill(self) -> bool:
+        """Whether the draft's prefill goes on beside the target's: then both are the first round."""
+        return self._method.overlap and self.transport != "sequential"
+
+    def _answering(self, question: Question, target: Target) -> Answering:
+        room = self._room(question)
+        order = Order(question.chat, question.sample, question.config, room, question.chance)
+        return Answering(target.side, target.visual, order)
+
+    def _room(self, question: Question) -> int:
+        """Return the longest answer that a cache must hold, drafts and the forwards of `_measure` included."""
+        ahead = 2 * self.gamma + len(self._method.tree) + 1
+        return max(limit_of(question.config), TIMED + WARMING) + ahead
+
+    def _tell(self, guidance: Guidance) -> None:
+        self._told = guidance
+        self._partner.guide(guidance)
+
+    def _seen(self, target: Target) -> float:
+        """Return the visual tokens that the draft saw."""
+        if self._told is not None:
+            return float(self._told.kept.shape[-1])
+        share = 1 - self._spec.budget.ratio
+        return 0.0 if self._method.source == "nobody" else float(round(len(target.visual) * share))
+
+    # ------------------------------------------------------------------ measuring
+
+    def _measure(self, question: Question) -> Steps:
+        """Time one forward of each side with nothing running beside it, at this question's lengths."""
+        partner = self._partner
+        target = Target(self._looking, question, self._room(question))
+        partner.begin(self._answering(question, target))
+        side = target.side
+        side.start()
+        partner.start()
+        token = int(question.inputs["input_ids"][0, -1])
+
+        def draft(length: int) -> float:
+            drafter = partner.drafter
+            if drafter is None:
+                return 0.0
+            timed = partner.transport.in_turn(
+                lambda: drafter.draft([token] * length, 1), lambda _: []
+            )
+            return timed.draft_seconds / self._levels()
+
+        def step(length: int) -> float:
+            start = time.perf_counter()
+            side.rows([token] * length, NOTHING)
+            return time.perf_counter() - start
+
+        drafting, stepping = self._times(draft), self._times(step)
+        # The window is a matter of both.
+        self._steps = Steps(stepping, stepping, drafting)
+
+        def window(length: int) -> float:
+            start = time.perf_counter()
+            other = token + 1 + length % 2  # another one each time, or nothing would have to be fed
+            side.rows([token] * length, Draft((other,) * (self.gamma - 1)))
+            return time.perf_counter() - start
+
+        return Steps(stepping, self._times(window), drafting)
+
+    def _levels(self) -> int:
+        """Return the forwards in one draft of one token, or of a tree."""
+        tree = self._method.tree
+        return (
+            len({Draft((0,) * len(tree), parents=tree).depths[node] for node in range(len(tree))})
+            or 1
+        )
+
+    @staticmethod
+    def _times(work: Callable[[int], float]) -> float:
+        """Return the median seconds of calls with a growing answer."""
+        seconds = [work(length) for length in range(1, WARMING + TIMED + 1)]
+        return median(seconds[WARMING:])
+
+    def _mismatch(
+        self, question: Question, found: Sequence[int], plain: Sequence[int]
+    ) -> Mismatch | None:
+        """Return where two answers part, and by how much the target prefers its own token there."""
+        place = common_length(found, plain)
+        if place == len(found) == len(plain):
+            return None
+        if place in (len(found), len(plain)):
+            return Mismatch(place, float("inf"))  # one of them goes on where the other has ended
+        target = Target(self._plain, question, self._room(question))
+        logits = target.side.behind(plain[:place]).float()
+        return Mismatch(place, float((logits[plain[place]] - logits[found[place]]).abs()))
+
+
+class Target:
+    """The target's side of one question.
+
+    Args:
+        session: reads the prompt.
+        question: the question.
+        room: as in `Side`.
+    """
+
+    def __init__(self, session: Session, question: Question, room: int) -> None:
+        adapter, inputs = session.adapter, question.inputs
+
+        self.prefilled: Prefilled
+        #: When the prompt had been run, by the clock of time.perf_counter.
+        self.ready = 0.0
+
+        def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
+            self.prefilled = session.prefilled(inputs, cache, question.sample)
+            self.ready = time.perf_counter()
+            return self.prefilled.logits, self.prefilled.next
+
+        voice = voice_of(adapter, question.config, inputs["input_ids"])
+        self.side = Side(adapter, voice, room, prefill)
+        layout = adapter.layout(inputs)
+        #: (N,) places of the visual tokens in the prompt.
+        self.visual = layout.visual[0, : layout.counts[0]]

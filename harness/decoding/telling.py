@@ -1,0 +1,111 @@
+"""What one speculatively decoded answer tells, in a form that a journal keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from harness.decoding.trace import Round
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of one forward with nothing running beside it.
+
+    Attributes:
+        target: of one token.
+        window: of as many tokens as a window has.
+        draft: of one drafted token, or one level of a tree; 0 where nobody drafts.
+    """
+
+    target: float
+    window: float
+    draft: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of one answer, input in, ids out; reading files and cutting pictures is before it.
+
+    Attributes:
+        prefill: until the target's first row is there.
+        draft_prefill: until the draft is ready too, beyond that; what is hidden behind the target's is not counted.
+        decode: from then on.
+        tokens: of the answer.
+    """
+
+    prefill: float
+    draft_prefill: float
+    decode: float
+    tokens: int
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.prefill + self.draft_prefill + self.decode
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where an answer first differs from plain decoding, and how many logits the two tokens are apart there."""
+
+    place: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class Telling:
+    """One answer.
+
+    Attributes:
+        gamma: the window.
+        rounds: all of them.
+        spent: by this decoder.
+        plain: by the target alone, None if it was not asked.
+        mismatch: None if the answers agree, or were not compared.
+        steps: as measured alone, once for a run.
+        draft_visual: visual tokens that the draft saw (entries, on average over layers, of a partial cache).
+        devices: that are busy besides the target's.
+        first: whether the first round is the prefill, at once with the draft's.
+        degraded: why the target went on alone; None if it did not.
+    """
+
+    gamma: int
+    rounds: tuple[Round, ...]
+    spent: Spent
+    plain: Spent | None
+    mismatch: Mismatch | None
+    steps: Steps | None
+    draft_visual: float
+    devices: int
+    first: bool
+    degraded: str | None
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form; a round is a list of its fields."""
+        return {
+            **{name: getattr(self, name) for name in ("gamma", "draft_visual", "devices", "first")},
+            "degraded": self.degraded,
+            "rounds": [list(astuple(one)) for one in self.rounds],
+            "spent": asdict(self.spent),
+            "plain": self.plain and asdict(self.plain),
+            "mismatch": self.mismatch and asdict(self.mismatch),
+            "steps": self.steps and asdict(self.steps),
+        }
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> Telling:
+        """Rebuild from the JSON form."""
+        return cls(
+            gamma=entry["gamma"],
+            rounds=tuple(Round(*one) for one in entry["rounds"]),
+            spent=Spent(**entry["spent"]),
+            plain=entry["plain"] and Spent(**entry["plain"]),
+            mismatch=entry["mismatch"] and Mismatch(**entry["mismatch"]),
+            steps=entry["steps"] and Steps(**entry["steps"]),
+            draft_visual=entry["draft_visual"],
+            devices=entry["devices"],
+            first=entry["first"],
+            degraded=entry["degraded"],
+        )

@@ -1,0 +1,206 @@
+"""How far a reducer's answers agree with the full model, which puts each of their tokens to its acceptance test.
+
+An answer is fed to the unreduced model by teacher forcing, so each token is judged behind the tokens that the reducer
+really said before it. Two figures: `greedy`, whether the token is the full model's likeliest, and `sampling`, the
+probability with which speculative sampling keeps it: min(1, p/q) with q = 1, for the token was chosen outright
+(Leviathan et al., arXiv 2211.17192).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.measure.clock import Clock
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.engine.record import Generated, Record
+
+#: Phase of `Record.times_ms`.
+PHASE = "rescore"
+
+
+class Generator(Protocol):
+    """What answers: an open session, for one."""
+
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
+    ) -> Generated:
+        """Answer one left-padded batch."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the full model holds of each token of (B, T) answers; what stands behind an answer's end means nothing.
+
+    Attributes:
+        stands: (B, T) whether the token is the likeliest; of equals the lowest id is.
+        chance: (B, T) its probability, fp32.
+        gap: (B, T) by how much the likeliest token's score exceeds its own, in logits.
+    """
+
+    stands: Tensor
+    chance: Tensor
+    gap: Tensor
+
+    def accepted(self, lengths: Sequence[int]) -> list[dict[str, float | None]]:
+        """Return what `Record.accepted` says of each row, of which the first `lengths` tokens count."""
+        rows = zip(
+            self.stands.tolist(), self.chance.tolist(), self.gap.tolist(), lengths, strict=True
+        )
+        return [_accepted(stands[:n], chance[:n], gap[:n]) for stands, chance, gap, n in rows]
+
+
+class Rescored:
+    """Answers as `inner` does, then has every answer judged by the full model.
+
+    The time of judging is a phase of its own in the records; nothing else of them changes.
+
+    Args:
+        adapter: the model, unreduced whenever `inner` is not generating.
+        inner: what answers.
+    """
+
+    def __init__(self, adapter: Adapter, inner: Generator) -> None:
+        self._adapter = adapter
+        self._inner = inner
+
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
+    ) -> Generated:
+        """Return `inner`'s answers with records that say how many of their tokens the full model accepts.
+
+        Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
+        """
+        generated = self._inner.generate(inputs, samples, **generation)
+        clock = Clock(self._adapter.device)
+        with clock.phase(PHASE):
+            judged = judge(self._adapter, inputs, generated.ids, **generation)
+        took = clock.totals_ms()[PHASE] / len(generated.records)
+        found = judged.accepted([record.new_tokens for record in generated.records])
+        records = tuple(
+            replace(record, accepted=accepted, times_ms={**record.times_ms, PHASE: took})
+            for record, accepted in zip(generated.records, found, strict=True)
+        )
+        return replace(generated, records=records)
+
+
+@torch.inference_mode()
+def judge(adapter: Adapter, inputs: Mapping[str, Any], ids: Tensor, **generation: Any) -> Judged:
+    """Judge answers `ids` (B, T), padded on the right, to the prompts `inputs` under the full model.
+
+    Scores go through the logits processors that `generation` asks for, as they do in `generate`. The prompt runs as
+    `generate` runs it, the answers behind it in one pass; logits are (B, V), one place of the answers after the other.
+    """
+
+    def score(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> Judged:
+        del stopping_criteria, generation_config
+        prompt = model(
+            **model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **arguments)
+        )
+        hidden = _run_answers(
+            adapter, inputs["attention_mask"], arguments["position_ids"], ids, prompt
+        )
+        head, length = model.get_output_embeddings(), input_ids.shape[1]
+        whole = torch.cat([input_ids, ids], 1)
+        stands, chance, gap = [], [], []
+        for place in range(ids.shape[1]):
+            logits = prompt.logits[:, -1] if place == 0 else head(hidden[:, place - 1])
+            # A copy in single precision, as `generate` makes one: processors may write into it.
+            logits = logits.to(ids.device, torch.float32, copy=True)
+            scores = logits_processor(whole[:, : length + place], logits)
+            token = ids[:, place : place + 1]
+            own = scores.gather(1, token).squeeze(1)
+            stands.append(scores.argmax(1) == token.squeeze(1))
+            chance.append(scores.softmax(1).gather(1, token).squeeze(1))
+            gap.append(scores.amax(1) - own)
+        return Judged(torch.stack(stands, 1), torch.stack(chance, 1), torch.stack(gap, 1))
+
+    # Beams are a way to search; the model that judges has one distribution.
+    judged: Judged = adapter.model.generate(
+        **inputs, **{**generation, "num_beams": 1}, custom_generate=score
+    )
+    return judged
+
+
+def _run_answers(
+    adapter: Adapter, mask: Tensor, positions: Tensor, ids: Tensor, prompt: Any
+) -> Tensor:
+    """Run all tokens of (B, T) answers but the last behind a prompt; return their hidden states (B, T - 1, D).
+
+    The decoder is entered directly, as it is in a decoding step: an answer may hold the id of an image placeholder,
+    which stands for no image there.
+    """
+    fed = ids[:, :-1]
+    if fed.shape[1] == 0:
+        nothing: Tensor = prompt.logits[:, :0]
+        return nothing
+    # Text goes on by ones on all axes; what stands behind an answer's end is seen by nothing that counts.
+    following = positions[..., -1:] + 1 + torch.arange(fed.shape[1], device=positions.device)
+    hidden: Tensor = adapter.decoder(
+        inputs_embeds=adapter.model.get_input_embeddings()(fed),
+        attention_mask=torch.cat([mask, mask.new_ones(fed.shape)], 1),
+        position_ids=following,
+        past_key_values=prompt.past_key_values,
+        use_cache=True,
+    ).last_hidden_state
+    return hidden
+
+
+def _accepted(
+    stands: Sequence[bool], chance: Sequence[float], gap: Sequence[float]
+) -> dict[str, float | None]:
+    refused = [place for place, good in enumerate(stands) if not good]
+    # A token that the settings rule out for the full model (top_k, top_p) has no gap.
+    gaps = [gap[place] for place in refused if gap[place] < float("inf")]
+    return {
+        "greedy": sum(stands),
+        "sampling": sum(chance),
+        "first_refusal": refused[0] if refused else None,
+        "gap": max(gaps, default=None),
+    }
+
+
+def acceptance(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return what a row says of answers under the full model; None if they were not judged.
+
+    `greedy` and `sampling` are shares of all tokens of the set, those with `_per_answer` the means of each answer's own
+    share. `untouched` is the share of answers without a refused token, `first_refusal` the mean place, from 0, in the
+    others, and `widest_gap` the largest distance in logits between a refused token and the likeliest: rounding alone
+    makes tiny ones.
+    """
+    judged = [(one.accepted, one) for one in records if one.accepted is not None]
+    if not judged:
+        return None
+    tokens = sum(record.new_tokens for _, record in judged)
+    row: dict[str, Any] = {"tokens": tokens}
+    for figure in ("greedy", "sampling"):
+        counts = [accepted[figure] or 0.0 for accepted, _ in judged]
+        shares = [
+            count / record.new_tokens for count, (_, record) in zip(counts, judged, strict=True)
+        ]
+        row |= {figure: sum(counts) / tokens, f"{figure}_per_answer": fmean(shares)}
+    first = _known(judged, "first_refusal")
+    return row | {
+        "untouched": 1 - len(first) / len(judged),
+        "first_refusal": fmean(first) if first else None,
+        "widest_gap": max(_known(judged, "gap"), default=None),
+        "rescore_ms": median(record.times_ms[PHASE] for _, record in judged),
+    }
+
+
+def _known(judged: Sequence[tuple[Mapping[str, float | None], Record]], name: str) -> list[float]:
+    return [value for accepted, _ in judged if (value := accepted[name]) is not None]

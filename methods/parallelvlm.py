@@ -1,0 +1,105 @@
+"""ParallelVLM (CVPR 2026, arXiv 2603.19610): draft and target side by side, from the prefill on.
+
+Parallel prefill: the target, which keeps all m visual tokens V of the prompt, prefills. As soon as it has passed its
+early layers they choose what the draft is given, so that the draft's own prefill is hidden behind the target's others:
+
+    (4)  V* = TopK(dS), K = (1 - alpha) m, alpha = ratio
+    (5)  V* = UV-Prune(M_p(V, X), alpha)
+
+where dS, equation (3), is how far layers 1 to L move a token towards the words X (methods/uvprune.py). Both models must
+cut a video into the same tokens; the draft embeds them itself.
+
+Parallel decoding: the rounds of PEARL (methods/pearl.py), with the window of
+
+    (6)  gamma = c* = T_p / T_q(alpha)
+
+T_p and T_q being the measured times of one step of the target and of the pruned draft: pruning makes the draft faster,
+and a faster draft gets further while the target verifies.
+
+The other guidances are the paper's ablations: UV-Prune's criteria without variation, without similarity or without
+both, chance and an even sample in the target's place, a draft that prunes itself, and one that keeps everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from methods.base import Decoder, Need, Site, TokenReducer, View
+from methods.checks import require, require_window
+from methods.none import NoReduction
+from methods.random import Random
+from methods.uniform import Uniform
+from methods.uvprune import Criterion, UVPrune
+
+Guidance = Literal[Criterion, "random", "uniform", "none", "self"]
+
+
+@dataclass(frozen=True)
+class ParallelVLM(Decoder):
+    """Drafts from what the target's early layers moved towards the words, while the target verifies.
+
+    Attributes:
+        gamma: tokens drafted in a round, or `auto`: as many as fit into one step of the target.
+        L: layer of the target before which it chooses; None: 20, or a quarter of the depth where it ends before. Of
+            the draft's own layers with guidance=self.
+        guidance: what chooses: one of UV-Prune's criteria read in the target; `random` or `uniform`, which read
+            nothing; `self`: the draft prunes itself by UV-Prune; `none`: it keeps everything.
+        text_only: the draft sees no visual token at all, the paper's alpha = 1; goes with guidance=none.
+    """
+
+    overlap: ClassVar[bool] = True
+
+    gamma: int | Literal["auto"] = "auto"
+    L: int | None = None
+    guidance: Guidance = "similarity_variation"
+    text_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require_window("gamma", self.gamma)
+        valid = get_args(Guidance)
+        require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
+        blind = self.text_only and self.guidance != "none"
+        require(not blind, "guidance", self.guidance, "none, where text_only=true leaves no choice")
+        UVPrune(self.L)  # which checks L, read or not
+        self._rule()  # some criteria ask more of L
+
+    @property
+    def window(self) -> int | Literal["auto"]:
+        """Tokens drafted in a round."""
+        return self.gamma
+
+    @property
+    def guided(self) -> bool:
+        """Whether the choice is made on the target's side."""
+        return self.guidance not in ("none", "self")
+
+    @property
+    def reducer(self) -> TokenReducer | None:
+        """UV-Prune in the draft's own layers, with guidance=self."""
+        return UVPrune(self.L) if self.guidance == "self" else None
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the site before layer L, or the prefix where nothing is read."""
+        return self._rule().sites(depth)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what the criterion reads."""
+        return self._rule().needs(site)
+
+    def choose(self, view: View, keep: int) -> Tensor:
+        """Keep the `keep` highest. Cost: O((N + T) D + N log N); by attention O(T N + N log N)."""
+        return self._rule().plan(view, keep).kept
+
+    def _rule(self) -> TokenReducer:
+        """Return what chooses on the target's side."""
+        if self.guidance == "none" or self.guidance == "self":
+            return NoReduction()
+        if self.guidance == "random":
+            return Random()
+        if self.guidance == "uniform":
+            return Uniform()
+        return UVPrune(self.L, self.guidance)

@@ -1,0 +1,94 @@
+"""Speculative decoding with a tree of drafts: the static tree of EAGLE (Li et al., ICML 2024, arXiv 2401.15077).
+
+Where the draft's likeliest token is refused its second may stand, so several are drafted at a place, fewer the deeper
+and the less likely. A node is named by ranks: "0.1" is the second likeliest token behind the likeliest first one. Of
+the 25 nodes 4, 8, 8, 3 and 2 lie on the five levels; a round takes five forwards of the draft, one a level, and one of
+the target, in which every node sees its own ancestors only. Siblings are tried likeliest first; a refused one leaves
+the target's row, and what stands with its row at last is distributed as without a draft.
+
+A tree does not overlap with its verification: what to draft next would have to be known for every leaf.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from methods.base import Decoder, MethodError
+from methods.checks import require
+
+#: The static tree of EAGLE's first version, level by level.
+EAGLE = (
+    *("0", "1", "2", "3"),
+    *("0.0", "0.1", "0.2", "1.0", "1.1", "2.0", "2.1", "3.0"),
+    *("0.0.0", "0.0.1", "0.0.2", "0.1.0", "0.1.1", "0.2.0", "0.2.1", "1.0.0"),
+    *("0.0.0.0", "0.0.0.1", "0.0.0.2"),
+    *("0.0.0.0.0", "0.0.0.0.1"),
+)
+
+_PATH = re.compile(r"[0-9]+(\.[0-9]+)*")
+
+
+@dataclass(frozen=True)
+class SDTree(Decoder):
+    """Drafts a tree of fixed form, then verifies it.
+
+    Attributes:
+        paths: the tree's nodes by the ranks that lead to them.
+    """
+
+    paths: tuple[str, ...] = EAGLE
+
+    def __post_init__(self) -> None:
+        """Check that the paths form a tree."""
+        parents_of(self.paths)
+
+    @property
+    def window(self) -> int:
+        """Levels of the tree, each one forward of the draft."""
+        return depth_of(self.paths)
+
+    @property
+    def tree(self) -> tuple[int, ...]:
+        """Parents of the nodes, level by level, siblings by rank."""
+        return parents_of(self.paths)
+
+
+def depth_of(paths: Sequence[str]) -> int:
+    """Return the number of levels."""
+    return max(len(path.split(".")) for path in paths)
+
+
+def parents_of(paths: Sequence[str]) -> tuple[int, ...]:
+    """Return each node's parent, -1 for a first token; nodes are numbered level by level, siblings by rank.
+
+    Raises:
+        MethodError: no path, a path that is not ranks with dots between, one listed twice, or one whose parent or
+            whose likelier sibling is missing.
+    """
+    require(bool(paths), "paths", list(paths), "one path or more, for example ['0', '1', '0.0']")
+    nodes: set[tuple[int, ...]] = set()
+    for path in paths:
+        require(_PATH.fullmatch(path) is not None, "paths", path, "ranks with dots between: '0.1'")
+        node = tuple(map(int, path.split(".")))
+        require(node not in nodes, "paths", path, "each path once")
+        nodes.add(node)
+    numbers = {node: number for number, node in enumerate(sorted(nodes, key=_by_level))}
+    for node in numbers:
+        parent, rank = node[:-1], node[-1]
+        for other in (parent, (*parent, rank - 1) if rank else ()):
+            if other and other not in nodes:
+                raise MethodError(
+                    f"method.params.paths={_name(node)!r} needs {_name(other)!r}; valid: trees in which every path's "
+                    "parent and likelier siblings are listed too"
+                )
+    return tuple(numbers.get(node[:-1], -1) for node in numbers)
+
+
+def _by_level(node: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return len(node), node
+
+
+def _name(node: tuple[int, ...]) -> str:
+    return ".".join(map(str, node))

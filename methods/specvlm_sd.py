@@ -1,0 +1,84 @@
+"""SpecVLM (Ji et al., EMNLP 2025, arXiv 2508.16201): the target's attention says what a video's draft may go without.
+
+Most of a long video is redundant to the draft, whose steps are dear because its cache is long. So the target reads the
+prompt first, and what it attends to while it does decides what the draft is given: with the attention of all layers l,
+heads h and of the words t behind the video, the template's end included,
+
+    s_j = mean over l, h and t of A^l_h[t, j]
+
+    stage I:  the highest s_j until their sum reaches 0.4 of the whole
+    stage II: evenly spaced ones of the others, up to the count
+
+(methods/specvlm.py has both, and lets a model prune itself by them). The draft's prefill waits for the target's to end,
+since the last layer has a say. Rounds are those of plain speculative decoding, with a chain of drafted tokens or with
+the tree of methods/sd_tree.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from methods.base import Decoder, Need, Site, View
+from methods.checks import require
+from methods.sd_tree import EAGLE, depth_of, parents_of
+from methods.specvlm import SpecVLM
+
+Shape = Literal["chain", "tree"]
+
+
+@dataclass(frozen=True)
+class SpecVLMSD(Decoder):
+    """Drafts from what the target's words look at and an even sample of the rest.
+
+    Attributes:
+        gamma: tokens drafted in a round; of a tree its levels, which are five.
+        mass: share of the attention that stage I covers.
+        shape: what is drafted, a `chain` or EAGLE's static `tree`.
+    """
+
+    gamma: int = 5
+    mass: float = 0.4
+    shape: Shape = "chain"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
+        require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
+        valid = get_args(Shape)
+        require(self.shape in valid, "shape", self.shape, ", ".join(valid))
+        levels = depth_of(EAGLE)
+        fits = self.shape == "chain" or self.gamma == levels
+        require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")
+
+    @property
+    def window(self) -> int:
+        """Tokens drafted in a round, or levels of the tree."""
+        return self.gamma
+
+    @property
+    def tree(self) -> tuple[int, ...]:
+        """Parents of EAGLE's 25 nodes; empty for a chain."""
+        return parents_of(EAGLE) if self.shape == "tree" else ()
+
+    @property
+    def guided(self) -> bool:
+        """The target chooses what the draft sees."""
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the place behind the last layer: all of them have a say."""
+        return (Site("layer", depth),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the words' attention in every layer, and where words and tokens stand."""
+        return self._rule(site).needs(site)
+
+    def choose(self, view: View, keep: int) -> Tensor:
+        """Choose by both stages. Cost: O(L T N + N log N), L layers, T words."""
+        return self._rule(view.site).plan(view, keep).kept
+
+    def _rule(self, site: Site) -> SpecVLM:
+        return SpecVLM(layer=site.layer, mass=self.mass)

@@ -1,0 +1,64 @@
+"""Sparse-to-dense decoding (Zhang et al., ACL 2025, arXiv 2505.19155): the target drafts on a part of its own cache.
+
+No second model and no second prefill: once the prompt is read, every layer keeps all entries of words and its K visual
+ones that the words pay most attention, and drafting attends to these alone. Verification attends to everything, and its
+keys and values are the ones that stay. K = (1 - ratio) N, the same for every layer; the choice is a layer's own, is
+shared by its heads and holds for the whole answer. Positions are those of the full prompt.
+
+Drafting costs a full pass over the weights, so only what the cache costs is saved; in return nearly all tokens stand,
+and the window is long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from methods.base import Decoder, Need, Site, Source, View
+from methods.checks import require
+from methods.select.ranking import top
+
+
+@dataclass(frozen=True)
+class STD(Decoder):
+    """Drafts with the target, whose layers attend to the words and the visual entries that these look at.
+
+    Attributes:
+        gamma: tokens drafted in a round.
+    """
+
+    source: ClassVar[Source] = "cache"
+
+    gamma: int = 9
+
+    def __post_init__(self) -> None:
+        """Check the window."""
+        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
+
+    @property
+    def window(self) -> int:
+        """Tokens drafted in a round."""
+        return self.gamma
+
+    @property
+    def guided(self) -> bool:
+        """The target's prefill chooses the entries."""
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the place behind the last layer: each has chosen by then."""
+        return (Site("layer", depth),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the words' attention in every layer."""
+        return tuple(Need("text_attention", layer) for layer in range(site.layer))
+
+    def choose(self, view: View, keep: int) -> Tensor:
+        """Return (B, layers, keep) the highest of each layer. Cost: O(L (T N + N log N)), L layers, T words."""
+        rows = [view.signals[need.key].float().sum(dim=1) for need in self.needs(view.site)]
+        paid = torch.stack(rows, dim=1)
+        n_rows, n_layers, _ = paid.shape
+        return top(paid.flatten(0, 1), keep).view(n_rows, n_layers, keep)

@@ -1,0 +1,142 @@
+"""Functions the video task files name. lmms-eval runs this file once per name: no state here."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from rapidfuzz.distance import LCSseq
+
+Doc = dict[str, Any]
+
+#: What is asked where a data set has no such question of its own.
+DESCRIBE = (
+    "Describe this video in detail, from its beginning to its end: who and what is in it, what they look like and do, "
+    "where it takes place, and how the scene and the camera change."
+)
+
+#: What may name a document's video; questions about one video share it.
+NAMES = ("video_name", "videoID", "video_path")
+
+#: Endings that the videos of these data sets have.
+ENDINGS = (".mp4", ".MP4", ".mkv")
+
+WORD = re.compile(r"\w+")
+
+
+def process_docs(dataset: Any) -> Any:
+    """Keeps one document a video and puts them into an order drawn once, so that a limit is a random sample."""
+    name = next(name for name in NAMES if name in dataset.column_names)
+    first: dict[str, int] = {}
+    for place, video in enumerate(dataset[name]):
+        first.setdefault(video, place)
+    places = list(first.values())
+    random.Random(0).shuffle(places)
+    return dataset.select(places)
+
+
+def _file(folder: str, video: str) -> str:
+    """Returns the path of a video below HF_HOME, whatever its ending."""
+    home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser()
+    path = home / folder / video
+    found = [
+        one
+        for one in (path, *(path.with_name(path.name + end) for end in ENDINGS))
+        if one.is_file()
+    ]
+    if not found:
+        raise FileNotFoundError(
+            f"video {str(path)!r} is not there; valid: the videos that lmms-eval unpacks"
+        )
+    return str(found[0])
+
+
+def _messages(video: str, question: str) -> list[dict[str, Any]]:
+    """Returns a video and a question about it as chat messages."""
+    parts = [{"type": "video", "url": video}, {"type": "text", "text": question}]
+    return [{"role": "user", "content": parts}]
+
+
+def caption_visual(doc: Doc) -> list[str]:
+    """Returns the path of the video."""
+    return [_file("videochatgpt/Test_Videos", doc["video_name"])]
+
+
+def caption_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
+    """Returns the data set's own question."""
+    return str(doc["question"])
+
+
+def caption_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    return _messages(caption_visual(doc)[0], caption_text(doc))
+
+
+def describe_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
+    """Returns our question."""
+    return DESCRIBE
+
+
+def videomme_visual(doc: Doc) -> list[str]:
+    """Returns the path of the video."""
+    return [_file("videomme/data", doc["videoID"])]
+
+
+def videomme_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    return _messages(videomme_visual(doc)[0], DESCRIBE)
+
+
+def mlvu_visual(doc: Doc) -> list[str]:
+    """Returns the path of the video."""
+    return [_file("mlvu", doc["video_name"])]
+
+
+def mlvu_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    return _messages(mlvu_visual(doc)[0], DESCRIBE)
+
+
+def longvideobench_visual(doc: Doc) -> list[str]:
+    """Returns the path of the video."""
+    return [_file("datasets/longvideobench/videos", doc["video_path"])]
+
+
+def longvideobench_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    return _messages(longvideobench_visual(doc)[0], DESCRIBE)
+
+
+def words(text: str) -> list[str]:
+    """Returns the words of a text in small letters, without punctuation."""
+    return WORD.findall(text.lower())
+
+
+def rouge_l(answer: str, reference: str) -> float:
+    """Returns the F1 of the longest common subsequence of words (ROUGE-L, Lin 2004), from 0 to 1."""
+    ours, theirs = words(answer), words(reference)
+    # F1 of precision L / n and recall L / m is 2 L / (n + m).
+    total = len(ours) + len(theirs)
+    return 2 * LCSseq.similarity(ours, theirs) / total if total else 0.0
+
+
+def _answer(results: list[Any]) -> str:
+    return results[0] if results and isinstance(results[0], str) else ""
+
+
+def process_caption(doc: Doc, results: list[Any]) -> dict[str, float]:
+    """Returns ROUGE-L against the reference, and the length of the answer in words."""
+    answer = _answer(results)
+    return {"rouge_l": rouge_l(answer, doc["answer"]), "words": float(len(words(answer)))}
+
+
+def process_description(doc: Doc, results: list[Any]) -> dict[str, float]:
+    """Returns the length of the answer in words."""
+    return {"words": float(len(words(_answer(results))))}

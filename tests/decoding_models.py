@@ -1,0 +1,108 @@
+"""Tiny models of the real families as sides: prefilled once for all tests, for a side may be asked for any answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget
+from harness.decoding.chance import Chance
+from harness.decoding.sides import Prefill, Side
+from harness.decoding.sparse import SparseDrafter
+from harness.decoding.voices import prepared, voice_of
+from harness.engine.session import Session
+from methods.base import TokenReducer
+from methods.none import NoReduction
+from tests.families import FAMILIES
+from tests.tiny import load_tiny, save_tiny
+
+NAMES = ("llava", "qwen2_5_vl", "internvl")
+LIMIT, ROOM = 6, 40
+
+
+@cache
+def in_doubles(name: str, attention: str = "sdpa") -> Adapter:
+    """A tiny model of a family in fp64, where a window and single steps give the same ids."""
+    spec = FAMILIES[name].spec
+    with TemporaryDirectory() as folder:
+        adapter = load_tiny(spec, save_tiny(spec, Path(folder)), attention=attention)
+    adapter.model.double()
+    return adapter
+
+
+@cache
+def encoded(name: str) -> dict[str, Any]:
+    return in_doubles(name).encode([FAMILIES[name].chats[0]])
+
+
+@cache
+def plain(name: str, limit: int = LIMIT, **settings: Any) -> list[int]:
+    """What transformers' own greedy decoding says."""
+    adapter, inputs = in_doubles(name), encoded(name)
+    with torch.inference_mode():
+        ids = adapter.model.generate(**inputs, max_new_tokens=limit, do_sample=False, **settings)
+    found: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    return found
+
+
+def running(
+    adapter: Adapter, inputs: dict[str, Any], method: TokenReducer, ratio: float
+) -> Prefill:
+    """A prefill by the engine."""
+
+    def prefill(into: Any) -> tuple[Tensor, Tensor]:
+        with Session(adapter, method, Budget("kept", ratio), timed=False) as session:
+            return session.prefill(inputs, into)
+
+    return prefill
+
+
+def side(
+    name: str,
+    method: TokenReducer | None = None,
+    ratio: float = 0.0,
+    *,
+    prefill: Callable[[Adapter, dict[str, Any]], Prefill] | None = None,
+    attention: str = "sdpa",
+    common: int | None = None,
+    chance: Chance | None = None,
+    room: int = ROOM,
+    **settings: Any,
+) -> Side:
+    """A side that nobody has asked yet."""
+    adapter, inputs = in_doubles(name, attention), encoded(name)
+    config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
+    voice = voice_of(adapter, config, inputs["input_ids"], common, chance)
+    run = running(adapter, inputs, method or NoReduction(), ratio)
+    return Side(adapter, voice, room, prefill(adapter, inputs) if prefill else run)
+
+
+@cache
+def known_side(name: str, method: TokenReducer | None = None, ratio: float = 0.0) -> Side:
+    """A side that other tests have asked before."""
+    return side(name, method, ratio)
+
+
+def some(name: str, ratio: float) -> Tensor:
+    """Visual tokens (layers, K) that are kept, others in every layer."""
+    adapter = in_doubles(name)
+    count = adapter.layout(encoded(name)).counts[0]
+    keep = max(1, round(count * (1 - ratio)))
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        torch.randperm(count, generator=generator)[:keep].sort().values
+        for _ in adapter.decoder.layers
+    ]
+    return torch.stack(rows)
+
+
+def sparse(name: str, target: Side, ratio: float) -> SparseDrafter:
+    visual = in_doubles(name).layout(encoded(name)).visual[0]
+    return SparseDrafter(target, some(name, ratio), visual)
