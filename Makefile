@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make bench-select | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make bench-select | make bench-sd | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run test check lint types bench bench-engine bench-select train-seedling quickstart sweep clean
+.PHONY: run test check lint types bench bench-engine bench-select bench-sd train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -16,7 +16,7 @@ run: $(STAMP)  ## the default job, or any other with ARGS
 	$(PY) run.py $(ARGS)
 
 test: $(STAMP)  ## everything that runs in minutes on two cores
-	$(PY) -m pytest -q -n 2 $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -32,6 +32,9 @@ bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithm
 
 bench-select: $(STAMP)  ## selection over the similarity product, growth and memory
 	$(PY) -m harness.measure.bench_select --write docs $(ARGS)
+
+bench-sd: $(STAMP)  ## speculative decoding: speed-ups, overlap and what was predicted
+	$(PY) -m harness.measure.bench_sd --write docs $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
 	$(PY) -m harness.measure.bench $(ARGS)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft, walk
 from harness.decoding.machine import DrafterLost, Machine
+from harness.decoding.plan import main as plan
+from harness.decoding.plan import played
 from harness.decoding.renewal import (
     acceptance_of_run,
     parallel_speedup,
@@ -404,3 +406,19 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
         counts[token] += 1
     statistic = float(((counts - draws * p) ** 2 / (draws * p)).sum())
     assert statistic < chi2.ppf(0.999, words - 1)
+
+
+def test_a_plan_is_played_as_expected(capsys) -> None:
+    """With the times of ParallelVLM's largest pair; a message of one forward of the draft costs a ninth."""
+    assert played(0.872, 9, 420, 46.6, 0, True) == pytest.approx(
+        parallel_speedup(0.872, 9, 420, 46.6), rel=0.02
+    )
+    slower = played(0.872, 9, 420, 46.6, 46.6, True)
+    assert slower == pytest.approx(parallel_speedup(0.872, 9, 420, 46.6) / (1 + 1 / 9), rel=0.02)
+    assert (
+        plan(["--target", "420", "--draft", "46.6", "--acceptance", "0.9", "--windows", "2"]) == 0
+    )
+    assert "in turn" in capsys.readouterr().out
+    for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--windows", "0"]):
+        assert plan(["--target", "4", "--draft", "1", *wrong]) == 2
+        assert capsys.readouterr().err.startswith("error: ")

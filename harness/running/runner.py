@@ -109,8 +109,8 @@ class Runner:
             )
         if spec.method.draft is not None and self.ranks.world > 1:
             raise UserError(
-                f"method={spec.method.name!r} has a device for its draft, which {self.ranks.world} processes would share; "
-                "valid: one process"
+                f"method={spec.method.name!r} has a device for its draft, which {self.ranks.world} processes would "
+                "share; valid: one process"
             )
         self.ranks.use_device(spec.model.device)
         return preflight.check(spec, self.digests)
