@@ -349,6 +349,10 @@ def test_the_figures_of_a_row() -> None:
     tokens = (1 + a) / (1 + a - a**2)
     assert block["speedup_predicted"] == pytest.approx(tokens * 4 / 4)
     assert block["predicted_reached"] == pytest.approx(2 / tokens)
+    slower = speculative_block([telling(steps=Steps(4.0, 5.0, 1.5)).entry()], overlap=True)
+    assert slower["speedup_predicted"] == pytest.approx(tokens)
+    assert slower["speedup_predicted_window"] == pytest.approx(tokens * 4 / 5)
+    assert slower["predicted_window_reached"] == pytest.approx(2 / tokens * 5 / 4)
     assert block["mismatches"] == {
         "compared": 1,
         "answers": 0,

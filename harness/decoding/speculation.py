@@ -38,7 +38,7 @@ from methods.base import Decoder
 from methods.none import NoReduction
 
 #: Forwards that each side is timed over by itself, after as many that are not counted.
-TIMED, WARMING = 12, 4
+TIMED, WARMING = 24, 16
 
 NOTHING = Draft(())
 

@@ -119,12 +119,25 @@ def _predicted(
     """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
     acceptance = found.get("acceptance")
     if steps is None or not steps.draft or acceptance is None:
-        return {"speedup_predicted": None, "predicted_reached": None}
+        return dict.fromkeys(
+            (
+                "speedup_predicted",
+                "predicted_reached",
+                "speedup_predicted_window",
+                "predicted_window_reached",
+            )
+        )
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
     promised = formula(acceptance, gamma, steps.target, steps.draft)
+    # A window is verified in steps.window, which the baseline's steps do not take.
+    windows = formula(acceptance, gamma, steps.window, steps.draft) * steps.target / steps.window
     measured = found["speedup_decode"]
-    reached = None if measured is None else measured / promised
-    return {"speedup_predicted": promised, "predicted_reached": reached}
+    return {
+        "speedup_predicted": promised,
+        "predicted_reached": None if measured is None else measured / promised,
+        "speedup_predicted_window": windows,
+        "predicted_window_reached": None if measured is None else measured / windows,
+    }
 
 
 def _mismatches(tellings: Sequence[Telling]) -> dict[str, Any] | None:
