@@ -204,7 +204,6 @@ def test_a_decoder_is_its_draft_and_how_both_run(store: Path, change: str) -> No
     [
         "method.draft=seedling_draft",
         "engine.patience=5",
-        "engine.rescore=true",
         "engine.batch_size=2",
         "ratio=0.9",
     ],
