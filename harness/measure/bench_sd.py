@@ -107,7 +107,7 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
     return (
         Kind("captions", [chat_of((index,)) for index in range(count)], short),
         Kind(
-            "long", [chat_of((index, index + 1000)) for index in range(WARMING + count // 3)], long
+            "long", [chat_of((index, index + 1000)) for index in range(WARMING + count // 5)], long
         ),
     )
 
