@@ -74,6 +74,10 @@ class Draft:
         return Draft(self.tokens[first:last], self.rows[first:last])
 
 
+#: No token at all.
+NOTHING = Draft(())
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How far the target goes along.

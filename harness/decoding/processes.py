@@ -10,12 +10,12 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from harness.decoding.drafts import Draft
+from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.guidance import Guidance
 from harness.decoding.machine import Drafter, DrafterLost, Timed
 from harness.decoding.rules import Row
 from harness.decoding.serving import Packed, Request, guide_request, serve, unpack
-from harness.decoding.transports import NOTHING, alone
+from harness.decoding.transports import alone
 from harness.errors import UserError
 
 #: Builds a drafter inside its process; it travels by name.

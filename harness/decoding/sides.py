@@ -12,15 +12,13 @@ from transformers.cache_utils import Cache
 from harness.adapters.base import Adapter
 from harness.decoding.attention import folded, window_mask
 from harness.decoding.cache import RoomyCache
-from harness.decoding.drafts import Draft
+from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.rules import Row
 from harness.decoding.voices import Voice
 from harness.errors import UserError
 
 #: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
 Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
-
-NOTHING = Draft(())
 
 
 class Side:

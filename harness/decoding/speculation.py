@@ -23,7 +23,7 @@ from harness.config.spec import RunSpec
 from harness.config.speculative import common_ids
 from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
-from harness.decoding.drafts import Draft
+from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import Machine
 from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
@@ -39,8 +39,6 @@ from methods.none import NoReduction
 
 #: Forwards that each side is timed over by itself, after as many that are not counted.
 TIMED, WARMING = 24, 16
-
-NOTHING = Draft(())
 
 
 @dataclass(frozen=True)
@@ -288,8 +286,9 @@ class Speculation:
         """Return the visual tokens that the draft saw."""
         if self._told is not None:
             return float(self._told.kept.shape[-1])
-        share = 1 - self._spec.budget.ratio
-        return 0.0 if self._method.source == "nobody" else float(round(len(target.visual) * share))
+        if self._method.source == "nobody":
+            return 0.0
+        return float(self._spec.budget.draft_keep(len(target.visual)))
 
     # ------------------------------------------------------------------ measuring
 
@@ -332,10 +331,7 @@ class Speculation:
     def _levels(self) -> int:
         """Return the forwards in one draft of one token, or of a tree."""
         tree = self._method.tree
-        return (
-            len({Draft((0,) * len(tree), parents=tree).depths[node] for node in range(len(tree))})
-            or 1
-        )
+        return len(set(Draft((0,) * len(tree), parents=tree).depths)) or 1
 
     @staticmethod
     def _times(work: Callable[[int], float]) -> float:

@@ -43,7 +43,7 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
 def steady_rounds(tellings: Sequence[Telling]) -> Trace:
     """Return the rounds of several answers without those that were prefills, as one trace.
 
-    Each answer's last run of accepted tokens stays unended: the next answer's first refusal is not its end.
+    Runs of accepted tokens are chained: one that an answer's end cuts off goes on in the next answer.
     """
     found = Trace()
     for one in tellings:

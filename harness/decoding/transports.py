@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.decoding.drafts import Draft
+from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.machine import Timed
 from harness.decoding.rules import Row
-
-NOTHING = Draft(())
 
 
 def alone(rows: Callable[[], Sequence[Row]]) -> Timed:
