@@ -54,8 +54,8 @@ draft; `at once`: the draft goes on while the target verifies. A window is what 
 tokens as fit into one step of the target. Sites and signals are those at which the target is read, of {depth} layers;
 layer {depth} is behind the last. L: decoder layers. Costs are those of choosing what the draft sees.
 
-`tests/test_method_decoders.py` tests them all; those that choose are held against slow versions, worked examples and
-planted signals.
+`tests/test_method_decoders.py` tests them all, `tests/test_method_decoders_choice.py` those that choose: slow versions,
+worked examples and planted signals.
 """
 
 CONFIGS = """\

@@ -1,4 +1,4 @@
-"""What a method is: three small bases, and the plain data that passes between a method and the engine.
+"""What a method is: small bases, and the plain data that passes between a method and the engine.
 
 A method never sees a model. It declares where it acts (`Site`) and what it must read (`Need`), receives a frozen
 `View` of tensors, and answers with a `Plan`. The engine alone touches the model: it gathers the views, applies the
@@ -12,6 +12,8 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
+
+Cache compressors are in methods/compressor.py; decoders by the kind of their window in methods/windows.py.
 """
 
 from __future__ import annotations
@@ -330,38 +332,6 @@ class TokenReducer(Method):
         plan = self.plan(view, keep)
         plan.check(n_tokens, None if self.adaptive else keep)
         return plan
-
-
-@dataclass(frozen=True)
-class CacheView:
-    """What a cache compressor may read of one layer after prefill.
-
-    Attributes:
-        layer: decoder layer.
-        keys: (B, H_kv, N, Dh) keys of the candidate entries, rotary positions applied, one copy for each KV head.
-        values: (B, H_kv, N, Dh) their values.
-        grid: (B, N, 4) coordinates as in `View`.
-        signals: as in `View`; attention signals are those of this very layer.
-    """
-
-    layer: int
-    keys: Tensor
-    values: Tensor
-    grid: Tensor
-    signals: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CacheCompressor(Method):
-    """Evicts visual entries of the KV cache once, after prefill, each layer by its own budget."""
-
-    @abstractmethod
-    def score(self, view: CacheView) -> Tensor:
-        """Return (B, H, N) scores of the entries, H = 1 (shared by all heads) or H_kv; larger stays longer."""
-
-    def allocate(self, scores: Sequence[Tensor], keep: int) -> tuple[int, ...]:
-        """Split `keep * n_layers` entries over the layers. The default gives each layer `keep`."""
-        return (keep,) * len(scores)
 
 
 #: Who drafts: nobody (the target decodes alone), a draft model, or the target itself on a part of its cache.

@@ -10,28 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Decoder
-from methods.checks import require
+from methods.windows import InTurn
 
 
 @dataclass(frozen=True)
-class OnSD(Decoder):
-    """Drafts a chain from the words of the prompt.
-
-    Attributes:
-        gamma: tokens drafted in a round.
-    """
-
-    gamma: int = 5
-
-    def __post_init__(self) -> None:
-        """Check the window."""
-        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
-
-    @property
-    def window(self) -> int:
-        """Tokens drafted in a round."""
-        return self.gamma
+class OnSD(InTurn):
+    """Drafts a chain from the words of the prompt."""
 
     @property
     def text_only(self) -> bool:

@@ -23,22 +23,23 @@ both, chance and an even sample in the target's place, a draft that prunes itsel
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import Decoder, Need, Site, TokenReducer, View
-from methods.checks import require, require_window
+from methods.base import Need, Site, TokenReducer, View
+from methods.checks import require
 from methods.none import NoReduction
 from methods.random import Random
 from methods.uniform import Uniform
 from methods.uvprune import Criterion, UVPrune
+from methods.windows import AtOnce
 
 Guidance = Literal[Criterion, "random", "uniform", "none", "self"]
 
 
 @dataclass(frozen=True)
-class ParallelVLM(Decoder):
+class ParallelVLM(AtOnce):
     """Drafts from what the target's early layers moved towards the words, while the target verifies.
 
     Attributes:
@@ -50,27 +51,19 @@ class ParallelVLM(Decoder):
         text_only: the draft sees no visual token at all, the paper's alpha = 1; goes with guidance=none.
     """
 
-    overlap: ClassVar[bool] = True
-
-    gamma: int | Literal["auto"] = "auto"
     L: int | None = None
     guidance: Guidance = "similarity_variation"
     text_only: bool = False
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        require_window("gamma", self.gamma)
+        super().__post_init__()
         valid = get_args(Guidance)
         require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
         blind = self.text_only and self.guidance != "none"
         require(not blind, "guidance", self.guidance, "none, where text_only=true leaves no choice")
         UVPrune(self.L)  # which checks L, read or not
         self._rule()  # some criteria ask more of L
-
-    @property
-    def window(self) -> int | Literal["auto"]:
-        """Tokens drafted in a round."""
-        return self.gamma
 
     @property
     def guided(self) -> bool:

@@ -16,29 +16,10 @@ The draft sees all visual tokens, so the ratio has no meaning here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
-from methods.base import Decoder
-from methods.checks import require_window
+from methods.windows import AtOnce
 
 
 @dataclass(frozen=True)
-class PEARL(Decoder):
-    """Drafts a chain and verifies the one before at the same time.
-
-    Attributes:
-        gamma: tokens drafted in a round, or `auto`: as many as fit into one step of the target.
-    """
-
-    overlap: ClassVar[bool] = True
-
-    gamma: int | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        """Check the window."""
-        require_window("gamma", self.gamma)
-
-    @property
-    def window(self) -> int | Literal["auto"]:
-        """Tokens drafted in a round."""
-        return self.gamma
+class PEARL(AtOnce):
+    """Drafts a chain and verifies the one before at the same time."""

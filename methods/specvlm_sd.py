@@ -21,16 +21,17 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import Decoder, Need, Site, View
+from methods.base import Need, Site, View
 from methods.checks import require
 from methods.sd_tree import EAGLE, depth_of, parents_of
 from methods.specvlm import SpecVLM
+from methods.windows import InTurn
 
 Shape = Literal["chain", "tree"]
 
 
 @dataclass(frozen=True)
-class SpecVLMSD(Decoder):
+class SpecVLMSD(InTurn):
     """Drafts from what the target's words look at and an even sample of the rest.
 
     Attributes:
@@ -39,24 +40,18 @@ class SpecVLMSD(Decoder):
         shape: what is drafted, a `chain` or EAGLE's static `tree`.
     """
 
-    gamma: int = 5
     mass: float = 0.4
     shape: Shape = "chain"
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
+        super().__post_init__()
         require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
         valid = get_args(Shape)
         require(self.shape in valid, "shape", self.shape, ", ".join(valid))
         levels = depth_of(EAGLE)
         fits = self.shape == "chain" or self.gamma == levels
         require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")
-
-    @property
-    def window(self) -> int:
-        """Tokens drafted in a round, or levels of the tree."""
-        return self.gamma
 
     @property
     def tree(self) -> tuple[int, ...]:

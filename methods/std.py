@@ -17,13 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from methods.base import Decoder, Need, Site, Source, View
-from methods.checks import require
+from methods.base import Need, Site, Source, View
 from methods.select.ranking import top
+from methods.windows import InTurn
 
 
 @dataclass(frozen=True)
-class STD(Decoder):
+class STD(InTurn):
     """Drafts with the target, whose layers attend to the words and the visual entries that these look at.
 
     Attributes:
@@ -33,15 +33,6 @@ class STD(Decoder):
     source: ClassVar[Source] = "cache"
 
     gamma: int = 9
-
-    def __post_init__(self) -> None:
-        """Check the window."""
-        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
-
-    @property
-    def window(self) -> int:
-        """Tokens drafted in a round."""
-        return self.gamma
 
     @property
     def guided(self) -> bool:

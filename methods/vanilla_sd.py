@@ -13,25 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Decoder
-from methods.checks import require
+from methods.windows import InTurn
 
 
 @dataclass(frozen=True)
-class VanillaSD(Decoder):
-    """Drafts a chain, then verifies it.
-
-    Attributes:
-        gamma: tokens drafted in a round.
-    """
-
-    gamma: int = 5
-
-    def __post_init__(self) -> None:
-        """Check the window."""
-        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
-
-    @property
-    def window(self) -> int:
-        """Tokens drafted in a round."""
-        return self.gamma
+class VanillaSD(InTurn):
+    """Drafts a chain, then verifies it."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,15 +14,9 @@ from harness.engine.record import Generated
 from harness.engine.session import Session
 from methods.base import TokenReducer, View
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.method_cases import build
-from tests.tiny import Recorder, load_tiny, save_tiny
-
-
-@cache
-def adapter_of(name: str) -> Adapter:
-    """A tiny model of a family, loaded once a process."""
-    with TemporaryDirectory() as folder:
-        return load_tiny(FAMILIES[name].spec, save_tiny(FAMILIES[name].spec, Path(folder)))
+from tests.tiny import Recorder
 
 
 def kept_by(

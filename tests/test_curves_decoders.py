@@ -28,7 +28,7 @@ from methods.base import Decoder
 from methods.parallelvlm import ParallelVLM
 from methods.registry import names_of
 
-STEPS = Steps(target=0.004, window=0.005, draft=0.001)
+STEPS = Steps(target=0.004, draft=0.001)
 
 
 def telling(
@@ -36,7 +36,8 @@ def telling(
 ) -> Telling:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
     own, plain = Spent(1.0, 0.0, 8.0, 5), Spent(1.0, 0.0, 20.0, 5)
-    rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True))
+    seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
+    rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return Telling(4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None)
 
 
@@ -130,6 +131,7 @@ def full_store(root: Path) -> None:
     guided(root, 0, params={"guidance": "none"}, **taking_turns)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # a picture whose panels find no room
 def test_everything_is_written_from_a_full_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +163,7 @@ def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
     found = dict(zip(heads, vanilla, strict=True))
     assert (found["method"], found["ratio"], found["accepted"]) == ("vanilla_sd", "0", "66.7%")
     assert (found["decode"], found["end to end"], found["differ"]) == ("2.50", "2.33", "0/2")
-    assert (found["T_p"], found["T_q"]) == ("4.00", "1.00")
+    assert (found["T_p"], found["T_q"]) == ("5000.00", "1000.00")
     assert (plain[0], dict(zip(heads, plain, strict=True))["decode"]) == ("autoregressive", "-")
     # The ratios and guidances of another decoder's study are not among the decoders.
     assert own[:2] == ["parallelvlm", "0.5"]

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from harness.config.spec import ROOT
 from harness.errors import UserError
 from harness.evaluation.samples import Failure, SampleErrors
 from harness.ranks import Ranks, _portable, alone, join, speaks
-from harness.store import Journal, Store
+from harness.store import Journal, RunDir, Store
+from run import main
 from tests.run_helpers import make_bench
 
-RUN = ["model.device=cpu", "benchmark=seedling_rec", "limit=24", "engine.batch_size=4"]
-RANDOM = [*RUN, "method=random", "ratio=0.5"]
+COMMON = ["model.device=cpu", "benchmark=seedling_rec", "limit=24", "engine.batch_size=4"]
+COMMON += ["method=random"]
+#: The ratio of a run from its start, of one that goes on, and of one with a sample that fails.
+WHOLE, HALF, FAILING = 0.5, 0.625, 0.25
 
 
 @dataclass
@@ -33,33 +38,64 @@ class Launched:
     err: str
 
     @property
-    def row(self) -> dict[str, Any]:
-        return dict(json.loads(self.out.splitlines()[-1]))
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
 
     @property
     def errors(self) -> list[str]:
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
-def launch(processes: int, script: Path, *arguments: str) -> Launched:
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def launch(script: Path, *arguments: str) -> Launched:
+    """Run a script in two processes under torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
-        [*command, str(script), *arguments],
+        [sys.executable, *torchrun, str(script), *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         timeout=240,
         check=False,
     )
     return Launched(done.returncode, done.stdout, done.stderr)
 
 
-def evaluate(processes: int, store: Path, *arguments: str) -> Launched:
-    return launch(processes, ROOT / "run.py", f"store={store}", *arguments)
+def first_of_two(script: Path, *arguments: str) -> tuple[int, str]:
+    """Run a script in two processes without torchrun, which would end one with the other; end both with the first.
+
+    Returns:
+        The first one's exit status and what it wrote to stderr.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        _, complaint = both[0].communicate(timeout=50)
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    return both[0].returncode, complaint
+
+
+def run_here(*arguments: str) -> Launched:
+    """Run run.py in this process alone, where its libraries are imported already."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(list(arguments))
+    return Launched(code, out.getvalue(), err.getvalue())
 
 
 def spoilt(folder: Path, body: str) -> Path:
@@ -94,9 +130,8 @@ def lasting(row: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "extra": extra, "environment": environment, "kv_bytes": kv_bytes}
 
 
-def answers(store: Path) -> dict[int, str]:
-    (path,) = store.glob("runs/*/journal.jsonl")
-    entries = [entry for entry in Journal(path).entries() if "answer" in entry]
+def stored_answers(run: RunDir) -> dict[int, str]:
+    entries = [entry for entry in run.journal.entries() if "answer" in entry]
     assert len({entry["doc_id"] for entry in entries}) == len(entries)  # nothing is asked twice
     return {
         entry["doc_id"]: entry["answer"] for entry in sorted(entries, key=lambda e: e["doc_id"])
@@ -104,65 +139,105 @@ def answers(store: Path) -> dict[int, str]:
 
 
 @dataclass
-class Reference:
-    store: Path
-    row: dict[str, Any]
+class Ran:
+    """A command that has run, and the store that it wrote to."""
+
+    store: Store
+    done: Launched
+
+    def row(self, ratio: float) -> dict[str, Any]:
+        """The only row of a ratio."""
+        (row,) = [row for row in self.done.rows if row["ratio"] == ratio]
+        return row
+
+    def answers(self, ratio: float) -> dict[int, str]:
+        return stored_answers(self.store.run(self.row(ratio)["run_key"]))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One process, from start to end."""
     store = tmp_path_factory.mktemp("one")
-    done = evaluate(1, store, *RANDOM)
+    done = run_here(f"store={store}", *COMMON, "-m", f"ratio={WHOLE},{HALF}")
     assert done.code == 0, done.err
-    return Reference(store, done.row)
+    return Ran(Store(store), done)
 
 
-def test_two_processes_give_the_row_of_one(one: Reference, tmp_path: Path) -> None:
-    done = evaluate(2, tmp_path, *RANDOM)
-    assert done.code == 0, done.err
-    assert len([line for line in done.out.splitlines() if line.startswith("{")]) == 1
-    assert done.out.count("acc_at_50 ") == 1  # the sheet as well is printed once
-    assert lasting(done.row) == lasting(one.row)
-    assert done.row["status"] == "done"
-    assert done.row["extra"]["environment"]["processes"] == 2
-    assert done.row["extra"]["peak_note"].endswith("the largest of 2 processes")
-    assert answers(tmp_path) == answers(one.store)
-    stored = Store(tmp_path).run(done.row["run_key"])
-    assert stored.row() == done.row
+@pytest.fixture(scope="module")
+def two(one: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two processes and all that one launch of them can show, since starting them takes longest."""
+    folder = tmp_path_factory.mktemp("two")
+    # One run has answers already. Its second batch is half written.
+    begun = Store(folder).run(one.row(HALF)["run_key"])
+    whole = (one.store.run(one.row(HALF)["run_key"]).path / "journal.jsonl").read_bytes()
+    (begun.path / "journal.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
+    # Another has a sample that fails, in the second batch of the second process.
+    fails = f"session.budget.ratio == {FAILING} and 'seedling_rec/13' in names"
+    script = spoilt(folder, f"assert not ({fails}), 'broken image'")
+    # The last cell is the one before it again.
+    ratios = f"ratio={FAILING},{WHOLE},{HALF},0.75,0.75"
+    return Ran(Store(folder), launch(script, f"store={folder}", *COMMON, "-m", ratios))
+
+
+def test_two_processes_give_the_row_of_one(one: Ran, two: Ran) -> None:
+    row = two.row(WHOLE)
+    assert lasting(row) == lasting(one.row(WHOLE))
+    assert row["status"] == "done"
+    assert row["extra"]["environment"]["processes"] == 2
+    assert row["extra"]["peak_note"].endswith("the largest of 2 processes")
+    assert two.answers(WHOLE) == one.answers(WHOLE)
+    stored = two.store.run(row["run_key"])
+    assert stored.row() == row
     # Six batches of four, dealt out by their numbers.
     other = [json.loads(line) for line in (stored.path / "journal.rank1.jsonl").open()]
     assert [entry["doc_id"] // 4 for entry in other] == [1] * 4 + [3] * 4 + [5] * 4
 
 
-def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(
-    one: Reference, tmp_path: Path
-) -> None:
+def test_two_processes_go_on_where_one_was_stopped(one: Ran, two: Ran) -> None:
+    row = two.row(HALF)
+    assert row["status"] == "resumed"
+    assert row["extra"]["resumed_samples"] == 6
+    assert lasting(row) == lasting(one.row(HALF))
+    assert two.answers(HALF) == one.answers(HALF)
+
+
+def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(two: Ran) -> None:
+    assert two.done.code == 1
+    (error,) = two.done.errors
+    assert "1 of 24 samples failed: seedling_rec/13: AssertionError: broken image" in error
+    # Rank 0 finds the row of the last cell, for both.
+    found = [(row["ratio"], row["status"], row["n_samples"]) for row in two.done.rows]
+    assert found == [
+        (WHOLE, "done", 24),
+        (HALF, "resumed", 24),
+        (0.75, "done", 24),
+        (0.75, "cached", 24),
+    ]
+    assert two.done.out.count("headline metric") == 1  # the table as well is printed once
+    runs = [path.parent for path in two.store.root.glob("runs/*/journal.jsonl")]
+    (failed,) = [path for path in runs if not (path / "row.json").exists()]
+    assert len(stored_answers(two.store.run(failed.name))) == 23
+
+
+def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(one: Ran, tmp_path: Path) -> None:
     # The first call is the warm-up, so two batches are answered and one is lost.
     kill = "rank == 1 and len(calls) == 4 and os.kill(os.getpid(), signal.SIGKILL)"
-    done = launch(2, spoilt(tmp_path, kill), f"store={tmp_path}", *RANDOM)
+    asked = [f"store={tmp_path}", *COMMON, f"ratio={WHOLE}"]
+    done = launch(spoilt(tmp_path, kill), *asked)
     assert done.code == 1
     assert done.out == ""
     assert Store(tmp_path).rows() == []
-    before = answers(tmp_path)
+    run = Store(tmp_path).run(one.row(WHOLE)["run_key"])
+    before = stored_answers(run)
     assert 8 <= len(before) <= 20
-    resumed = evaluate(1, tmp_path, *RANDOM)
+    resumed = run_here(*asked)
     assert resumed.code == 0, resumed.err
-    assert resumed.row["status"] == "resumed"
-    assert resumed.row["extra"]["resumed_samples"] == len(before)
-    assert lasting(resumed.row) == lasting(one.row)
-    assert answers(tmp_path) == answers(one.store)
-
-
-def test_two_processes_go_on_where_one_was_stopped(one: Reference, tmp_path: Path) -> None:
-    stored = Store(tmp_path).run(one.row["run_key"])
-    # The second batch is half written.
-    whole = (one.store / "runs" / one.row["run_key"] / "journal.jsonl").read_bytes()
-    (stored.path / "journal.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
-    done = evaluate(2, tmp_path, *RANDOM)
-    assert done.code == 0, done.err
-    assert done.row["extra"]["resumed_samples"] == 6
-    assert lasting(done.row) == lasting(one.row)
-    assert answers(tmp_path) == answers(one.store)
+    (row,) = resumed.rows
+    assert resumed.out.count("acc_at_50 ") == 1  # the sheet
+    assert row["status"] == "resumed"
+    assert row["extra"]["resumed_samples"] == len(before)
+    assert lasting(row) == lasting(one.row(WHOLE))
+    assert stored_answers(run) == one.answers(WHOLE)
 
 
 def test_a_journal_is_the_files_of_all_processes(tmp_path: Path) -> None:
@@ -177,24 +252,6 @@ def test_a_journal_is_the_files_of_all_processes(tmp_path: Path) -> None:
     assert len(journal) == 5
     journal.clear()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(
-    tmp_path: Path,
-) -> None:
-    fail = "assert session.budget.ratio != 0.5 or 'seedling_rec/5' not in names, 'broken image'"
-    sweep = ["-m", "method=random", "ratio=0.5,0.75,0.75", "limit=12", "engine.warmup=0"]
-    done = launch(2, spoilt(tmp_path, fail), f"store={tmp_path}", *RUN, *sweep)
-    assert done.code == 1
-    (error,) = done.errors
-    assert "1 of 12 samples failed: seedling_rec/5: AssertionError: broken image" in error
-    rows = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
-    # The last cell is the one before it again: rank 0 finds its row, for both.
-    assert [(row["ratio"], row["status"]) for row in rows] == [(0.75, "done"), (0.75, "cached")]
-    assert rows[0]["n_samples"] == 12
-    (failed,) = [path for path in tmp_path.glob("runs/*") if not (path / "row.json").exists()]
-    saved = [entry for entry in Journal(failed / "journal.jsonl").entries() if "answer" in entry]
-    assert len(saved) == 11
 
 
 AGREE = """
@@ -233,14 +290,15 @@ with join() as ranks:
     seen.append(ranks.in_turn(lambda: ranks.rank))
     with open(f"{sys.argv[1]}/{ranks.rank}.json", "w") as file:
         json.dump(seen, file)
+    ranks.gather("both are done")
 """
 
 
 def test_what_one_raises_all_raise_and_the_next_step_still_agrees(tmp_path: Path) -> None:
     script = tmp_path / "agree.py"
     script.write_text(AGREE)
-    done = launch(2, script, str(tmp_path))
-    assert done.code == 0, done.err
+    code, complaint = first_of_two(script, str(tmp_path))
+    assert code == 0, complaint
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first[0] == second[0] == [0, 10]
     assert first[1] == second[1] == "UserError: rank 1"
@@ -312,17 +370,16 @@ def test_each_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
 
 LOST = """
-import datetime, json, os, sys, time
+import datetime, os, sys, time
 import harness.ranks
 from harness.ranks import join
 
-os.environ |= {"RANK": sys.argv[1], "LOCAL_RANK": sys.argv[1]}
 harness.ranks.TIMEOUT = datetime.timedelta(seconds=5)
 
 def meet():
     ranks.gather(0)
     if ranks.rank == 1:
-        time.sleep(float(sys.argv[2]))
+        time.sleep(float(sys.argv[1]))
         os._exit(9)
     ranks.gather(1)
 
@@ -333,28 +390,8 @@ with join() as ranks:
 
 @pytest.mark.parametrize(("seconds", "how"), [(0, "dies"), (60, "hangs")])
 def test_no_process_waits_for_one_that(tmp_path: Path, seconds: int, how: str) -> None:
-    # Without torchrun, which would end the others itself.
     script = tmp_path / "lost.py"
     script.write_text(LOST)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, str(script), rank, str(seconds)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        _, complaint = both[0].communicate(timeout=50)
-    finally:
-        for process in both:
-            process.kill()
-            process.communicate()
-    assert both[0].returncode == 1
+    code, complaint = first_of_two(script, str(seconds))
+    assert code == 1
     assert "RankLost: another process of this run ended or does not answer" in complaint

@@ -13,8 +13,15 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.decoding import sides
-from harness.decoding.attention import NAME, folded, folded_attention, window_mask
+from harness.decoding import stack
+from harness.decoding.attention import (
+    NAME,
+    attention_configs,
+    chain_mask,
+    folded,
+    folded_attention,
+    window_mask,
+)
 from harness.decoding.drafts import Draft
 from harness.decoding.sides import Side
 from harness.decoding.trees import TreeDrafter
@@ -91,24 +98,36 @@ def test_one_mask_serves_layers_of_different_lengths() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_chains_mask_is_that_of_a_window(count: int, groups: int) -> None:
+    seen = torch.ones(count, count).tril().bool()
+    expected = window_mask(seen, 23, groups, torch.bfloat16)
+    found = chain_mask(count, 23, groups, torch.bfloat16, torch.device("cpu"))
+    assert found.shape == (1, 1, groups * count, 23)
+    assert torch.equal(found, expected)
+
+
 def test_the_model_is_put_back_and_others_are_never_touched() -> None:
     mine, other = in_doubles("llava").decoder, in_doubles("internvl").decoder
+    configs = attention_configs(mine)
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with folded(mine) as strong:
+    with folded(configs) as strong:
         assert strong
         assert mine.layers[0].self_attn.config._attn_implementation == NAME
         assert other.config._attn_implementation == "sdpa"
-        with folded(mine) as again:
+        with folded(configs) as again:
             assert again
         assert mine.config._attn_implementation == NAME
     assert mine.config._attn_implementation == "sdpa"
-    with pytest.raises(RuntimeError, match="stop"), folded(mine):
+    with pytest.raises(RuntimeError, match="stop"), folded(configs):
         raise RuntimeError("stop")
     assert mine.layers[0].self_attn.config._attn_implementation == "sdpa"
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa
-    with folded(in_doubles("llava", "eager").decoder) as strong:
+    eager = in_doubles("llava", "eager").decoder
+    with folded(attention_configs(eager)) as strong:
         assert not strong
-        assert in_doubles("llava", "eager").decoder.config._attn_implementation == "eager"
+        assert eager.config._attn_implementation == "eager"
 
 
 def test_threads_may_share_a_model_inside_one_opening() -> None:
@@ -125,7 +144,7 @@ def test_threads_may_share_a_model_inside_one_opening() -> None:
             found[number] = both[number].rows([], Draft(tuple(range(length))))
             both[number].cut(0)
 
-    with folded(both[0].adapter.decoder):
+    with both[0].stack.folding():
         threads = [Thread(target=work, args=(number,)) for number in range(2)]
         for one in threads:
             one.start()
@@ -209,7 +228,7 @@ def test_repeated_heads_alone_are_seen_too(monkeypatch) -> None:
     """Under transformers' own attention our cache is not copied, but its heads are, as soon as there is a mask."""
     one = long_side()
     one.start()
-    monkeypatch.setattr(sides, "folded", lambda decoder: nullcontext(False))
+    monkeypatch.setattr(stack, "folded", lambda configs: nullcontext(False))
     names = moved(lambda: one.rows([5], Draft((6, 7, 8, 9))))
     assert names
     assert "aten::cat" not in names

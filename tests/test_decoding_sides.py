@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.budget import Budget
-from harness.decoding import sides
+from harness.decoding import stack
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
-from harness.decoding.sides import text_only_prefill
+from harness.decoding.text_only import text_only_prefill
 from harness.decoding.transports import Sequential
 from harness.decoding.voices import ends_of, limit_of, prepared
 from harness.engine.session import Session
@@ -129,7 +129,7 @@ def test_a_draft_without_images_is_a_prompt_of_words(name: str, monkeypatch) -> 
     words = [one for one in inputs["input_ids"][0].tolist() if one not in placeholders]
     assert 0 < len(words) < layout.text[0] + layout.counts[0]
     assert set(blind.cache.lengths) == {len(words)}
-    assert blind.following.flatten().tolist() == [len(words)] * adapter.facts.rotary_axes
+    assert blind.stack.following.flatten().tolist() == [len(words)] * adapter.facts.rotary_axes
     with torch.inference_mode():
         expected = adapter.model(input_ids=torch.tensor([words])).logits[0, -1]
     torch.testing.assert_close(blind.first, expected)
@@ -154,13 +154,13 @@ def test_nothing_is_fed_twice(monkeypatch) -> None:
     fed: dict[str, list[int]] = {"draft": [], "target": []}
     both = {"draft": side("llava", Uniform(), 0.9), "target": side("llava")}
     for which, one in both.items():
-        run = one.run
+        run = one.stack.run
 
         def watched(ids, places, seen=None, run=run, which=which):
             fed[which].append(len(places))
             return run(ids, places, seen)
 
-        monkeypatch.setattr(one, "run", watched)
+        monkeypatch.setattr(one.stack, "run", watched)
     machine = Machine(both["draft"], both["target"], Greedy(), Sequential(), 4, False)
     trace = machine.run(LIMIT)
     assert trace.tokens == plain("llava")
@@ -232,12 +232,12 @@ def test_the_prompt_runs_when_it_is_first_asked_and_once() -> None:
 
 
 @contextmanager
-def unfolded(decoder: object) -> Iterator[bool]:
+def unfolded(configs: object) -> Iterator[bool]:
     yield False
 
 
 def test_attention_that_builds_its_own_masks_takes_windows_too(monkeypatch) -> None:
-    monkeypatch.setattr(sides, "folded", unfolded)
+    monkeypatch.setattr(stack, "folded", unfolded)
     target = side("llava", attention="eager")
     for drafter in (side("llava", attention="eager"), side("llava", *RAGGED)):
         trace = Machine(drafter, target, Greedy(), Sequential(), 4, True).run(LIMIT)

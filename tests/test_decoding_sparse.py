@@ -82,13 +82,13 @@ def test_only_what_the_target_does_not_hold_is_fed(monkeypatch) -> None:
     target = side("llava")
     drafter = sparse("llava", target, 0.9)
     fed: list[int] = []
-    run = drafter._side.run
+    run = drafter._side.stack.run
 
     def watched(ids, places, seen=None):
         fed.append(len(places))
         return run(ids, places, seen)
 
-    monkeypatch.setattr(drafter._side, "run", watched)
+    monkeypatch.setattr(drafter._side.stack, "run", watched)
     trace = Machine(drafter, target, Greedy(), Sequential(), 4).run(LIMIT)
     assert fed == [1] * 3 + [1] * 4 * (len(trace.rounds) - 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,18 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     assert os.sched_getaffinity(0) == cores
 
 
+def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
+    with speculation("pearl") as both:
+        kill_at_round(both, 5)  # the first rounds are those that are timed
+        found, telling, _ = answer(both, 3)
+        assert found == plainly(3)
+        assert (telling.steps, telling.gamma) == (None, 1)
+        assert telling.degraded is None  # a new process drafts
+        found, telling, _ = answer(both, 4)
+        assert found == plainly(4)
+        assert telling.steps is not None
+
+
 def process_of(both: Speculation) -> int:
     process: int = both._partner._open.process_id
     return process
@@ -295,9 +308,9 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     both = speculation("pearl")
     pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
     for of_target, of_draft, window in pairs:
-        both._steps = Steps(of_target, of_target, of_draft)
+        both._steps = Steps(of_target, of_draft)
         assert both.gamma == window
-    both._steps = Steps(1.0, 1.0, 9.0)
+    both._steps = Steps(1.0, 9.0)
     assert both.gamma == 1
 
 
@@ -323,7 +336,7 @@ def telling(**changed: Any) -> Telling:
         "spent": Spent(9.0, 1.0, 8.0, 5),
         "plain": Spent(9.0, 0.0, 16.0, 5),
         "mismatch": None,
-        "steps": Steps(4.0, 4.0, 1.5),
+        "steps": Steps(6.0, 2.0),
         "draft_visual": 7.0,
         "devices": 1,
         "first": True,
@@ -344,12 +357,17 @@ def test_the_figures_of_a_row() -> None:
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
     assert block["mean_run"] == pytest.approx(3.0)
     assert block["rollbacks"] == 1
+    # A step of plain decoding, the target's forward in a round, and a drafted token: all of this run.
+    times = [block[name] for name in ("target_ms", "window_ms", "draft_ms")]
+    assert times == pytest.approx([4000, 4000, 1500])
     assert block["c"] == pytest.approx(4 / 1.5)
+    assert block["c_before"] == pytest.approx(3)
     a = 0.75
     tokens = (1 + a) / (1 + a - a**2)
     assert block["speedup_predicted"] == pytest.approx(tokens * 4 / 4)
     assert block["predicted_reached"] == pytest.approx(2 / tokens)
-    slower = speculative_block([telling(steps=Steps(4.0, 5.0, 1.5)).entry()], overlap=True)
+    windows = tuple(replace(part, target_seconds=5.0) for part in one.rounds)
+    slower = speculative_block([telling(rounds=windows).entry()], overlap=True)
     assert slower["speedup_predicted"] == pytest.approx(tokens)
     assert slower["speedup_predicted_window"] == pytest.approx(tokens * 4 / 5)
     assert slower["predicted_window_reached"] == pytest.approx(2 / tokens * 5 / 4)
@@ -360,6 +378,10 @@ def test_the_figures_of_a_row() -> None:
         "largest_gap": None,
     }
     assert block["startup_wait_ms"] == 1000
+    alone = speculative_block([telling(plain=None).entry()], overlap=True)
+    assert alone["target_ms"] == 6000  # nothing but the step measured before
+    assert alone["speedup_predicted"] == pytest.approx(tokens)
+    assert alone["predicted_reached"] is None
 
 
 def test_degraded_answers_and_mismatches_are_counted() -> None:

@@ -8,7 +8,7 @@ import torch
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
-from harness.decoding.sides import text_only_prefill
+from harness.decoding.text_only import text_only_prefill
 from harness.decoding.transports import Sequential
 from harness.decoding.trees import TreeDrafter
 from harness.errors import UserError
@@ -75,13 +75,13 @@ def test_the_accepted_path_is_kept_and_only_news_are_fed(
     target.rows([4], tree)
     tokens = [4, *(tree.tokens[node] for node in path), 11]
     fed: list[int] = []
-    run = target.run
+    run = target.stack.run
 
     def watched(ids, places, seen=None):
         fed.append(len(places))
         return run(ids, places, seen)
 
-    monkeypatch.setattr(target, "run", watched)
+    monkeypatch.setattr(target.stack, "run", watched)
     assert target.rows(tokens, Draft(())) == other.rows(tokens, Draft(()))
     assert fed == [1]
     for mine, theirs in zip(target.cache.layers, other.cache.layers, strict=True):

@@ -6,8 +6,6 @@ through the same path as a real checkpoint.
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 
@@ -16,49 +14,17 @@ from harness.engine.reduce import Decision
 from harness.engine.session import Session
 from methods.base import Need, Site
 from tests.families import FAMILIES
-from tests.tiny import DEPTH, Recorder, Scatter, load_tiny, save_tiny
+from tests.family_runs import ROWS, Tiny, extended, generation, plain, positions
+from tests.tiny import DEPTH, Recorder, Scatter
 
 NONE = Budget("kept", 0.0)
 MOST = Budget("kept", 0.6)
-STEPS = 6
 PLACES = [("prefix",), ("vision",), (0,), (1,), (2,), (1, 3)]
 NAMES = list(FAMILIES)
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    @cache
-    def folder(name):
-        return save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
-
-    @cache
-    def loaded(name, dtype="float64", attention="sdpa"):
-        return load_tiny(FAMILIES[name].spec, folder(name), dtype, attention)
-
-    return loaded
-
-
-def generation(adapter, inputs, **changes):
-    """Greedy, and never a placeholder as an answer: the models are random and would say one now and then."""
-    return {
-        "max_new_tokens": STEPS,
-        "do_sample": False,
-        "output_logits": True,
-        "suppress_tokens": list(adapter.items(inputs)),
-        **changes,
-    }
-
-
-def plain(adapter, inputs, **changes):
-    with torch.inference_mode():
-        out = adapter.model.generate(
-            **inputs, **generation(adapter, inputs, **changes), return_dict_in_generate=True
-        )
-    return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits, 1)
-
-
-def run(adapter, method, budget, chats, backend="drop", samples=None, **changes):
-    inputs = adapter.encode(list(chats))
+def run(tiny, method, budget, *rows, backend="drop", samples=None, **changes):
+    adapter, inputs = tiny.adapter, tiny.inputs(*rows)
     with Session(adapter, method, budget, backend=backend) as session:
         return session.generate(inputs, samples, **generation(adapter, inputs, **changes))
 
@@ -70,18 +36,16 @@ def span(tensor):
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float64-sdpa", "float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
-def test_ratio_zero_is_bit_identical(load, name, kind, gather, monkeypatch):
+def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
     """Nothing is gathered when every token stays; gathering them all must change no bit either."""
-    adapter = load(name, *kind.split("-"))
+    tiny = Tiny(name, *kind.split("-"))
     if gather:
         monkeypatch.setattr(Decision, "keeps_all", lambda decision, stage: False)
-    chats = FAMILIES[name].chats
-    for some in (chats[1:2], chats):
-        inputs = adapter.encode(list(some))
-        ids, logits = plain(adapter, inputs)
-        counts = adapter.layout(inputs).counts
+    for rows in ((1,), ROWS):
+        ids, logits = plain(tiny, *rows)
+        counts = tiny.adapter.layout(tiny.inputs(*rows)).counts
         for where in PLACES:
-            got = run(adapter, Scatter(where), NONE, some)
+            got = run(tiny, Scatter(where), NONE, *rows)
             assert torch.equal(got.ids, ids)
             assert torch.equal(got.logits, logits)
             assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
@@ -90,12 +54,12 @@ def test_ratio_zero_is_bit_identical(load, name, kind, gather, monkeypatch):
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
-def test_dropping_equals_emulation(load, name, where, merge):
+def test_dropping_equals_emulation(name, where, merge):
     """Prefill and six decoding steps in fp64: nothing but the summation order may differ."""
-    adapter, chats = load(name), FAMILIES[name].chats
-    fast = run(adapter, Scatter(where, merge), MOST, chats)
-    slow = run(adapter, Scatter(where, merge), MOST, chats, backend="emulate")
-    _, untouched = plain(adapter, adapter.encode(list(chats)))
+    tiny = Tiny(name)
+    fast = run(tiny, Scatter(where, merge), MOST)
+    slow = run(tiny, Scatter(where, merge), MOST, backend="emulate")
+    _, untouched = plain(tiny, *ROWS)
     assert torch.equal(fast.ids, slow.ids)
     assert span(fast.logits - slow.logits) < 1e-9 * span(slow.logits)
     assert span(fast.logits[:, 0] - untouched[:, 0]) > 1e-2  # the test is not vacuous
@@ -106,11 +70,11 @@ def test_dropping_equals_emulation(load, name, where, merge):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", NAMES)
-def test_dropping_equals_emulation_in_single_precision(load, name, attention):
-    adapter, chats = load(name, "float32", attention), FAMILIES[name].chats
+def test_dropping_equals_emulation_in_single_precision(name, attention):
+    tiny = Tiny(name, "float32", attention)
     for where in PLACES:
-        fast = run(adapter, Scatter(where), MOST, chats)
-        slow = run(adapter, Scatter(where), MOST, chats, backend="emulate")
+        fast = run(tiny, Scatter(where), MOST)
+        slow = run(tiny, Scatter(where), MOST, backend="emulate")
         assert torch.equal(fast.ids, slow.ids)
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
@@ -119,12 +83,11 @@ def test_dropping_equals_emulation_in_single_precision(load, name, attention):
     ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_padded_batch_equals_single_rows_and_caches_are_as_planned(load, name, where, merge):
-    adapter, chats = load(name), FAMILIES[name].chats
-    method = Scatter(where, merge)
-    batch = run(adapter, method, MOST, chats, samples=["a", "b", "c"])
-    for row, one in enumerate(chats):
-        alone = run(adapter, method, MOST, [one], samples=["abc"[row]])
+def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, merge):
+    tiny, method = Tiny(name), Scatter(where, merge)
+    batch = run(tiny, method, MOST, samples=["a", "b", "c"])
+    for row in ROWS:
+        alone = run(tiny, method, MOST, row, samples=["abc"[row]])
         record = alone.records[0]
         assert torch.equal(batch.ids[row], alone.ids[0])
         assert span(batch.logits[row] - alone.logits[0]) < 1e-6
@@ -141,46 +104,29 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(load, name, w
         ]
         assert list(alone.cache_lengths) == [k + record.text for k in kept]
         assert record.kv_entries == sum(kept)
-        text = adapter.facts.text
+        text = tiny.adapter.facts.text
         assert record.kv_bytes == sum(alone.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
 
 
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
 @pytest.mark.parametrize("name", NAMES)
-def test_beams_equal_beams_of_single_rows(load, name, where):
-    adapter, chats = load(name), FAMILIES[name].chats
-    beams = {"num_beams": 3, "output_logits": False}
-    batch = run(adapter, Scatter(where), MOST, chats, **beams)
-    for row, one in enumerate(chats):
-        alone = run(adapter, Scatter(where), MOST, [one], **beams)
+def test_beams_equal_beams_of_single_rows(name, where):
+    tiny, beams = Tiny(name), {"num_beams": 3, "output_logits": False}
+    batch = run(tiny, Scatter(where), MOST, **beams)
+    for row in ROWS:
+        alone = run(tiny, Scatter(where), MOST, row, **beams)
         assert torch.equal(batch.ids[row], alone.ids[0])
-
-
-def positions(adapter, inputs):
-    """Return the positions that `generate` gives the prompt."""
-    rest = {key: value for key, value in inputs.items() if key != "input_ids"}
-    return adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
-
-
-def extended(inputs, ids):
-    """Append answer tokens to one prompt."""
-    longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], ids], 1)}
-    for key in ("attention_mask", "mm_token_type_ids"):
-        if key in inputs:
-            filler = torch.full_like(ids, int(key == "attention_mask"))
-            longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)
-    return longer
 
 
 @pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
 @pytest.mark.parametrize("name", NAMES)
-def test_dropping_equals_a_full_forward_with_handwritten_masks(load, name, where):
+def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
     """An oracle that shares no code with the engine: one uncached forward, a mask a layer."""
-    adapter = load(name)
+    tiny, adapter = Tiny(name), Tiny(name).adapter
     first = 0 if where == ("prefix",) else where[0]
-    for one in FAMILIES[name].chats:
-        inputs = adapter.encode([one])
-        got = run(adapter, Scatter(where), MOST, [one])
+    for row in ROWS:
+        inputs = tiny.inputs(row)
+        got = run(tiny, Scatter(where), MOST, row)
         longer = extended(inputs, got.ids[:, :-1])
         length = longer["input_ids"].shape[1]
         visual = adapter.layout(inputs).visual[0]
@@ -209,16 +155,16 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(load, name, where
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_probes_equal_eager(load, name):
+def test_text_probes_equal_eager(name):
     """The last row and the mean received attention of two layers, computed beside the fused kernel."""
     needs = tuple(
         Need(signal, layer) for signal in ("last_attention", "mean_attention") for layer in (0, 2)
     )
-    sdpa, eager = load(name, "float32"), load(name, "float32", "eager")
-    for one in FAMILIES[name].chats:
+    sdpa, eager = Tiny(name, "float32"), Tiny(name, "float32", "eager").adapter
+    for row in ROWS:
         recorder = Recorder((Site("layer", 3),), needs)
-        run(sdpa, recorder, NONE, [one])
-        inputs = eager.encode([one])
+        run(sdpa, recorder, NONE, row)
+        inputs = sdpa.inputs(row)
         with torch.inference_mode():
             at = positions(eager, inputs)
             maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
@@ -237,7 +183,7 @@ def named(view, row):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_states_and_places_give_the_attention_of_words_to_visual_tokens(load, name):
+def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
     """Queries of the words and keys of the visual tokens rebuild eager attention up to each row's constant."""
     needs = tuple(
         Need(signal, 1) if signal in ("visual_keys", "text_queries") else Need(signal)
@@ -249,15 +195,14 @@ def test_states_and_places_give_the_attention_of_words_to_visual_tokens(load, na
             "projected",
         )
     )
-    sdpa, eager = load(name, "float32"), load(name, "float32", "eager")
-    chats = FAMILIES[name].chats
+    sdpa, eager = Tiny(name, "float32"), Tiny(name, "float32", "eager").adapter
     batch = Recorder((Site("layer", 2),), needs)
-    run(sdpa, batch, NONE, chats, samples=["a", "b", "c"])
-    for one in chats:
+    run(sdpa, batch, NONE, samples=["a", "b", "c"])
+    for number in ROWS:
         recorder = Recorder((Site("layer", 2),), needs)
-        run(sdpa, recorder, NONE, [one])
+        run(sdpa, recorder, NONE, number)
         signals = named(recorder.views[0], 0)
-        inputs = eager.encode([one])
+        inputs = sdpa.inputs(number)
         taken = {}
         handle = eager.decoder.layers[0].register_forward_pre_hook(
             lambda module, args, taken=taken: taken.update(hidden=args[0])

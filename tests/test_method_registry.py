@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from harness.errors import UserError
-from methods.base import CacheCompressor, Decoder, TokenReducer
+from methods.base import Decoder, TokenReducer
+from methods.compressor import CacheCompressor
 from methods.fastv import FastV
 from methods.registry import METHODS, build_method, names_of, typed
 

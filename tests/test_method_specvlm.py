@@ -13,6 +13,7 @@ from methods.specvlm import SpecVLM, covering, spread
 from tests.method_cases import make_view, replaced
 from tests.method_engine import NAMES, check_method
 from tests.method_runs import recall
+from tests.two_stages import two_stages
 
 PAPER = SpecVLM()
 LAST = SpecVLM(guidance="last", layer=3, mass=0.8)
@@ -20,29 +21,8 @@ SQUARE = [((0, 0, 12, 12),)]
 
 
 def slow_choice(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
-    """Token by token, with the sums of the paper."""
-    signals = {key: value[row].double() for key, value in view.signals.items()}
-    last = signals["visual_positions"].max()
-    words = [t for t, place in enumerate(signals["text_positions"]) if place > last]
     layers = range(method.layer) if method.guidance == "layers" else [method.layer - 1]
-    n = view.tokens.shape[1]
-    scores = [
-        sum(float(signals[f"text_attention@{layer}"][t, j]) for layer in layers for t in words)
-        / (len(words) * len(layers))
-        for j in range(n)
-    ]
-    chosen: list[int] = []
-    covered = 0.0
-    for j in sorted(range(n), key=lambda j: (-scores[j], j)):
-        if covered >= method.mass * sum(scores) or len(chosen) == keep:
-            break
-        chosen.append(j)
-        covered += scores[j]
-    rest = [j for j in range(n) if j not in chosen]
-    missing = keep - len(chosen)
-    for q in range(missing):
-        chosen.append(rest[0 if missing == 1 else q * (len(rest) - 1) // (missing - 1)])
-    return sorted(chosen)
+    return two_stages(view, row, keep, layers, method.mass)
 
 
 def uneven(view: View) -> View:

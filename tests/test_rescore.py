@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
 from typing import Any
 
 import pytest
@@ -24,7 +23,8 @@ from harness.store import Journal
 from methods.registry import build_method
 from run import main
 from tests.families import FAMILIES
-from tests.tiny import VOCABULARY, Scatter, load_tiny, save_tiny
+from tests.family_runs import Tiny, extended, positions
+from tests.tiny import VOCABULARY, Scatter
 
 END = 2
 LENGTHS = (5, 1, 3)
@@ -32,36 +32,10 @@ NAMES = list(FAMILIES)
 GREEDY = {"do_sample": False, "max_new_tokens": 8}
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    @cache
-    def loaded(name, dtype="float64"):
-        spec = FAMILIES[name].spec
-        return load_tiny(spec, save_tiny(spec, tmp_path_factory.mktemp(name)), dtype)
-
-    return loaded
-
-
-def positions(adapter, inputs):
-    """Return the positions that `generate` gives the prompt."""
-    rest = {key: value for key, value in inputs.items() if key != "input_ids"}
-    return adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
-
-
-def extended(inputs, ids):
-    """Append answer tokens to one prompt."""
-    longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], ids], 1)}
-    for key in ("attention_mask", "mm_token_type_ids"):
-        if key in inputs:
-            filler = torch.full_like(ids, int(key == "attention_mask"))
-            longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)
-    return longer
-
-
 @torch.inference_mode()
-def by_prefix(adapter, one, answer, processor):
+def by_prefix(adapter, inputs, answer, processor):
     """The slow reference: an uncached forward for each prefix of one answer, its last logits alone."""
-    inputs, found = adapter.encode([one]), []
+    found = []
     for place, token in enumerate(answer.tolist()):
         longer = extended(inputs, answer[None, :place])
         logits = adapter.model(
@@ -92,9 +66,9 @@ def answers(adapter, inputs, likely):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_padded_batch_is_judged_like_every_prefix_alone(load, name):
-    adapter, chats = load(name), FAMILIES[name].chats
-    inputs = adapter.encode(list(chats))
+def test_a_padded_batch_is_judged_like_every_prefix_alone(name):
+    tiny, adapter = Tiny(name), Tiny(name).adapter
+    inputs = tiny.inputs()
     penalty = 1.4
     settings = {**GREEDY, "repetition_penalty": penalty}
     holders = list(adapter.items(inputs))
@@ -105,7 +79,7 @@ def test_a_padded_batch_is_judged_like_every_prefix_alone(load, name):
     processor = RepetitionPenaltyLogitsProcessor(penalty=penalty)
     stood = []
     for row, length in enumerate(LENGTHS):
-        expected = by_prefix(adapter, chats[row], ids[row, :length], processor)
+        expected = by_prefix(adapter, tiny.inputs(row), ids[row, :length], processor)
         for place, (stands, chance, gap) in enumerate(expected):
             assert bool(judged.stands[row, place]) == stands
             assert float(judged.chance[row, place]) == pytest.approx(chance, rel=1e-4, abs=1e-9)
@@ -137,10 +111,9 @@ class Forced(LogitsProcessor):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_placeholders_in_an_answer_stand_for_no_image(load, name):
+def test_placeholders_in_an_answer_stand_for_no_image(name):
     """Decoding goes on behind such a token, and so does the judgement."""
-    adapter = load(name)
-    inputs = adapter.encode(list(FAMILIES[name].chats))
+    adapter, inputs = Tiny(name).adapter, Tiny(name).inputs()
     ids = torch.randint(3, 250, (3, 4), generator=torch.Generator().manual_seed(1))
     ids[:, 1] = next(iter(adapter.items(inputs)))
     forced = Forced(ids)
@@ -155,9 +128,9 @@ def test_placeholders_in_an_answer_stand_for_no_image(load, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_session_is_undisturbed_and_the_judge_is_unreduced(load, name):
-    adapter, chats = load(name, "float32"), list(FAMILIES[name].chats)
-    inputs = adapter.encode(chats)
+def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
+    tiny = Tiny(name, "float32")
+    adapter, inputs = tiny.adapter, tiny.inputs()
     for where in (("vision",), (1, 3)):
         with Session(adapter, Scatter(where), Budget("kept", 0.6)) as session:
             plain = session.generate(inputs, **GREEDY, output_logits=True)
@@ -178,10 +151,9 @@ def test_the_session_is_undisturbed_and_the_judge_is_unreduced(load, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_full_model_accepts_itself(load, name):
+def test_the_full_model_accepts_itself(name):
     """Beams are judged as a whole too, and sampled answers by what the settings leave of the distribution."""
-    adapter = load(name)
-    inputs = adapter.encode(list(FAMILIES[name].chats))
+    adapter, inputs = Tiny(name).adapter, Tiny(name).inputs()
     settings = {**GREEDY, "suppress_tokens": list(adapter.items(inputs))}
     with Session(adapter, build_method("none", {}), Budget("kept", 0.0)) as session:
         rescored = Rescored(adapter, session)
@@ -314,9 +286,8 @@ class Said:
         return self.said
 
 
-def test_a_token_that_the_settings_rule_out_has_no_gap(load):
-    adapter = load("llava")
-    inputs = adapter.encode(list(FAMILIES["llava"].chats))
+def test_a_token_that_the_settings_rule_out_has_no_gap():
+    adapter, inputs = Tiny("llava").adapter, Tiny("llava").inputs()
     ids = torch.full((3, 4), 9)
     settings = {"do_sample": True, "top_k": 1, "max_new_tokens": 4}
     records = Rescored(adapter, Said(ids, (4, 2, 1))).generate(inputs, **settings).records

@@ -177,6 +177,15 @@ def test_method_source_covers_its_own_file(tmp_path: Path) -> None:
     assert "fastv.py" in names["f"] - names["d"]
     assert "divprune.py" in names["d"] - names["f"]
     assert "base.py" in names["f"] & names["d"]
+    assert "uniform.py" not in names["f"] | names["d"]
+
+
+def test_method_source_covers_what_it_is_composed_of(tmp_path: Path) -> None:
+    job = check(spec_of(tmp_path, "method=parallelvlm"), Digests())
+    names = {path.name for path in keys._method_files(job.method)}
+    assert {"parallelvlm.py", "windows.py", "base.py", "uvprune.py", "uniform.py"} <= names
+    assert {"ranking.py", "checks.py"} <= names
+    assert not {"fastv.py", "registry.py"} & names
 
 
 def decoder_key(store: Path, *argv: str) -> str:

@@ -22,36 +22,31 @@ Found = Mapping[Path, Interval | None]
 
 
 def draw_ratio(cells: Sequence[Cell]) -> Figure:
-    """Return acceptance and mean run (left) and speed-ups (right) over the ratio of the draft, evenly spaced."""
-    figure = page(3.9)
-    grid = figure.add_gridspec(2, 2, width_ratios=(1, 1.25))
-    above = figure.add_subplot(grid[0, 0])
-    below = figure.add_subplot(grid[1, 0], sharex=above)
-    right = figure.add_subplot(grid[:, 1])
+    """Return speed-ups, acceptance and mean run, one above the other, over the ratio of the draft, evenly spaced."""
+    figure = page(6.2)
+    panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.7, 1, 1))
+    fast, stood, length = panels
     ends = [acceptance(cell) for cell in cells]
-    _whiskers(above, ends, BLUE)
-    _over(above, cells, [None if end is None else 100 * end.value for end in ends], BLUE, "o")
-    _over(below, cells, [cell.block.get("mean_run") for cell in cells], BLUE, "o")
-    title(above, "tokens of the draft accepted (%)")
-    title(below, "accepted in a row, mean")
+    _whiskers(stood, ends, BLUE)
+    _over(stood, cells, [None if end is None else 100 * end.value for end in ends], BLUE, "o")
+    _over(length, cells, [cell.block.get("mean_run") for cell in cells], BLUE, "o")
+    title(stood, "tokens of the draft accepted (%)")
+    title(length, "accepted in a row, mean")
     speeds = (
         ("speedup_decode", ORANGE, "o", "decoding"),
         ("speedup_end_to_end", GREEN, "s", "end to end"),
         ("speedup_predicted", GREYS[1], "D", "promised"),
     )
     for key, colour, marker, _ in speeds:
-        _over(right, cells, [cell.block[key] for cell in cells], colour, marker)
-    right.axhline(1, color=GREYS[1], linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-    for axes in (above, below, right):
+        _over(fast, cells, [cell.block[key] for cell in cells], colour, marker)
+    fast.axhline(1, color=GREYS[1], linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    title(fast, "times as fast as plain decoding")
+    for axes in panels:
         axes.set_ylim(bottom=0)
-    title(right, "times as fast as plain decoding")
-    for axes in (above, below, right):
-        axes.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
         axes.set_xlim(-0.4, len(cells) - 0.6)
         tidy(axes, "y")
-    above.tick_params(labelbottom=False)
-    for axes in (below, right):
-        axes.set_xlabel("visual tokens the draft does without (%)")
+    length.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
+    length.set_xlabel("visual tokens the draft does without (%)")
     handles = [
         Line2D([], [], color=colour, marker=marker, label=text, markersize=5)
         for _, colour, marker, text in speeds

@@ -38,7 +38,7 @@ INTRO = """\
 # Speculative decoding, measured
 
 Written by `python -m harness.curves.decoders`; docs/speculative.md defines the figures. Ratio is the share of visual
-tokens that the draft does without, T_p and T_q are milliseconds of one step of the target and of the draft alone,
+tokens that the draft does without, T_p and T_q are milliseconds of one step of the target and of the draft,
 speed-ups are over plain decoding of the same answers, and `differ` counts answers that are not those of plain decoding.
 """
 

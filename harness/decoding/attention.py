@@ -7,7 +7,7 @@ further queries of the same key head instead, and one call of the same kernel se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,34 +23,36 @@ NAME = "espalier_folded"
 
 
 @contextmanager
-def folded(decoder: Any) -> Iterator[bool]:
-    """Run the text stack `decoder` with folded heads instead of sdpa; others keep what they have.
+def folded(configs: Sequence[Any]) -> Iterator[bool]:
+    """Run a text stack with folded heads instead of sdpa; others keep what they have.
 
-    The stack's own configuration names the function, so no other model is touched. Nested uses do nothing: whoever
-    shares one model among threads opens it once around all of them.
+    The stack's own configuration names the function, so no other model is touched. Nested uses only look: whoever
+    runs many steps, or shares one model among threads, opens it once around all of them.
+
+    Args:
+        configs: `attention_configs` of the stack.
 
     Yields:
         Whether heads are folded.
     """
-    configs = _configs(decoder)
     before = [config._attn_implementation for config in configs]
     if any(name not in ("sdpa", NAME) for name in before):
         yield False
         return
-    if NAME not in ALL_ATTENTION_FUNCTIONS:
+    changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
+    if changed and NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(NAME, folded_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
-    changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
-    for config in changed:
-        config._attn_implementation = NAME
     try:
+        for config in changed:
+            config._attn_implementation = NAME
         yield True
     finally:
         for config in changed:
             config._attn_implementation = "sdpa"
 
 
-def _configs(decoder: Any) -> list[Any]:
+def attention_configs(decoder: Any) -> list[Any]:
     """Return the configurations that name the attention of a text stack, each once."""
     found = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
     return list({id(config): config for config in found}.values())
@@ -73,9 +75,9 @@ def folded_attention(
         query: (B, H, t, D).
         key: (B, H_kv, S, D).
         value: (B, H_kv, S, D_v).
-        attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, or `window_mask`; a wider one
-            than the keys is cut on the left, where layers of one stack may hold more or fewer tokens. None with t = 1:
-            all keys are seen. None with t > 1 is a prefill, which stays transformers'.
+        attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, `window_mask` or
+            `chain_mask`; a wider one than the keys is cut on the left, where layers of one stack may hold more or fewer
+            tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays transformers'.
         dropout: as sdpa takes it.
         scaling: factor of the logits.
         **kwargs: what transformers' own function takes.
@@ -95,15 +97,13 @@ def folded_attention(
     mask = None
     if attention_mask is not None:
         mask = _fold(attention_mask[..., -key.shape[2] :], groups, length)
+    if groups > 1:
+        query = query.reshape(batch, key_heads, groups * length, width)
     output = scaled_dot_product_attention(
-        query.reshape(batch, key_heads, groups * length, width),
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        scale=scaling,
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    output = output.reshape(batch, heads, length, value.shape[-1])
+    if groups > 1:
+        output = output.reshape(batch, heads, length, value.shape[-1])
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -129,4 +129,17 @@ def window_mask(seen: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Ten
     """
     mask = torch.zeros(seen.shape[0], keys, dtype=dtype, device=seen.device)
     mask[:, keys - seen.shape[1] :].masked_fill_(~seen, float("-inf"))
-    return mask.repeat(groups, 1)[None, None]
+    return _for_groups(mask, groups)
+
+
+def chain_mask(
+    count: int, keys: int, groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the `window_mask` of `count` new tokens that see all before them and themselves, in fewer operations."""
+    hidden = torch.full((count, keys), float("-inf"), dtype=dtype, device=device)
+    return _for_groups(hidden.triu_(keys - count + 1), groups)
+
+
+def _for_groups(mask: Tensor, groups: int) -> Tensor:
+    """Return a mask (t, keys) as (1, 1, groups * t, keys); copied only where there are several groups."""
+    return mask.expand(groups, -1, -1).reshape(1, 1, -1, mask.shape[1])

@@ -38,11 +38,12 @@ class RoomyLayer(CacheLayerMixin):
         """Write behind what is there and return views of all; heads stay grouped. Cost: the new tokens only."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self._length + key_states.shape[2]
+        count = key_states.shape[2]
+        end = self._length + count
         if end > self._keys.shape[2]:
             raise RuntimeError(f"the cache has room for {self._keys.shape[2]} tokens, {end} came")
-        self._keys[:, :, self._length : end] = key_states
-        self._values[:, :, self._length : end] = value_states
+        self._keys.narrow(2, self._length, count).copy_(key_states)
+        self._values.narrow(2, self._length, count).copy_(value_states)
         return self._show(end)
 
     def crop(self, max_length: int) -> None:
@@ -65,9 +66,8 @@ class RoomyLayer(CacheLayerMixin):
 
     def _show(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
-        shown = self._keys[:, :, :length], self._values[:, :, :length]
-        self.keys, self.values = shown
-        return shown
+        self.keys, self.values = self._keys.narrow(2, 0, length), self._values.narrow(2, 0, length)
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """Return the tokens held."""

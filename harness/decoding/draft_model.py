@@ -21,7 +21,8 @@ from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft
 from harness.decoding.guidance import Given, Guidance
 from harness.decoding.machine import Drafter, DrafterLost
-from harness.decoding.sides import Side, text_only_prefill
+from harness.decoding.sides import Side
+from harness.decoding.text_only import text_only_prefill
 from harness.decoding.trees import TreeDrafter
 from harness.decoding.voices import voice_of
 from harness.engine.session import Session

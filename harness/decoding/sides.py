@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from harness.adapters.base import Adapter
-from harness.decoding.attention import folded, window_mask
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.rules import Row
+from harness.decoding.stack import TextStack, tree_sight
 from harness.decoding.voices import Voice
-from harness.errors import UserError
 
 #: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
 Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
@@ -39,25 +36,25 @@ class Side:
         self.adapter = adapter
         self.voice = voice
         self.room = room
-        self._decoder = adapter.decoder
-        text = self._decoder.config
-        self._groups = text.num_attention_heads // text.num_key_value_heads
-        self._embed = adapter.model.get_input_embeddings()
-        self._head = adapter.model.get_output_embeddings()
+        self.stack = TextStack(adapter, room)
         self._prefill: Prefill | None = prefill
-        self.cache = RoomyCache(len(self._decoder.layers), room)
         #: Tokens of the answer whose keys and values the cache holds behind the prompt's.
         self.fed: list[int] = []
         self._rows: dict[int, Row] = {}
         self._tree = NOTHING
         self._tree_rows: tuple[Row, ...] = ()
 
+    @property
+    def cache(self) -> RoomyCache:
+        """Keys and values of the prompt and of what is held behind it."""
+        return self.stack.cache
+
     @torch.inference_mode()
     def start(self) -> None:
         """Run the prompt, once."""
         if self._prefill is None:
             return
-        self.first, self.following = self._prefill(self.cache)
+        self.first, self.stack.following = self._prefill(self.cache)
         self._prefill = None
         self._rows[0] = self.voice.rows(self.first[None], self._pasts([], 0))[0]
 
@@ -91,13 +88,14 @@ class Side:
         said: list[Tensor] = []
         rows = [self._rows[first]]
         past = self._answer(tokens) if self.voice.listens else None
-        while True:
-            said.append(self.voice.pick(rows[-1], first + len(rows) - 1))
-            if len(said) == count:
-                break
-            pasts = [] if past is None else [torch.cat([past, torch.stack(said)])]
-            logits = self.run(said[-1].view(1), [first + len(said) - 1])
-            rows += self.voice.rows(logits, pasts)
+        with self.stack.folding():
+            while True:
+                said.append(self.voice.pick(rows[-1], first + len(rows) - 1))
+                if len(said) == count:
+                    break
+                pasts = [] if past is None else [torch.cat([past, torch.stack(said)])]
+                logits = self.stack.run(said[-1].view(1), [first + len(said) - 1])
+                rows += self.voice.rows(logits, pasts)
         found: list[int] = torch.stack(said).tolist()
         self.fed += found[: count - 1]
         drawn_from = tuple(row for row in rows if isinstance(row, Tensor) and self.voice.samples)
@@ -153,7 +151,7 @@ class Side:
             self._rows[row] = self._tree_rows[node]
         gone, nodes = len(self.fed) - shared, len(self._tree.tokens)
         if path and path != list(range(len(path))):
-            self.cache.keep(nodes, torch.tensor(path, device=self.adapter.device))
+            self.cache.keep(nodes, torch.tensor(path, device=self.stack.device))
         else:
             self.cache.cut(gone + nodes - len(path))
         del self.fed[shared:]
@@ -196,7 +194,8 @@ class Side:
             return self.first[None][:0]
         places = [*range(held, length), *(length + depth for depth in tree.depths)]
         ids = self._answer([*missing, *tree.tokens])
-        logits = self.run(ids, places, _seen(len(missing), tree) if tree.tokens else None)
+        seen = tree_sight(len(missing), tree) if tree.tokens else None
+        logits = self.stack.run(ids, places, seen)
         rows = self.voice.rows(logits, self._pasts(tokens, held + 1, tree))
         count = len(missing)
         self._rows |= dict(enumerate(rows[:count], held + 1))
@@ -204,61 +203,8 @@ class Side:
         self._tree, self._tree_rows = tree, rows[count:]
         return logits
 
-    def run(self, ids: Tensor, places: Sequence[int], seen: Tensor | None = None) -> Tensor:
-        """Run new tokens and return the logits (t, V) behind each.
-
-        Args:
-            ids: (t,) behind whatever the cache holds.
-            places: of each in the answer.
-            seen: (t, s) which of the last s keys, their own included, each sees; None: all before it and itself.
-
-        Raises:
-            UserError: tokens that branch, on attention that takes no mask, or in layers of different lengths.
-        """
-        with folded(self._decoder) as strong:
-            lengths, count = self.cache.lengths, len(places)
-            ragged = min(lengths) < max(lengths)
-            if not strong and ragged and seen is None and count > 1:
-                # The one mask that the stack builds for itself does not fit all layers.
-                alone = [self._forward(ids[n : n + 1], [places[n]], None) for n in range(count)]
-                return torch.cat(alone)
-            mask = None
-            if seen is not None and not strong:
-                self._check_branches(ragged)
-            if seen is not None or (strong and count > 1):
-                if seen is None:
-                    seen = torch.ones(count, count, dtype=torch.bool).tril()
-                groups = self._groups if strong else 1
-                seen = seen.to(self.adapter.device)
-                mask = window_mask(seen, max(lengths) + count, groups, self._embed.weight.dtype)
-            return self._forward(ids, places, mask)
-
-    def _check_branches(self, ragged: bool) -> None:
-        """Refuse trees where one explicit mask does not serve all layers."""
-        name = self._decoder.config._attn_implementation
-        if name != "eager" or ragged:
-            raise UserError(
-                f"model.attention={name!r} cannot verify a drafted tree"
-                f"{' over layers of different lengths' if ragged else ''}; valid: sdpa"
-            )
-
-    def _forward(self, ids: Tensor, places: Sequence[int], mask: Tensor | None) -> Tensor:
-        if list(places) == list(range(places[0], places[0] + len(places))):
-            steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
-        else:
-            steps = torch.tensor(places, device=ids.device)
-        hidden = self._decoder(
-            inputs_embeds=self._embed(ids[None]),
-            position_ids=self.following + steps,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
-        logits: Tensor = self._head(hidden)[0]
-        return logits
-
     def _answer(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(list(tokens), dtype=torch.long, device=self.adapter.device)
+        return torch.tensor(list(tokens), dtype=torch.long, device=self.stack.device)
 
     def _pasts(self, tokens: list[int], first: int, tree: Draft = NOTHING) -> list[Tensor]:
         """Return the answers that end at place `first` to the end of `tokens`, then at each node; for processors."""
@@ -276,17 +222,6 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _seen(missing: int, tree: Draft) -> Tensor:
-    """Return (t, t) what `missing` tokens in a row and the nodes behind them see of each other."""
-    count = missing + len(tree.tokens)
-    seen = torch.zeros(count, count, dtype=torch.bool)
-    seen[:, :missing] = True
-    seen[:missing, :missing].tril_()
-    for node in range(len(tree.tokens)):
-        seen[missing + node, [missing + above for above in tree.way(node)]] = True
-    return seen
-
-
 def _ids(rows: Sequence[Row]) -> list[int]:
     """Return greedy rows as numbers, with one transfer for all that are not yet."""
     waiting = [row for row in rows if isinstance(row, Tensor)]
@@ -294,39 +229,3 @@ def _ids(rows: Sequence[Row]) -> list[int]:
         return [int(row) for row in rows]
     fetched = iter(torch.stack(waiting).tolist())
     return [next(fetched) if isinstance(row, Tensor) else row for row in rows]
-
-
-@torch.inference_mode()
-def text_only_prefill(
-    adapter: Adapter, inputs: Mapping[str, Any], cache: Cache
-) -> tuple[Tensor, Tensor]:
-    """Run a prompt without its images: placeholders, newlines and separators are gone, positions count from 0.
-
-    Args:
-        adapter: the model; its tower does not run.
-        inputs: one encoded chat.
-        cache: empty.
-
-    Returns:
-        logits: (V,) behind the last token of the prompt.
-        next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
-
-    Raises:
-        ValueError: several chats.
-    """
-    words = adapter.layout(inputs).words
-    if words.shape[0] != 1:
-        raise ValueError(f"{words.shape[0]} prompts; a prefill by itself takes one")
-    ids = inputs["input_ids"][:, words[0].to(inputs["input_ids"].device)]
-    axes = adapter.facts.rotary_axes
-    positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
-    if axes > 1:
-        positions = positions.expand(axes, 1, -1)
-    hidden = adapter.decoder(
-        inputs_embeds=adapter.model.get_input_embeddings()(ids),
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    logits = adapter.model.get_output_embeddings()(hidden[0, -1])
-    return logits, positions[..., -1:] + 1

@@ -68,4 +68,4 @@ class SparseDrafter:
         alive.scatter_(1, visual[self._kept], True)
         slots = alive.nonzero()[:, 1].view(len(alive), -1)
         cache.gather(target.cache, slots)
-        return target.first, target.following
+        return target.first, target.stack.following

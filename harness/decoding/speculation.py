@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
-from transformers.cache_utils import Cache
 
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
@@ -23,43 +20,19 @@ from harness.config.spec import RunSpec
 from harness.config.speculative import common_ids
 from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
-from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.guidance import Guidance, Onlooker
-from harness.decoding.machine import Machine
+from harness.decoding.machine import DrafterLost, Machine
+from harness.decoding.measuring import ROOM, steps_of
 from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
-from harness.decoding.sides import Side, common_length
+from harness.decoding.questions import Answer, Question, Target
+from harness.decoding.sides import common_length
 from harness.decoding.telling import Mismatch, Spent, Steps, Telling
-from harness.decoding.trace import Trace
 from harness.decoding.transports import Sequential
-from harness.decoding.voices import ends_of, limit_of, prepared, rule_of, voice_of
+from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
-from harness.engine.session import Prefilled, Session
+from harness.engine.session import Session
 from methods.base import Decoder
 from methods.none import NoReduction
-
-#: Forwards that each side is timed over by itself, after as many that are not counted.
-TIMED, WARMING = 24, 16
-
-
-@dataclass(frozen=True)
-class Question:
-    """One chat, ready to be answered."""
-
-    inputs: Mapping[str, Any]
-    chat: Chat
-    sample: str
-    config: GenerationConfig
-    chance: Chance
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one way of decoding made of a question."""
-
-    trace: Trace
-    spent: Spent
-    prefilled: Prefilled
-    draft_visual: float = 0.0
 
 
 class Speculation:
@@ -160,8 +133,8 @@ class Speculation:
             config=config,
             chance=Chance(int.from_bytes(seed, "big")),
         )
-        if self._steps is None and self._method.source != "nobody":
-            self._steps = self._measure(question)
+        if self._steps is None:
+            self._steps = self._measured(question)
         own, plain = self._both(question)
         ids = torch.tensor([own.trace.tokens], device=self._adapter.device)
         generated = own.prefilled.finish(ids)
@@ -192,9 +165,7 @@ class Speculation:
         if window != "auto":
             return window
         steps = self._steps
-        return (
-            1 if steps is None or not steps.draft else max(1, int(steps.target / steps.draft + 0.5))
-        )
+        return 1 if steps is None else max(1, int(steps.target / steps.draft + 0.5))
 
     def _recorded(self, generated: Generated, spent: Spent, telling: Telling) -> Generated:
         """Return the answer with the decoder's clock and story in its record."""
@@ -274,9 +245,9 @@ class Speculation:
         return Answering(target.side, target.visual, order)
 
     def _room(self, question: Question) -> int:
-        """Return the longest answer that a cache must hold, drafts and the forwards of `_measure` included."""
+        """Return the longest answer that a cache must hold, drafts included."""
         ahead = 2 * self.gamma + len(self._method.tree) + 1
-        return max(limit_of(question.config), TIMED + WARMING) + ahead
+        return max(limit_of(question.config), ROOM) + ahead
 
     def _tell(self, guidance: Guidance) -> None:
         self._told = guidance
@@ -292,52 +263,25 @@ class Speculation:
 
     # ------------------------------------------------------------------ measuring
 
-    def _measure(self, question: Question) -> Steps:
-        """Time one forward of each side with nothing running beside it, at this question's lengths."""
-        partner = self._partner
+    def _measured(self, question: Question) -> Steps | None:
+        """Time both sides at this question's lengths; None where nobody drafts, or nobody any more."""
+        method, partner = self._method, self._partner
+        if method.source == "nobody":
+            return None
         target = Target(self._looking, question, self._room(question))
         partner.begin(self._answering(question, target))
-        side = target.side
-        side.start()
+        target.side.start()
         partner.start()
+        drafter = partner.drafter
+        if drafter is None:
+            return None
+        levels = self.gamma if method.tree else 0
         token = int(question.inputs["input_ids"][0, -1])
-
-        def draft(length: int) -> float:
-            drafter = partner.drafter
-            if drafter is None:
-                return 0.0
-            timed = partner.transport.in_turn(
-                lambda: drafter.draft([token] * length, 1), lambda _: []
-            )
-            return timed.draft_seconds / self._levels()
-
-        def step(length: int) -> float:
-            start = time.perf_counter()
-            side.rows([token] * length, NOTHING)
-            return time.perf_counter() - start
-
-        drafting, stepping = self._times(draft), self._times(step)
-        # The window is a matter of both.
-        self._steps = Steps(stepping, stepping, drafting)
-
-        def window(length: int) -> float:
-            start = time.perf_counter()
-            other = token + 1 + length % 2  # another one each time, or nothing would have to be fed
-            side.rows([token] * length, Draft((other,) * (self.gamma - 1)))
-            return time.perf_counter() - start
-
-        return Steps(stepping, self._times(window), drafting)
-
-    def _levels(self) -> int:
-        """Return the forwards in one draft of one token, or of a tree."""
-        tree = self._method.tree
-        return len(set(Draft((0,) * len(tree), parents=tree).depths)) or 1
-
-    @staticmethod
-    def _times(work: Callable[[int], float]) -> float:
-        """Return the median seconds of calls with a growing answer."""
-        seconds = [work(length) for length in range(1, WARMING + TIMED + 1)]
-        return median(seconds[WARMING:])
+        try:
+            transport = partner.transport
+            return steps_of(drafter, target.side, transport, method.overlap, levels, token)
+        except DrafterLost:
+            return None  # the next answer's beginning says why, and starts another
 
     def _mismatch(
         self, question: Question, found: Sequence[int], plain: Sequence[int]
@@ -351,31 +295,3 @@ class Speculation:
         target = Target(self._plain, question, self._room(question))
         logits = target.side.behind(plain[:place]).float()
         return Mismatch(place, float((logits[plain[place]] - logits[found[place]]).abs()))
-
-
-class Target:
-    """The target's side of one question.
-
-    Args:
-        session: reads the prompt.
-        question: the question.
-        room: as in `Side`.
-    """
-
-    def __init__(self, session: Session, question: Question, room: int) -> None:
-        adapter, inputs = session.adapter, question.inputs
-
-        self.prefilled: Prefilled
-        #: When the prompt had been run, by the clock of time.perf_counter.
-        self.ready = 0.0
-
-        def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
-            self.prefilled = session.prefilled(inputs, cache, question.sample)
-            self.ready = time.perf_counter()
-            return self.prefilled.logits, self.prefilled.next
-
-        voice = voice_of(adapter, question.config, inputs["input_ids"])
-        self.side = Side(adapter, voice, room, prefill)
-        layout = adapter.layout(inputs)
-        #: (N,) places of the visual tokens in the prompt.
-        self.visual = layout.visual[0, : layout.counts[0]]

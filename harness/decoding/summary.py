@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.decoding import renewal
-from harness.decoding.telling import Spent, Steps, Telling
+from harness.decoding.telling import Spent, Telling
 from harness.decoding.trace import Trace
 
 
@@ -22,7 +22,6 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
     devices = 1 + tellings[0].devices
     steady = [one for one in tellings if one.degraded is None]
     rounds = steady_rounds(steady)
-    steps = next((one.steps for one in tellings if one.steps is not None), None)
     gamma = median(one.gamma for one in tellings)
     found = {
         "gamma": gamma,
@@ -30,14 +29,14 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         "devices": devices,
         "draft_visual": fmean(one.draft_visual for one in tellings),
         **_lengths(rounds),
-        **_times(steps),
+        **_times(steady, rounds, int(gamma)),
         **_speedups(tellings, devices),
         "overlap_efficiency": rounds.overlap if overlap else None,
         "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in tellings),
         "mismatches": _mismatches(tellings),
         "degraded": _degraded(tellings),
     }
-    return found | _predicted(found, steps, int(gamma), overlap)
+    return found | _predicted(found, int(gamma), overlap)
 
 
 def steady_rounds(tellings: Sequence[Telling]) -> Trace:
@@ -68,16 +67,30 @@ def _lengths(rounds: Trace) -> dict[str, Any]:
     }
 
 
-def _times(steps: Steps | None) -> dict[str, float | None]:
-    """Return the times of single forwards, each side alone, in milliseconds."""
-    if steps is None:
-        return {"target_ms": None, "window_ms": None, "draft_ms": None, "c": None}
+def _times(tellings: Sequence[Telling], rounds: Trace, gamma: int) -> dict[str, float | None]:
+    """Return the times of single forwards in milliseconds, out of the run itself.
+
+    The target's own step is one of plain decoding; where that was not asked for, it is the one measured beforehand.
+    """
+    before = next((one.steps for one in tellings if one.steps is not None), None)
+    plain = [one.plain for one in tellings if one.plain is not None and one.plain.tokens > 1]
+    target = None if before is None else before.target
+    if plain:
+        target = sum(one.decode for one in plain) / sum(one.tokens - 1 for one in plain)
+    drafted = [one for one in rounds.rounds if one.drafted]
+    draft = sum(one.draft_seconds for one in drafted) / (gamma * len(drafted)) if drafted else None
+    window = fmean(one.target_seconds for one in rounds.rounds) if rounds.rounds else None
     return {
-        "target_ms": 1000 * steps.target,
-        "window_ms": 1000 * steps.window,
-        "draft_ms": 1000 * steps.draft,
-        "c": steps.target / steps.draft if steps.draft else None,
+        "target_ms": _ms(target),
+        "window_ms": _ms(window),
+        "draft_ms": _ms(draft),
+        "c": target / draft if target and draft else None,
+        "c_before": None if before is None else before.target / before.draft,
     }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
 
 
 def _speedups(tellings: Sequence[Telling], devices: int) -> dict[str, float | None]:
@@ -113,25 +126,17 @@ def _mean_of_ratios(
     return fmean(seconds(plain) / seconds(own) for plain, own in pairs)
 
 
-def _predicted(
-    found: Mapping[str, Any], steps: Steps | None, gamma: int, overlap: bool
-) -> dict[str, float | None]:
+def _predicted(found: Mapping[str, Any], gamma: int, overlap: bool) -> dict[str, float | None]:
     """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
-    acceptance = found.get("acceptance")
-    if steps is None or not steps.draft or acceptance is None:
-        return dict.fromkeys(
-            (
-                "speedup_predicted",
-                "predicted_reached",
-                "speedup_predicted_window",
-                "predicted_window_reached",
-            )
-        )
+    acceptance, target = found.get("acceptance"), found["target_ms"]
+    draft, window, measured = found["draft_ms"], found["window_ms"], found["speedup_decode"]
+    if acceptance is None or not target or not draft:
+        names = ("speedup_predicted", "predicted_reached")
+        return dict.fromkeys((*names, "speedup_predicted_window", "predicted_window_reached"))
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
-    promised = formula(acceptance, gamma, steps.target, steps.draft)
-    # A window is verified in steps.window, which the baseline's steps do not take.
-    windows = formula(acceptance, gamma, steps.window, steps.draft) * steps.target / steps.window
-    measured = found["speedup_decode"]
+    promised = formula(acceptance, gamma, target, draft)
+    # A window is verified in another time than plain decoding takes for a token.
+    windows = formula(acceptance, gamma, window, draft) * target / window
     return {
         "speedup_predicted": promised,
         "predicted_reached": None if measured is None else measured / promised,

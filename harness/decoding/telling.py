@@ -11,16 +11,14 @@ from harness.decoding.trace import Round
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of one forward with nothing running beside it.
+    """Seconds of one forward, measured before the first answer (harness/decoding/measuring.py).
 
     Attributes:
         target: of one token.
-        window: of as many tokens as a window has.
-        draft: of one drafted token, or one level of a tree; 0 where nobody drafts.
+        draft: of one drafted token, or one level of a tree.
     """
 
     target: float
-    window: float
     draft: float
 
 
@@ -64,7 +62,7 @@ class Telling:
         spent: by this decoder.
         plain: by the target alone, None if it was not asked.
         mismatch: None if the answers agree, or were not compared.
-        steps: as measured alone, once for a run.
+        steps: as measured before the first answer; None where nobody drafts.
         draft_visual: visual tokens that the draft saw (entries, on average over layers, of a partial cache).
         devices: that are busy besides the target's.
         first: whether the first round is the prefill, at once with the draft's.

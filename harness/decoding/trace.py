@@ -13,7 +13,7 @@ class Round:
 
     Attributes:
         pending: drafted tokens that stood unverified before.
-        drafted: forwards of the drafter.
+        drafted: tokens, all nodes of a tree.
         checked: drafted tokens that were judged, one for each place (siblings count once).
         accepted: how many of them, from the first on, stood.
         own: whether the target added a token of its own.

@@ -45,14 +45,16 @@ class TreeDrafter:
         said = torch.zeros(len(shape.tokens), dtype=torch.long, device=logits.device)
         past = torch.tensor(list(tokens), dtype=torch.long, device=logits.device)
         askers, fed = [-1], list[int]()
-        for depth, level in enumerate(self._levels):
-            self._choose(said, logits, askers, past)
-            askers = [node for node in level if shape.children(node)]
-            if not askers:
-                continue
-            fed += askers
-            ids = said[torch.tensor(askers, device=said.device)]
-            logits = side.run(ids, [len(tokens) + depth] * len(askers), self._seen(fed, askers))
+        with side.stack.folding():
+            for depth, level in enumerate(self._levels):
+                self._choose(said, logits, askers, past)
+                askers = [node for node in level if shape.children(node)]
+                if not askers:
+                    continue
+                fed += askers
+                ids = said[torch.tensor(askers, device=said.device)]
+                places = [len(tokens) + depth] * len(askers)
+                logits = side.stack.run(ids, places, self._seen(fed, askers))
         side.cache.cut(len(fed))
         found: list[int] = said.tolist()
         return Draft(tuple(found), parents=shape.parents)

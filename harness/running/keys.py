@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import platform
@@ -27,6 +28,7 @@ PACKAGES = (
     "lmms-eval",
     "numpy",
     "pillow",
+    "av",
     "scikit-learn",
     "rapidfuzz",
 )
@@ -34,6 +36,7 @@ PACKAGES = (
 #: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py).
 ENGINE_SOURCES = (
     "harness/adapters",
+    "harness/media",
     "harness/engine",
     "harness/decoding",
     "harness/measure",
@@ -44,13 +47,12 @@ ENGINE_SOURCES = (
     "harness/calibration/priors.py",
     "harness/running/row.py",
 )
-METHOD_SOURCES = ("methods/base.py", "methods/checks.py", "methods/select")
 
 #: Files of a model directory that shape its input or output.
 MODEL_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model")
 
 #: Files of a benchmark's folder that shape its samples or its scores.
-TASK_FILES = ("*.py", "*.yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
+TASK_FILES = ("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
 
 
 @dataclass
@@ -171,9 +173,23 @@ def _engine(engine: EngineSpec, method: Method) -> dict[str, Any]:
 
 
 def _method_files(method: Method) -> set[Path]:
-    own = {Path(getfile(base)) for base in type(method).__mro__ if base.__module__ != "builtins"}
-    inside = {path for path in own if path.is_relative_to(ROOT)}
-    return inside | set(_python_files(METHOD_SOURCES))
+    """Return the file of the method's class, and those of `methods` that it imports from, directly or not."""
+    found: set[Path] = set()
+    waiting = {Path(getfile(type(method)))}
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        waiting |= _imported_methods(path) - found
+    return {path for path in found if path.is_relative_to(ROOT)}
+
+
+@cache
+def _imported_methods(path: Path) -> frozenset[Path]:
+    """Return the files of `methods` that a Python file imports names from."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    inside = [name.replace(".", "/") for name in names if name.split(".")[0] == "methods"]
+    return frozenset(file for name in inside if (file := ROOT / f"{name}.py").is_file())
 
 
 def _python_files(sources: Iterable[str]) -> list[Path]:

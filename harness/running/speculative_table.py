@@ -12,7 +12,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("gamma", "gamma", "g"),
     ("draft sees", "draft_visual", ".4g"),
     ("T_p", "target_ms", ".2f"),
-    ("T_p of a window", "window_ms", ".2f"),
+    ("T_p of a round", "window_ms", ".2f"),
     ("T_q", "draft_ms", ".2f"),
     ("accepted", "acceptance", ".1%"),
     ("tokens/forward", "tokens_per_target_forward", ".2f"),
@@ -50,7 +50,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], name: Any) -> Table | None:
     decoded = [row for row in rows if row["extra"].get("speculative")]
     if not decoded:
         return None
-    title = "speculative decoding: milliseconds alone; speed-ups over plain decoding (docs/speculative.md)"
+    title = "speculative decoding: times in milliseconds; speed-ups over plain decoding (docs/speculative.md)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("benchmark", "method", "ratio"):
         table.add_column(heading, no_wrap=True)

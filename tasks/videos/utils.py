@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,10 @@ DESCRIBE = (
     "where it takes place, and how the scene and the camera change."
 )
 
-#: What may name a document's video; questions about one video share it.
-NAMES = ("video_name", "videoID", "video_path")
-
 #: Endings that the videos of these data sets have.
 ENDINGS = (".mp4", ".MP4", ".mkv")
 
 WORD = re.compile(r"\w+")
-
-
-def process_docs(dataset: Any) -> Any:
-    """Keeps one document a video and puts them into an order drawn once, so that a limit is a random sample."""
-    name = next(name for name in NAMES if name in dataset.column_names)
-    first: dict[str, int] = {}
-    for place, video in enumerate(dataset[name]):
-        first.setdefault(video, place)
-    places = list(first.values())
-    random.Random(0).shuffle(places)
-    return dataset.select(places)
 
 
 def _file(folder: str, video: str) -> str:
@@ -112,6 +97,17 @@ def longvideobench_messages(
     doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
     return _messages(longvideobench_visual(doc)[0], DESCRIBE)
+
+
+def mvbench_visual(doc: Doc) -> list[str]:
+    """Returns the path of the video."""
+    return [_file("mvbench_video", doc["video_path"])]
+
+
+def mvbench_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    return _messages(mvbench_visual(doc)[0], DESCRIBE)
 
 
 def words(text: str) -> list[str]:

@@ -1,0 +1,69 @@
+"""One question put to the target: its inputs, its side of the decoding, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache
+
+from harness.adapters.chats import Chat
+from harness.decoding.chance import Chance
+from harness.decoding.sides import Side
+from harness.decoding.telling import Spent
+from harness.decoding.trace import Trace
+from harness.decoding.voices import voice_of
+from harness.engine.session import Prefilled, Session
+
+
+@dataclass(frozen=True)
+class Question:
+    """One chat, ready to be answered."""
+
+    inputs: Mapping[str, Any]
+    chat: Chat
+    sample: str
+    config: GenerationConfig
+    chance: Chance
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one way of decoding made of a question."""
+
+    trace: Trace
+    spent: Spent
+    prefilled: Prefilled
+    draft_visual: float = 0.0
+
+
+class Target:
+    """The target's side of one question.
+
+    Args:
+        session: reads the prompt.
+        question: the question.
+        room: as in `Side`.
+    """
+
+    def __init__(self, session: Session, question: Question, room: int) -> None:
+        adapter, inputs = session.adapter, question.inputs
+
+        self.prefilled: Prefilled
+        #: When the prompt had been run, by the clock of time.perf_counter.
+        self.ready = 0.0
+
+        def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
+            self.prefilled = session.prefilled(inputs, cache, question.sample)
+            self.ready = time.perf_counter()
+            return self.prefilled.logits, self.prefilled.next
+
+        voice = voice_of(adapter, question.config, inputs["input_ids"])
+        self.side = Side(adapter, voice, room, prefill)
+        layout = adapter.layout(inputs)
+        #: (N,) places of the visual tokens in the prompt.
+        self.visual = layout.visual[0, : layout.counts[0]]

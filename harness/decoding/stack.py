@@ -1,0 +1,109 @@
+"""New tokens through the text stack of a loaded model: embedding, layers and head, behind what a cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.decoding.attention import attention_configs, chain_mask, folded, window_mask
+from harness.decoding.cache import RoomyCache
+from harness.decoding.drafts import Draft
+from harness.errors import UserError
+
+
+class TextStack:
+    """Runs new tokens, in a row or branching, and appends their keys and values to its cache.
+
+    What a step needs and no step changes is looked up once, here: on a small model a step is mostly Python.
+
+    Args:
+        adapter: the model.
+        room: tokens that the cache has room for behind the prompt.
+    """
+
+    #: (..., 1, 1) position of the first token of the answer, known once the prompt has run.
+    following: Tensor
+
+    def __init__(self, adapter: Adapter, room: int) -> None:
+        self.device = adapter.device
+        self._decoder = adapter.decoder
+        self._configs = attention_configs(self._decoder)
+        text = self._decoder.config
+        self._groups = text.num_attention_heads // text.num_key_value_heads
+        self._embed = adapter.model.get_input_embeddings()
+        self._dtype = self._embed.weight.dtype
+        self._head = adapter.model.get_output_embeddings()
+        #: Keys and values of the prompt and of what was run behind it.
+        self.cache = RoomyCache(len(self._decoder.layers), room)
+
+    def folding(self) -> AbstractContextManager[bool]:
+        """Return `folded` for this model; opened around several calls of `run` it spares each its own."""
+        return folded(self._configs)
+
+    def run(self, ids: Tensor, places: Sequence[int], seen: Tensor | None = None) -> Tensor:
+        """Run new tokens and return the logits (t, V) behind each.
+
+        Args:
+            ids: (t,) behind whatever the cache holds.
+            places: of each in the answer.
+            seen: (t, s) which of the last s keys, their own included, each sees; None: all before it and itself.
+
+        Raises:
+            UserError: tokens that branch, on attention that takes no mask, or in layers of different lengths.
+        """
+        with self.folding() as strong:
+            lengths, count = self.cache.lengths, len(places)
+            keys = max(lengths) + count
+            ragged = min(lengths) < max(lengths)
+            mask = None
+            if seen is not None:
+                if not strong:
+                    self._check_branches(ragged)
+                groups = self._groups if strong else 1
+                mask = window_mask(seen.to(self.device), keys, groups, self._dtype)
+            elif count > 1 and strong:
+                mask = chain_mask(count, keys, self._groups, self._dtype, self.device)
+            elif count > 1 and ragged:
+                # The one mask that the stack builds for itself does not fit all layers.
+                alone = [self._forward(ids[n : n + 1], [places[n]], None) for n in range(count)]
+                return torch.cat(alone)
+            return self._forward(ids, places, mask)
+
+    def _check_branches(self, ragged: bool) -> None:
+        """Refuse trees where one explicit mask does not serve all layers."""
+        name = self._decoder.config._attn_implementation
+        if name != "eager" or ragged:
+            raise UserError(
+                f"model.attention={name!r} cannot verify a drafted tree"
+                f"{' over layers of different lengths' if ragged else ''}; valid: sdpa"
+            )
+
+    def _forward(self, ids: Tensor, places: Sequence[int], mask: Tensor | None) -> Tensor:
+        if list(places) == list(range(places[0], places[0] + len(places))):
+            steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
+        else:
+            steps = torch.tensor(places, device=ids.device)
+        hidden = self._decoder(
+            inputs_embeds=self._embed(ids[None]),
+            position_ids=self.following + steps,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits: Tensor = self._head(hidden)[0]
+        return logits
+
+
+def tree_sight(missing: int, tree: Draft) -> Tensor:
+    """Return (t, t) what `missing` tokens in a row and the nodes of a tree behind them see of each other."""
+    count = missing + len(tree.tokens)
+    seen = torch.zeros(count, count, dtype=torch.bool)
+    seen[:, :missing] = True
+    seen[:missing, :missing].tril_()
+    for node in range(len(tree.tokens)):
+        seen[missing + node, [missing + above for above in tree.way(node)]] = True
+    return seen

@@ -1,0 +1,48 @@
+"""A prompt without its pictures, for drafts that read words alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from harness.adapters.base import Adapter
+
+
+@torch.inference_mode()
+def text_only_prefill(
+    adapter: Adapter, inputs: Mapping[str, Any], cache: Cache
+) -> tuple[Tensor, Tensor]:
+    """Run a prompt without its images: placeholders, newlines and separators are gone, positions count from 0.
+
+    Args:
+        adapter: the model; its tower does not run.
+        inputs: one encoded chat.
+        cache: empty.
+
+    Returns:
+        logits: (V,) behind the last token of the prompt.
+        next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
+
+    Raises:
+        ValueError: several chats.
+    """
+    words = adapter.layout(inputs).words
+    if words.shape[0] != 1:
+        raise ValueError(f"{words.shape[0]} prompts; a prefill by itself takes one")
+    ids = inputs["input_ids"][:, words[0].to(inputs["input_ids"].device)]
+    axes = adapter.facts.rotary_axes
+    positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
+    if axes > 1:
+        positions = positions.expand(axes, 1, -1)
+    hidden = adapter.decoder(
+        inputs_embeds=adapter.model.get_input_embeddings()(ids),
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    logits = adapter.model.get_output_embeddings()(hidden[0, -1])
+    return logits, positions[..., -1:] + 1

@@ -1,0 +1,51 @@
+"""Two bases for decoders whose window is a hyper-parameter: a number, or one that may follow the measured times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from methods.base import Decoder
+from methods.checks import require, require_window
+
+
+@dataclass(frozen=True)
+class InTurn(Decoder):
+    """Drafts a window, then lets the target verify it.
+
+    Attributes:
+        gamma: tokens drafted in a round.
+    """
+
+    gamma: int = 5
+
+    def __post_init__(self) -> None:
+        """Raise MethodError for a window below 1."""
+        require(self.gamma >= 1, "gamma", self.gamma, "1 or more")
+
+    @property
+    def window(self) -> int:
+        """Tokens drafted in a round."""
+        return self.gamma
+
+
+@dataclass(frozen=True)
+class AtOnce(Decoder):
+    """Goes on drafting while the target verifies, so that the best window depends on how fast both are.
+
+    Attributes:
+        gamma: tokens drafted in a round, or `auto`: as many as fit into one step of the target.
+    """
+
+    overlap: ClassVar[bool] = True
+
+    gamma: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Raise MethodError for a window below 1."""
+        require_window("gamma", self.gamma)
+
+    @property
+    def window(self) -> int | Literal["auto"]:
+        """Tokens drafted in a round."""
+        return self.gamma

@@ -1,0 +1,125 @@
+"""Which videos the video tasks ask about. lmms-eval runs this file once per task: no state here."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+from datasets import Dataset, DatasetDict
+from lmms_eval.api.task import ConfigurableMessagesTask
+from lmms_eval.tasks.mvbench.utils import DATA_LIST
+from tqdm import tqdm
+
+try:
+    from harness.errors import UserError
+except ImportError:  # started outside the repository, without Espalier on the path
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from harness.errors import UserError
+from harness.media.container import open_video
+from harness.media.decoding import decoded_moments
+from harness.media.timeline import read_timeline
+
+#: What may name a document's video; questions about one video share it.
+NAMES = ("video_name", "videoID", "video_path")
+
+#: Seconds between two lines of progress: a bar of the run may be on the screen already, and theirs stand above it.
+PATIENCE = 5.0
+
+
+def seconds(path: str) -> float:
+    """Returns how long a video lasts, as its header states, or as its packets show where the header says nothing.
+
+    Cost: milliseconds; without a stated length one pass over the file.
+
+    Raises:
+        UserError: the file is missing, not a video or damaged.
+    """
+    with open_video(path) as (container, _):
+        stated = container.duration
+    if stated:
+        return float(stated / av.time_base)
+    timeline = read_timeline(path)
+    shown = decoded_moments(path) if timeline is None else timeline.moments
+    return shown.duration
+
+
+class Videos(ConfigurableMessagesTask):
+    """Asks about each video of a data set once, in an order drawn once, so that a limit is a random sample.
+
+    Videos shorter than `metadata.shortest_seconds` of the task file are left out before the draw. All headers are read
+    for that each time the task is opened, because a limit is not known here; 0 reads none and leaves none out.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Take the task file; `class` is what led here and no setting."""
+        super().__init__(config={key: value for key, value in config.items() if key != "class"})
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
+        """Load the documents and keep those to ask about.
+
+        Raises:
+            UserError: the threshold is no number of seconds, a video cannot be read, or none is long enough.
+        """
+        shortest = self.config.metadata.get("shortest_seconds")
+        if isinstance(shortest, bool) or not isinstance(shortest, int | float) or shortest < 0:
+            raise self._error(f"metadata.shortest_seconds={shortest!r}; valid: seconds, at least 0")
+        docs = self.documents(dataset_kwargs)
+        name = next(name for name in NAMES if name in docs.column_names)
+        first: dict[str, int] = {}
+        for place, video in enumerate(docs[name]):
+            first.setdefault(video, place)
+        places = self._long(docs, list(first.values()), shortest) if shortest else [*first.values()]
+        random.Random(0).shuffle(places)
+        # None of these data sets has a column of images that would have to be left out of the second.
+        self.dataset = DatasetDict({self.config.test_split: docs.select(places)})
+        self.dataset_no_image = self.dataset
+
+    def documents(self, dataset_kwargs: dict[str, Any] | None) -> Dataset:
+        """Return all documents of the split, after lmms-eval has fetched and unpacked them."""
+        super().download(dataset_kwargs)
+        return self.dataset[self.config.test_split]
+
+    def _long(self, docs: Dataset, places: list[int], shortest: float) -> list[int]:
+        """Return the places whose videos last long enough, and say on stderr how many they are."""
+        title = f"{self.config.task}: lengths of videos"
+        # `disable=None` is silent where nobody looks on.
+        bar = tqdm(places, title, disable=None, leave=False, mininterval=PATIENCE, unit="video")
+        lasting = {place: self._seconds(docs[place]) for place in bar}
+        kept = [place for place, length in lasting.items() if length >= shortest]
+        if not kept:
+            raise self._error(
+                f"none of its {len(places)} videos lasts metadata.shortest_seconds={shortest:g}; "
+                f"the longest lasts {max(lasting.values()):.1f} s; valid: seconds up to that, or 0 for all videos"
+            )
+        print(
+            f"{self.config.task}: {len(kept)} of {len(places)} videos last at least {shortest:g} s",
+            file=sys.stderr,
+        )
+        return kept
+
+    def _seconds(self, doc: dict[str, Any]) -> float:
+        try:
+            (path,) = self.doc_to_visual(doc)
+            return seconds(path)
+        except (FileNotFoundError, UserError) as problem:
+            raise self._error(str(problem)) from problem
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(f"benchmark.task={self.config.task!r}: {problem}")
+
+
+class MVBench(Videos):
+    """The subtasks of MVBench as one task; lmms-eval has a configuration and a folder of videos for each."""
+
+    def documents(self, dataset_kwargs: dict[str, Any] | None) -> Dataset:
+        """Return a document a question: its subtask, and its video below the unpacked data set."""
+        found = []
+        for subtask, folder in sorted(DATA_LIST.items()):
+            self.DATASET_NAME = subtask
+            # The first call unpacks the videos, and takes what asks for that out of the arguments.
+            videos = super().documents(dataset_kwargs)["video"]
+            found += [{"subtask": subtask, "video_path": f"{folder}/{video}"} for video in videos]
+        return Dataset.from_list(found)

@@ -1,0 +1,98 @@
+"""The tiny models of all families, loaded once a process, and what the models say by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from tests.families import FAMILIES
+from tests.tiny import load_tiny, save_tiny
+
+STEPS = 6
+#: The chats of a family.
+ROWS = (0, 1, 2)
+
+
+@cache
+def folder() -> TemporaryDirectory[str]:
+    """A folder that lives as long as the process."""
+    return TemporaryDirectory(prefix="espalier-models-")
+
+
+@cache
+def saved(name: str) -> Path:
+    return save_tiny(FAMILIES[name].spec, Path(folder().name) / name)
+
+
+@cache
+def adapter_of(name: str, dtype: str = "float64", attention: str = "sdpa") -> Adapter:
+    return load_tiny(FAMILIES[name].spec, saved(name), dtype, attention)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny model of a family."""
+
+    name: str
+    dtype: str = "float64"
+    attention: str = "sdpa"
+
+    @property
+    def adapter(self) -> Adapter:
+        return adapter_of(self.name, self.dtype, self.attention)
+
+    def inputs(self, *rows: int) -> dict[str, Any]:
+        """Some of the family's chats in one batch, by default all; nobody may write to them."""
+        return encoded(self, rows or ROWS)
+
+
+@cache
+def encoded(tiny: Tiny, rows: tuple[int, ...]) -> dict[str, Any]:
+    chats = FAMILIES[tiny.name].chats
+    return dict(tiny.adapter.encode([chats[row] for row in rows]))
+
+
+def generation(adapter: Adapter, inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Greedy, and never a placeholder as an answer: the models are random and would say one now and then."""
+    return {
+        "max_new_tokens": STEPS,
+        "do_sample": False,
+        "output_logits": True,
+        "suppress_tokens": list(adapter.items(inputs)),
+        **changes,
+    }
+
+
+@cache
+def plain(tiny: Tiny, *rows: int) -> tuple[Tensor, Tensor]:
+    """Ids (B, T) and logits (B, T, V) of the model alone."""
+    adapter, inputs = tiny.adapter, tiny.inputs(*rows)
+    with torch.inference_mode():
+        out = adapter.model.generate(
+            **inputs, **generation(adapter, inputs), return_dict_in_generate=True
+        )
+    return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits, 1)
+
+
+def positions(adapter: Adapter, inputs: dict[str, Any]) -> Tensor:
+    """Return the positions that `generate` gives the prompt."""
+    rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+    found: Tensor = adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
+    return found
+
+
+def extended(inputs: dict[str, Any], ids: Tensor) -> dict[str, Any]:
+    """Append answer tokens to one prompt."""
+    longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], ids], 1)}
+    for key in ("attention_mask", "mm_token_type_ids"):
+        if key in inputs:
+            filler = torch.full_like(ids, int(key == "attention_mask"))
+            longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)
+    return longer

@@ -1,0 +1,96 @@
+"""The state machine under a virtual clock against the expected speeds, and the planner that plays it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import Machine
+from harness.decoding.plan import main as plan
+from harness.decoding.plan import played
+from harness.decoding.renewal import (
+    acceptance_of_run,
+    parallel_speedup,
+    parallel_tokens,
+    sequential_speedup,
+    sequential_tokens,
+)
+from harness.decoding.rules import Greedy
+from harness.decoding.trace import Trace
+from harness.decoding.transports import Virtual
+
+
+@dataclass
+class Counting:
+    """Target and drafter in one: the target counts, and a share of the drafted numbers are one too high."""
+
+    wrong: Sequence[bool]
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        start = len(tokens)
+        return Draft(tuple(n + self.wrong[n] for n in range(start, start + count)))
+
+    def rows(self, tokens: Sequence[int], draft: Draft) -> range:
+        start = len(tokens)
+        return range(start, start + len(draft.tokens) + 1)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "gamma", "target", "draft"),
+    [(0.8, 5, 5.0, 1.0), (0.9, 9, 9.0, 1.0), (0.5, 3, 1.7, 1.0), (0.95, 2, 1.68, 1.0)],
+)
+def test_the_virtual_clock_reproduces_the_expected_speed(acceptance, gamma, target, draft) -> None:
+    length = 30_000
+    numbers = torch.rand(2 * length, generator=torch.Generator().manual_seed(7))
+    pair = Counting((numbers >= acceptance).tolist())
+
+    def traced(overlap: bool) -> Trace:
+        return Machine(pair, pair, Greedy(), Virtual(target, draft), gamma, overlap).run(length)
+
+    at_once, in_turn = traced(overlap=True), traced(overlap=False)
+    for trace, speedup, tokens in (
+        (at_once, parallel_speedup, parallel_tokens),
+        (in_turn, sequential_speedup, sequential_tokens),
+    ):
+        assert trace.tokens == list(range(length))
+        measured = length * target / trace.seconds
+        assert measured == pytest.approx(speedup(acceptance, gamma, target, draft), rel=0.01)
+        assert trace.tokens_per_target_forward == pytest.approx(tokens(acceptance, gamma), rel=0.01)
+    # A run of parallel decoding crosses windows, so its mean gives the acceptance back.
+    assert at_once.mean_run is not None
+    assert acceptance_of_run(at_once.mean_run) == pytest.approx(acceptance, rel=0.01)
+
+
+def test_worked_examples_of_the_expected_speed() -> None:
+    assert parallel_tokens(0.8, 5) == pytest.approx(2.283199, abs=1e-6)
+    assert parallel_tokens(0.9, 9) == pytest.approx(4.049900, abs=1e-6)
+    assert parallel_tokens(0.5, 3) == pytest.approx(1.272727, abs=1e-6)
+    assert parallel_tokens(1.0, 9) == 9
+    assert sequential_tokens(1.0, 4) == 5
+    assert parallel_tokens(0.0, 4) == 1
+
+
+def test_what_is_no_acceptance_and_no_window_is_refused() -> None:
+    for acceptance, gamma in ((1.1, 2), (-0.1, 2), (0.5, 0)):
+        with pytest.raises(ValueError, match=r"acceptance|gamma"):
+            parallel_tokens(acceptance, gamma)
+
+
+def test_a_plan_is_played_as_expected(capsys) -> None:
+    """With the times of ParallelVLM's largest pair; a message of one forward of the draft costs a ninth."""
+    assert played(0.872, 9, 420, 46.6, 0, True) == pytest.approx(
+        parallel_speedup(0.872, 9, 420, 46.6), rel=0.02
+    )
+    slower = played(0.872, 9, 420, 46.6, 46.6, True)
+    assert slower == pytest.approx(parallel_speedup(0.872, 9, 420, 46.6) / (1 + 1 / 9), rel=0.02)
+    assert (
+        plan(["--target", "420", "--draft", "46.6", "--acceptance", "0.9", "--windows", "2"]) == 0
+    )
+    assert "in turn" in capsys.readouterr().out
+    for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--windows", "0"]):
+        assert plan(["--target", "4", "--draft", "1", *wrong]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
