@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.adapters.base import Adapter
-from tests.test_families import extended, positions
+from tests.family_runs import extended, positions
 
 #: From the step's number, from 1, and the (N,) attention paid below the site to (N,) booleans: what it attends to.
 Choose = Callable[[int, Tensor], Tensor]

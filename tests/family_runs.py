@@ -72,8 +72,12 @@ def generation(adapter: Adapter, inputs: dict[str, Any], **changes: Any) -> dict
 
 @cache
 def plain(tiny: Tiny, *rows: int) -> tuple[Tensor, Tensor]:
+    """What the model alone answers, computed once a process."""
+    return answered(tiny.adapter, tiny.inputs(*rows))
+
+
+def answered(adapter: Adapter, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Ids (B, T) and logits (B, T, V) of the model alone."""
-    adapter, inputs = tiny.adapter, tiny.inputs(*rows)
     with torch.inference_mode():
         out = adapter.model.generate(
             **inputs, **generation(adapter, inputs), return_dict_in_generate=True

@@ -14,7 +14,7 @@ from harness.errors import UserError
 from methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
 from tests.decode_oracle import step_logits
 from tests.families import FAMILIES
-from tests.test_families import generation, plain
+from tests.family_runs import answered, generation
 from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 
 NAMES = ("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "onevision_video", "internvl")
@@ -129,7 +129,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
 @pytest.mark.parametrize("name", NAMES)
 def test_attending_to_everything_changes_nothing(load, name, explicit):
     adapter, chats = load(name), FAMILIES[name].chats
-    ids, logits = plain(adapter, adapter.encode(list(chats)))
+    ids, logits = answered(adapter, adapter.encode(list(chats)))
     got = run(adapter, Everything((), explicit=explicit), chats, 0.0)
     assert torch.equal(got.ids, ids)
     assert torch.equal(got.logits, logits)
@@ -181,7 +181,7 @@ def test_a_batch_without_dropping_above_a_site_leaves_no_hooks_behind(load):
         run(adapter, Turns(()), chats, num_beams=2, output_logits=False)
     modules = [adapter.decoder, *adapter.decoder.layers, adapter.tower, adapter.projector]
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules)
-    ids, logits = plain(adapter, adapter.encode(list(chats)))
+    ids, logits = answered(adapter, adapter.encode(list(chats)))
     assert torch.equal(run(adapter, Scatter(()), chats).logits, logits)
     assert torch.equal(run(adapter, Scatter(()), chats).ids, ids)
 

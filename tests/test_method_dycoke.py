@@ -27,10 +27,10 @@ from tests.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.families.onevision import ONEVISION, video, watch
 from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
+from tests.family_runs import generation
 from tests.method_cases import generators_for, grid_of
 from tests.method_engine import check_method
 from tests.method_runs import adapter_of, kept_by
-from tests.test_families import generation
 from tests.tiny import Family, load_tiny, save_tiny
 
 PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")

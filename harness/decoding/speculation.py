@@ -270,6 +270,8 @@ class Speculation:
             return None
         target = Target(self._looking, question, self._room(question))
         partner.begin(self._answering(question, target))
+        if partner.why is not None:
+            return None
         target.side.start()
         partner.start()
         drafter = partner.drafter
