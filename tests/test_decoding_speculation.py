@@ -19,6 +19,7 @@ from harness.config import preflight
 from harness.config.compose import read_command
 from harness.config.spec import RunSpec
 from harness.decoding.guidance import Given, Guidance, Onlooker
+from harness.decoding.measuring import TIMES
 from harness.decoding.partners import halves, transport_of
 from harness.decoding.speculation import Speculation
 from harness.decoding.summary import speculative_block
@@ -157,6 +158,7 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
         assert telling.first
         assert telling.steps is not None
         assert telling.steps.draft > 0
+        both._timings *= TIMES  # the rounds counted from here on are those of answers
         first = process_of(both)
         kill_at_round(both, 3)
         found, telling, _ = answer(both, 7)
@@ -308,10 +310,13 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     both = speculation("pearl")
     pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
     for of_target, of_draft, window in pairs:
-        both._steps = Steps(of_target, of_draft)
+        both._timings = [Steps(of_target, of_draft)]
         assert both.gamma == window
-    both._steps = Steps(1.0, 9.0)
+    both._timings = [Steps(1.0, 9.0)]
     assert both.gamma == 1
+    # One measurement that went wrong does not count.
+    both._timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
+    assert both.gamma == 3
 
 
 def test_where_both_sides_run() -> None:

@@ -1,4 +1,4 @@
-"""How long one forward of either side takes, before the first answer: what `gamma=auto` is made of."""
+"""How long one forward of either side takes, before the first answers: what `gamma=auto` is made of."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from harness.decoding.telling import Steps
 
 #: Rounds that count, after as many that do not, and the tokens drafted in each.
 TIMED, WARMING, AHEAD = 32, 16, 4
+
+#: Answers that are measured before; the middle one counts, for machines change their speed from second to second.
+TIMES = 3
 
 #: Room that the answer of all rounds takes in a cache.
 ROOM = TIMED + WARMING + AHEAD

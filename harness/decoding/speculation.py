@@ -22,7 +22,7 @@ from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
-from harness.decoding.measuring import ROOM, steps_of
+from harness.decoding.measuring import ROOM, TIMES, steps_of
 from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
 from harness.decoding.questions import Answer, Question, Target
 from harness.decoding.sides import common_length
@@ -55,7 +55,7 @@ class Speculation:
         self._adapter = adapter
         self._method = method
         self._stack = ExitStack()
-        self._steps: Steps | None = None
+        self._timings: list[Steps] = []
         self._answered = 0
 
     def __enter__(self) -> Speculation:
@@ -133,8 +133,8 @@ class Speculation:
             config=config,
             chance=Chance(int.from_bytes(seed, "big")),
         )
-        if self._steps is None:
-            self._steps = self._measured(question)
+        if len(self._timings) < TIMES:
+            self._timings += self._measured(question)
         own, plain = self._both(question)
         ids = torch.tensor([own.trace.tokens], device=self._adapter.device)
         generated = own.prefilled.finish(ids)
@@ -165,7 +165,14 @@ class Speculation:
         if window != "auto":
             return window
         steps = self._steps
-        return 1 if steps is None else max(1, int(steps.target / steps.draft + 0.5))
+        return 1 if steps is None else max(1, int(steps.ratio + 0.5))
+
+    @property
+    def _steps(self) -> Steps | None:
+        """Return the middle one of the measurements so far; None without any."""
+        if not self._timings:
+            return None
+        return sorted(self._timings, key=lambda one: one.ratio)[len(self._timings) // 2]
 
     def _recorded(self, generated: Generated, spent: Spent, telling: Telling) -> Generated:
         """Return the answer with the decoder's clock and story in its record."""
@@ -263,27 +270,27 @@ class Speculation:
 
     # ------------------------------------------------------------------ measuring
 
-    def _measured(self, question: Question) -> Steps | None:
-        """Time both sides at this question's lengths; None where nobody drafts, or nobody any more."""
+    def _measured(self, question: Question) -> list[Steps]:
+        """Time both sides at this question's lengths; nothing where nobody drafts, or nobody any more."""
         method, partner = self._method, self._partner
         if method.source == "nobody":
-            return None
+            return []
         target = Target(self._looking, question, self._room(question))
         partner.begin(self._answering(question, target))
         if partner.why is not None:
-            return None
+            return []
         target.side.start()
         partner.start()
         drafter = partner.drafter
         if drafter is None:
-            return None
+            return []
         levels = self.gamma if method.tree else 0
         token = int(question.inputs["input_ids"][0, -1])
         try:
             transport = partner.transport
-            return steps_of(drafter, target.side, transport, method.overlap, levels, token)
+            return [steps_of(drafter, target.side, transport, method.overlap, levels, token)]
         except DrafterLost:
-            return None  # the next answer's beginning says why, and starts another
+            return []  # the next answer's beginning says why, and starts another
 
     def _mismatch(
         self, question: Question, found: Sequence[int], plain: Sequence[int]

@@ -72,7 +72,7 @@ def _times(tellings: Sequence[Telling], rounds: Trace, gamma: int) -> dict[str, 
 
     The target's own step is one of plain decoding; where that was not asked for, it is the one measured beforehand.
     """
-    before = next((one.steps for one in tellings if one.steps is not None), None)
+    before = next((one.steps for one in reversed(tellings) if one.steps is not None), None)
     plain = [one.plain for one in tellings if one.plain is not None and one.plain.tokens > 1]
     target = None if before is None else before.target
     if plain:
@@ -85,7 +85,7 @@ def _times(tellings: Sequence[Telling], rounds: Trace, gamma: int) -> dict[str, 
         "window_ms": _ms(window),
         "draft_ms": _ms(draft),
         "c": target / draft if target and draft else None,
-        "c_before": None if before is None else before.target / before.draft,
+        "c_before": None if before is None else before.ratio,
     }
 
 

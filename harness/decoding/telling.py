@@ -11,7 +11,7 @@ from harness.decoding.trace import Round
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of one forward, measured before the first answer (harness/decoding/measuring.py).
+    """Seconds of one forward, measured before an answer (harness/decoding/measuring.py).
 
     Attributes:
         target: of one token.
@@ -20,6 +20,11 @@ class Steps:
 
     target: float
     draft: float
+
+    @property
+    def ratio(self) -> float:
+        """Steps of the draft that take as long as one of the target: c."""
+        return self.target / self.draft
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Telling:
         spent: by this decoder.
         plain: by the target alone, None if it was not asked.
         mismatch: None if the answers agree, or were not compared.
-        steps: as measured before the first answer; None where nobody drafts.
+        steps: as measured so far; None where nobody drafts.
         draft_visual: visual tokens that the draft saw (entries, on average over layers, of a partial cache).
         devices: that are busy besides the target's.
         first: whether the first round is the prefill, at once with the draft's.
