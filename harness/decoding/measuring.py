@@ -20,7 +20,12 @@ ROOM = TIMED + WARMING + AHEAD
 
 
 def steps_of(
-    drafter: Drafter, target: Side, transport: Transport, overlap: bool, levels: int, token: int
+    drafter: Drafter,
+    target: Side,
+    transport: Transport,
+    overlap: bool,
+    levels: int,
+    tokens: tuple[int, int],
 ) -> Steps:
     """Return the median seconds of one forward of either side, behind an answer that grows by one token each time.
 
@@ -33,14 +38,14 @@ def steps_of(
         transport: that of the run.
         overlap: whether both sides will work at once.
         levels: forwards in what the drafter says at once: those of a tree, 0 for a chain.
-        token: what the answer consists of.
+        tokens: two different ones, of which the answer consists.
 
     Raises:
         DrafterLost: the drafter died, or does not answer.
     """
+    token, other = tokens
 
-    def together(length: int) -> Timed:
-        tokens = [token] * length
+    def together(tokens: list[int]) -> Timed:
         if overlap:
             return transport.at_once(
                 lambda: drafter.draft(tokens, AHEAD), lambda: target.rows(tokens, NOTHING)
@@ -49,8 +54,13 @@ def steps_of(
             lambda: drafter.draft(tokens, AHEAD), lambda _: target.rows(tokens, NOTHING)
         )
 
-    rounds = [together(length) for length in range(1, WARMING + TIMED + 1)][WARMING:]
+    answer = [token]
+    rounds: list[Timed] = []
+    while len(rounds) < WARMING + TIMED:
+        rounds.append(together(answer))
+        # Never what was drafted: a drafter that has run its next token already has one forward less to do.
+        answer.append(token if rounds[-1].draft.tokens[0] != token else other)
     return Steps(
-        target=median(one.target_seconds for one in rounds),
-        draft=median(one.draft_seconds for one in rounds) / (levels or AHEAD),
+        target=median(one.target_seconds for one in rounds[WARMING:]),
+        draft=median(one.draft_seconds for one in rounds[WARMING:]) / (levels or AHEAD),
     )

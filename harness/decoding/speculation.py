@@ -286,9 +286,10 @@ class Speculation:
             return []
         levels = self.gamma if method.tree else 0
         token = int(question.inputs["input_ids"][0, -1])
+        tokens = token, token - 1 if token else 1
         try:
             transport = partner.transport
-            return [steps_of(drafter, target.side, transport, method.overlap, levels, token)]
+            return [steps_of(drafter, target.side, transport, method.overlap, levels, tokens)]
         except DrafterLost:
             return []  # the next answer's beginning says why, and starts another
 

@@ -1,0 +1,83 @@
+"""Timing both sides: every drafted token costs its forward, whatever the drafter says, and the paired medians count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import DrafterLost, Timed
+from harness.decoding.measuring import AHEAD, TIMED, WARMING, steps_of
+
+
+class Echo:
+    """Says the last token again and remembers what it has run, as a model's side does."""
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+        self.forwards: list[int] = []
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        said = [tokens[-1]] * count
+        missing = 0 if self.ran[: len(tokens)] == list(tokens) else 1
+        self.ran = [*tokens, *said[:-1]]
+        self.forwards.append(missing + count - 1)
+        return Draft(tuple(said))
+
+
+class Target:
+    def rows(self, tokens: Sequence[int], draft: Draft) -> list[int]:
+        assert not draft.tokens
+        return [0]
+
+
+class Clock:
+    """Each round takes what the machine is fast at then; the two sides' times have one ratio."""
+
+    def __init__(self, ratio: float = 3.0) -> None:
+        self.ratio, self.played, self.number = ratio, list[str](), 0
+
+    def _round(self, how: str, draft: Draft) -> Timed:
+        self.played.append(how)
+        self.number += 1
+        slow = 100.0 if self.number <= WARMING else 2.0 if self.number % 2 else 1.0
+        return Timed(draft, [0], slow, slow * AHEAD, slow * self.ratio)
+
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], list[int]]) -> Timed:
+        proposed = draft()
+        rows(proposed)
+        return self._round("in turn", proposed)
+
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], list[int]]) -> Timed:
+        proposed = draft()
+        rows()
+        return self._round("at once", proposed)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_guesses_the_answer_is_not_measured_too_fast(overlap: bool) -> None:
+    drafter, clock = Echo(), Clock()
+    steps_of(drafter, Target(), clock, overlap, 0, (7, 6))
+    assert set(drafter.forwards) == {AHEAD}
+    assert clock.played == ["at once" if overlap else "in turn"] * (WARMING + TIMED)
+
+
+def test_a_machine_that_changes_its_speed_changes_both_sides() -> None:
+    found = steps_of(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
+    assert found.ratio == pytest.approx(2.5)
+    assert found.draft <= 2.0  # the slow beginning does not count
+
+
+def test_a_tree_is_timed_by_the_level() -> None:
+    found = steps_of(Echo(), Target(), Clock(), False, 2, (7, 6))
+    assert found.ratio == pytest.approx(3.0 * 2 / AHEAD)
+
+
+def test_a_drafter_that_is_lost_is_not_timed() -> None:
+    class Lost(Echo):
+        def draft(self, tokens: Sequence[int], count: int) -> Draft:
+            raise DrafterLost("gone")
+
+    with pytest.raises(DrafterLost):
+        steps_of(Lost(), Target(), Clock(), True, 0, (7, 6))
