@@ -334,6 +334,10 @@ class TokenReducer(Method):
         return plan
 
 
+#: Tokens drafted in a round. auto: the ratio of the measured times of one step of target and draft. best: what promises
+#: most by the times and the acceptance of the answers so far.
+Window = int | Literal["auto", "best"]
+
 #: Who drafts: nobody (the target decodes alone), a draft model, or the target itself on a part of its cache.
 Source = Literal["nobody", "model", "cache"]
 
@@ -351,8 +355,8 @@ class Decoder(Method):
     overlap: ClassVar[bool] = False
 
     @property
-    def window(self) -> int | Literal["auto"]:
-        """Tokens drafted in a round; auto: the ratio of the measured times of one step of target and draft."""
+    def window(self) -> Window:
+        """Tokens drafted in a round."""
         return 1
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Site
+from methods.base import MethodError, Site, Window
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:
@@ -16,9 +16,10 @@ def require(holds: bool, key: str, value: Any, valid: str) -> None:
         raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
 
 
-def require_window(key: str, window: int | Literal["auto"]) -> None:
-    """Raise MethodError unless a window holds a token or is `auto`."""
-    require(window == "auto" or window >= 1, key, window, "1 or more, or auto")
+def require_window(key: str, window: Window) -> None:
+    """Raise MethodError unless a window holds a token or is found by measuring."""
+    holds = window in ("auto", "best") if isinstance(window, str) else window >= 1
+    require(holds, key, window, "1 or more, auto or best")
 
 
 def layer_site(key: str, layer: int, depth: int) -> Site:

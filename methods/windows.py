@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from methods.base import Decoder
+from methods.base import Decoder, Window
 from methods.checks import require, require_window
 
 
@@ -34,18 +34,19 @@ class AtOnce(Decoder):
     """Goes on drafting while the target verifies, so that the best window depends on how fast both are.
 
     Attributes:
-        gamma: tokens drafted in a round, or `auto`: as many as fit into one step of the target.
+        gamma: tokens drafted in a round; `auto`: as many as fit into one step of the target; `best`: fewer where what
+            was accepted so far promises more for fewer.
     """
 
     overlap: ClassVar[bool] = True
 
-    gamma: int | Literal["auto"] = "auto"
+    gamma: Window = "auto"
 
     def __post_init__(self) -> None:
         """Raise MethodError for a window below 1."""
         require_window("gamma", self.gamma)
 
     @property
-    def window(self) -> int | Literal["auto"]:
+    def window(self) -> Window:
         """Tokens drafted in a round."""
         return self.gamma

@@ -14,6 +14,7 @@ from harness.decoding.plan import main as plan
 from harness.decoding.plan import played
 from harness.decoding.renewal import (
     acceptance_of_run,
+    best_window,
     parallel_speedup,
     parallel_tokens,
     sequential_speedup,
@@ -94,3 +95,16 @@ def test_a_plan_is_played_as_expected(capsys) -> None:
     for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--windows", "0"]):
         assert plan(["--target", "4", "--draft", "1", *wrong]) == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(("acceptance", "window"), [(0.0, 1), (0.33, 2), (0.98, 3), (1.0, 3)])
+def test_a_draft_that_is_seldom_right_gets_a_smaller_window(acceptance: float, window: int) -> None:
+    assert best_window(acceptance, 2.6, 1.0) == window
+
+
+def test_no_window_promises_more_than_the_best() -> None:
+    for acceptance in (0.1, 0.5, 0.9, 0.99):
+        for c in (0.4, 1.0, 1.5, 3.7, 9.2):
+            found = best_window(acceptance, c, 1.0)
+            gains = [parallel_speedup(acceptance, gamma, c, 1.0) for gamma in range(1, 40)]
+            assert gains[found - 1] == pytest.approx(max(gains))

@@ -8,7 +8,8 @@ import pytest
 
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import DrafterLost, Timed
-from harness.decoding.measuring import AHEAD, TIMED, WARMING, steps_of
+from harness.decoding.measuring import AHEAD, ENOUGH, TIMED, WARMING, best_of, steps_of
+from harness.decoding.trace import Round, Trace
 
 
 class Echo:
@@ -81,3 +82,13 @@ def test_a_drafter_that_is_lost_is_not_timed() -> None:
 
     with pytest.raises(DrafterLost):
         steps_of(Lost(), Target(), Clock(), True, 0, (7, 6))
+
+
+def test_the_best_window_is_that_of_the_rounds_so_far() -> None:
+    """Every second of the judged tokens stands; a target step takes as long as 2.6 drafted tokens, three in a round."""
+    good = Round(2, 3, 3, 3, False, 7.8, 7.8, 6.76)
+    bad = Round(0, 3, 3, 0, True, 7.8, 7.8, 6.76)
+    assert best_of(Trace(rounds=[good, bad] * (ENOUGH // 2 - 1))) is None
+    assert best_of(Trace(rounds=[good, bad] * ENOUGH)) == 2
+    assert best_of(Trace(rounds=[good] * ENOUGH)) == 3
+    assert best_of(Trace(rounds=[Round(0, 0, 0, 0, True)] * 2 * ENOUGH)) is None

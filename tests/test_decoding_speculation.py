@@ -19,7 +19,7 @@ from harness.config import preflight
 from harness.config.compose import read_command
 from harness.config.spec import RunSpec
 from harness.decoding.guidance import Given, Guidance, Onlooker
-from harness.decoding.measuring import TIMES
+from harness.decoding.measuring import TIMES, best_of
 from harness.decoding.partners import halves, transport_of
 from harness.decoding.speculation import Speculation
 from harness.decoding.summary import speculative_block
@@ -317,6 +317,18 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     # One measurement that went wrong does not count.
     both._timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
     assert both.gamma == 3
+
+
+def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> None:
+    with speculation(
+        "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"
+    ) as both:
+        for scene in (3, 4, 5):
+            expected = best_of(both._played)
+            found, telling, _ = answer(both, scene)
+            assert found == plainly(scene)
+            assert expected in (None, telling.gamma)
+        assert expected is not None  # two answers have rounds enough
 
 
 def test_where_both_sides_run() -> None:

@@ -78,7 +78,7 @@ def test_who_is_not_guided_chooses_nothing():
 def test_a_window_holds_a_token(kind: Any):
     assert kind(gamma=1).window == 1
     assert kind(gamma=7).window == 7
-    auto = ", or auto" if kind in (PEARL, ParallelVLM) else ""
+    auto = ", auto or best" if kind in (PEARL, ParallelVLM) else ""
     for gamma in (0, -3):
         with pytest.raises(MethodError) as caught:
             kind(gamma=gamma)

@@ -73,9 +73,9 @@ def test_parameters_arrive():
         (
             "pearl",
             {"gamma": 0},
-            r"method\.params\.gamma=0 is out of range; valid: 1 or more, or auto",
+            r"method\.params\.gamma=0 is out of range; valid: 1 or more, auto or best",
         ),
-        ("pearl", {"gamma": "many"}, r"gamma='many' must be an integer or auto"),
+        ("pearl", {"gamma": "many"}, r"gamma='many' must be an integer or one of auto, best"),
         ("visionzip", {"dominant_share": -0.1}, r"dominant_share=-0\.1 .*from 0 to 1"),
     ],
 )

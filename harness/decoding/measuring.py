@@ -1,13 +1,15 @@
-"""How long one forward of either side takes, before the first answers: what `gamma=auto` is made of."""
+"""How long one forward of either side takes, before the first answers and in them: what the window is made of."""
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 
+from harness.decoding import renewal
 from harness.decoding.drafts import NOTHING
 from harness.decoding.machine import Drafter, Timed, Transport
 from harness.decoding.sides import Side
 from harness.decoding.telling import Steps
+from harness.decoding.trace import Trace
 
 #: Rounds that count, after as many that do not, and the tokens drafted in each.
 TIMED, WARMING, AHEAD = 32, 16, 4
@@ -17,6 +19,20 @@ TIMES = 3
 
 #: Room that the answer of all rounds takes in a cache.
 ROOM = TIMED + WARMING + AHEAD
+
+
+#: Rounds from which on they say which window is best.
+ENOUGH = 32
+
+
+def best_of(played: Trace) -> int | None:
+    """Return the window that promises most by the times and the acceptance of these rounds; None if they are few."""
+    rounds = [one for one in played.rounds if one.drafted]
+    acceptance = played.acceptance
+    if len(rounds) < ENOUGH or acceptance is None:
+        return None
+    draft = sum(one.draft_seconds for one in rounds) / sum(one.drafted for one in rounds)
+    return renewal.best_window(acceptance, fmean(one.target_seconds for one in rounds), draft)
 
 
 def steps_of(

@@ -6,6 +6,8 @@ T_p and T_q are the times of one step of target and draft, a the acceptance, gam
 
 from __future__ import annotations
 
+import math
+
 
 def check(acceptance: float, gamma: int) -> None:
     """Raise ValueError for an acceptance outside [0, 1] or a window below 1."""
@@ -42,6 +44,16 @@ def sequential_tokens(acceptance: float, gamma: int) -> float:
 def parallel_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
     """Return how much faster than the target alone parallel decoding is; `target` and `draft` are times of a step."""
     return parallel_tokens(acceptance, gamma) * target / max(gamma * draft, target)
+
+
+def best_window(acceptance: float, target: float, draft: float) -> int:
+    """Return the window that parallel decoding gains most with, the smallest of equals.
+
+    Beyond ceil(target / draft) a round only takes longer. Where every token stands that is the window; where few do, a
+    round should end as soon as the target's forward does.
+    """
+    windows = range(1, math.ceil(target / draft) + 1)
+    return max(windows, key=lambda gamma: parallel_speedup(acceptance, gamma, target, draft))
 
 
 def sequential_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:

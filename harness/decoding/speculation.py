@@ -22,11 +22,13 @@ from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
-from harness.decoding.measuring import ROOM, TIMES, steps_of
+from harness.decoding.measuring import ROOM, TIMES, best_of, steps_of
 from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
 from harness.decoding.questions import Answer, Question, Target
 from harness.decoding.sides import common_length
+from harness.decoding.summary import steady_rounds
 from harness.decoding.telling import Mismatch, Spent, Steps, Telling
+from harness.decoding.trace import Trace
 from harness.decoding.transports import Sequential
 from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
@@ -56,6 +58,7 @@ class Speculation:
         self._method = method
         self._stack = ExitStack()
         self._timings: list[Steps] = []
+        self._played = Trace()
         self._answered = 0
 
     def __enter__(self) -> Speculation:
@@ -153,18 +156,22 @@ class Speculation:
             first=self.hides_prefill,
             degraded=own.trace.degraded,
         )
+        if telling.degraded is None:
+            self._played.rounds += steady_rounds([telling]).rounds
         return self._recorded(generated, own.spent, telling)
 
     @property
     def gamma(self) -> int:
-        """The window; where it is `auto`, the steps of the draft that fit best into one of the target.
+        """The window of the next answer.
 
-        c = T_p / T_q rounded to the nearest, which gives the windows of ParallelVLM's five pairs.
+        auto: c = T_p / T_q rounded to the nearest, which gives the windows of ParallelVLM's five pairs. best: what the
+        renewal formula promises most for, by the rounds so far; as long as these are few, as auto.
         """
-        window = self._method.window
-        if window != "auto":
+        window, steps = self._method.window, self._steps
+        if isinstance(window, int):
             return window
-        steps = self._steps
+        if window == "best" and (found := best_of(self._played)) is not None:
+            return found
         return 1 if steps is None else max(1, int(steps.ratio + 0.5))
 
     @property

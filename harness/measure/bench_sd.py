@@ -53,7 +53,9 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=parallelvlm", "ratio=0"),
     ("method=parallelvlm", "ratio=0.5", "method.params.guidance=uniform"),
     ("method=parallelvlm", "ratio=0.5"),
+    ("method=parallelvlm", "ratio=0.5", "method.params.gamma=best"),
     ("method=parallelvlm", "ratio=0.9"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.gamma=best"),
 )
 
 #: Answers that are not counted: kernels, caches and the pipe warm up.
