@@ -84,3 +84,16 @@ def test_degraded_answers_and_mismatches_are_counted() -> None:
     assert block["mismatches"]["first_place"] == 3
     assert block["mismatches"]["largest_gap"] == 0.25
     assert block["rounds"] == 4  # none of the degraded answer's
+
+
+def test_answers_with_windows_of_their_own_add_up() -> None:
+    """A round of two drafted tokens takes the draft 3 s, one of four 6 s: 1.5 s a token in both."""
+    long = tuple(replace(part, drafted=4, draft_seconds=6.0) for part in telling().rounds)
+    both = [telling(), telling(), telling(gamma=4, rounds=long)]
+    block = speculative_block([one.entry() for one in both], overlap=True)
+    assert block["gamma"] == 2
+    assert block["draft_ms"] == pytest.approx(1500)
+    a = 0.75
+    small = (1 + a) / (1 + a - a**2) * 4 / 4
+    large = (1 + a + a**2 + a**3) / (1 + a - a**4) * 4 / 6
+    assert block["speedup_predicted"] == pytest.approx(3 / (2 / small + 1 / large))

@@ -20,7 +20,6 @@ TIMES = 3
 #: Room that the answer of all rounds takes in a cache.
 ROOM = TIMED + WARMING + AHEAD
 
-
 #: Rounds from which on they say which window is best.
 ENOUGH = 32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
@@ -29,14 +30,14 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         "devices": devices,
         "draft_visual": fmean(one.draft_visual for one in tellings),
         **_lengths(rounds),
-        **_times(steady, rounds, int(gamma)),
+        **_times(steady, rounds),
         **_speedups(tellings, devices),
         "overlap_efficiency": rounds.overlap if overlap else None,
         "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in tellings),
         "mismatches": _mismatches(tellings),
         "degraded": _degraded(tellings),
     }
-    return found | _predicted(found, int(gamma), overlap)
+    return found | _predicted(found, steady, overlap)
 
 
 def steady_rounds(tellings: Sequence[Telling]) -> Trace:
@@ -67,7 +68,7 @@ def _lengths(rounds: Trace) -> dict[str, Any]:
     }
 
 
-def _times(tellings: Sequence[Telling], rounds: Trace, gamma: int) -> dict[str, float | None]:
+def _times(tellings: Sequence[Telling], rounds: Trace) -> dict[str, float | None]:
     """Return the times of single forwards in milliseconds, out of the run itself.
 
     The target's own step is one of plain decoding; where that was not asked for, it is the one measured beforehand.
@@ -77,8 +78,13 @@ def _times(tellings: Sequence[Telling], rounds: Trace, gamma: int) -> dict[str, 
     target = None if before is None else before.target
     if plain:
         target = sum(one.decode for one in plain) / sum(one.tokens - 1 for one in plain)
-    drafted = [one for one in rounds.rounds if one.drafted]
-    draft = sum(one.draft_seconds for one in drafted) / (gamma * len(drafted)) if drafted else None
+    # Each answer has its own window: as many forwards of the draft in each of its rounds.
+    busy, forwards = 0.0, 0
+    for one in tellings:
+        drafted = [part for part in steady_rounds([one]).rounds if part.drafted]
+        busy += sum(part.draft_seconds for part in drafted)
+        forwards += one.gamma * len(drafted)
+    draft = busy / forwards if forwards else None
     window = fmean(one.target_seconds for one in rounds.rounds) if rounds.rounds else None
     return {
         "target_ms": _ms(target),
@@ -126,7 +132,9 @@ def _mean_of_ratios(
     return fmean(seconds(plain) / seconds(own) for plain, own in pairs)
 
 
-def _predicted(found: Mapping[str, Any], gamma: int, overlap: bool) -> dict[str, float | None]:
+def _predicted(
+    found: Mapping[str, Any], tellings: Sequence[Telling], overlap: bool
+) -> dict[str, float | None]:
     """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
     acceptance, target = found.get("acceptance"), found["target_ms"]
     draft, window, measured = found["draft_ms"], found["window_ms"], found["speedup_decode"]
@@ -134,9 +142,18 @@ def _predicted(found: Mapping[str, Any], gamma: int, overlap: bool) -> dict[str,
         names = ("speedup_predicted", "predicted_reached")
         return dict.fromkeys((*names, "speedup_predicted_window", "predicted_window_reached"))
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
-    promised = formula(acceptance, gamma, target, draft)
+
+    def expected(step: float) -> float:
+        """Return the speed-up over all answers, whose times add up, whatever the window of each."""
+        tokens = Counter[int]()
+        for one in tellings:
+            tokens[one.gamma] += one.spent.tokens
+        spent = (count / formula(acceptance, gamma, step, draft) for gamma, count in tokens.items())
+        return tokens.total() / sum(spent)
+
+    promised = expected(target)
     # A window is verified in another time than plain decoding takes for a token.
-    windows = formula(acceptance, gamma, window, draft) * target / window
+    windows = expected(window) * target / window
     return {
         "speedup_predicted": promised,
         "predicted_reached": None if measured is None else measured / promised,

@@ -153,8 +153,8 @@ class Voice:
     def rows(self, logits: Tensor, pasts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return t rows: ids () of a greedy side, probabilities (V,) of a sampling one."""
         if not self.samples and not self.processors:
-            # No processor reads or writes them, and the likeliest id is the same in the model's own type.
-            return logits[:, : self.common].argmax(-1).unbind()
+            # Nobody writes to them, so logits that are fp32 already need no copy.
+            return logits[:, : self.common].float().argmax(-1).unbind()
         scores = self.scores(logits, pasts)
         if not self.samples:
             return scores.argmax(-1).unbind()
