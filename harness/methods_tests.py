@@ -79,8 +79,8 @@ def _names(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         first = node.args[0] if node.func.id in BUILDERS and node.args else None
         first = first.elts[0] if isinstance(first, ast.Tuple) and first.elts else first
-        if isinstance(first, ast.Constant):
-            yield f"{BY_NAME}{first.value}"
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield BY_NAME + first.value
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns"):
             continue
