@@ -6,7 +6,7 @@ comes out is stored with its key; runs find it by themselves.
 The positional prior of decoder layer l, for D2Pruner (arXiv 2512.19443: 1,000 images), is the mean of the attention
 that the last prompt token pays each place of the patch grid in layer l. FitPrune's scheme (arXiv 2409.10197: a few
 dozen images) is what each layer may drop for a grid of alphas; also printed is what the paper's bisection finds for
-`ratio`, the share of the prefill FLOPs to be saved.
+`ratio`, the share of the visual tokens' FLOPs to be saved.
 
 Models whose weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
 
@@ -183,7 +183,7 @@ def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[st
     found, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
     return [
         str(path),
-        f"smallest alpha that saves {ratio:g} of the prefill FLOPs: {_words(found)}",
+        f"smallest alpha that saves {ratio:g} of the visual tokens' FLOPs: {_words(found)}",
         f"last alpha tried, which the released code takes: {_words(last)}",
     ]
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.adapters.base import Adapter
-    from harness.engine.session import Backend, PositionPolicy
+    from harness.engine.positions import PositionPolicy
+    from harness.engine.session import Backend
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 

@@ -15,19 +15,12 @@ from omegaconf import OmegaConf
 
 from harness.config.compose import CONF
 from harness.config.spec import ROOT
+from harness.methods_tests import Subject, kinds_of
 from methods.base import Decoder, Method, Site, TokenReducer
 from methods.registry import build_method, names_of
 
 #: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32
-
-#: What a test file holds a method against, by words that only such tests have.
-KINDS = {
-    "slow version": r"\bdef slow_",
-    "worked examples": r"example|by_hand|published|released",
-    "planted signal": r"recall\(|planted",
-    "tiny models": r"check_method|check_on_engine|check_in_tower|adapter_of|kept_by",
-}
 
 HEAD = """\
 # Methods
@@ -39,10 +32,12 @@ Where a method acts is printed for its default settings on a tower of {blocks} b
 as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
 method reads is explained in `methods/base.py`. Costs are those of choosing, beside what the model computes anyway.
 
-Every method of the first table goes through three shared files: the contract (`tests/test_methods.py`: counts, order,
-batches, half precision, ties, values that are not finite), the matrix (`tests/test_method_matrix.py`: three model
-families, three budget rules, dropping against emulation) and planted scores (`tests/test_method_signals.py`). The last
-column is what it is held against beside them.
+Every method of the first table but `none` goes through three shared files: the contract (`tests/test_methods.py`:
+counts, order, batches, half precision, ties, values that are not finite), the matrix (`tests/test_method_matrix.py`:
+three model families, three budget rules, dropping against emulation) and, if it has a score, planted scores
+(`tests/test_method_signals.py`). The last column is what its own tests hold it against beside them, read off the code
+of each test that runs the method: a slow version (the same steps, written out in the test), worked examples, figures
+that were published, a planted signal, tiny models of real architectures.
 """
 
 DECODERS = """\
@@ -54,8 +49,7 @@ draft; `at once`: the draft goes on while the target verifies. A window is what 
 tokens as fit into one step of the target. Sites and signals are those at which the target is read, of {depth} layers;
 layer {depth} is behind the last. L: decoder layers. Costs are those of choosing what the draft sees.
 
-`tests/test_method_decoders.py` tests them all, `tests/test_method_decoders_choice.py` those that choose: slow versions,
-worked examples and planted signals.
+`tests/test_method_decoders.py` tests them all, `tests/test_method_decoders_choice.py` those that choose.
 """
 
 CONFIGS = """\
@@ -99,7 +93,7 @@ def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
         _signals(method, every),
         _cost(type(method).plan),
         _paper(module),
-        _own_tests(module, tests),
+        _own_tests(Subject(name, type(method).__name__), module, tests),
     )
 
 
@@ -186,7 +180,7 @@ def _paper(module: ModuleType) -> str:
     return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", found[1])
 
 
-def _own_tests(module: ModuleType, tests: dict[str, str]) -> str:
+def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:
     """Return the test files of the method, each with what it holds the method against.
 
     They bear its name; methods without such a file are tested together, in the files that import them.
@@ -197,8 +191,8 @@ def _own_tests(module: ModuleType, tests: dict[str, str]) -> str:
     own = own or [file for file in ("test_method_rules.py",) if imported.search(tests[file])]
     cells = []
     for file in own:
-        kinds = [kind for kind, words in KINDS.items() if re.search(words, tests[file])]
-        cells.append(f"[{file}](../tests/{file}): {', '.join(kinds)}")
+        kinds = ", ".join(kinds_of(tests[file], subject))
+        cells.append(f"[{file}](../tests/{file})" + (f": {kinds}" if kinds else ""))
     return "; ".join(cells) or "-"
 
 

@@ -303,6 +303,7 @@ class TokenReducer(Method):
         """Return what the method's released code does with positions; `engine.positions=method` follows it.
 
         The habit of most: closed gaps where the prompt is built, before the decoder; original ones between its layers.
+        A model whose positions have several axes keeps them whatever this says.
         """
         before_decoder = all(site.where != "layer" for site in self.sites(depth))
         return "renumbered" if before_decoder else "original"

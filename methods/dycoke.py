@@ -18,13 +18,15 @@ The released code also drops the last frame of an odd number, which an exact bud
 stays whole. It rounds each frame's (1 - K) T down, and leaves tokens in the order of similarity; here they ascend.
 
 **While tokens are generated**, layers from l on attend to floor((1 - P) N) of the N visual entries of the cache, those
-that the newest token attends to most in layer l - 1, mean over heads. The first step attends to all. Let a be that
-attention at this step:
+that the newest token attends to most in layer l - 1, mean over heads. Let a be that attention at this step:
 
-    paper     the entries stay as long as cos(a, a of the step that chose them) is at least `threshold`; then they are
-              chosen anew among all
+    paper     the first step attends to all, and the second one chooses; its entries stay as long as cos(a, a of the
+              step that chose them) is at least `threshold`; then they are chosen anew among all
     official  they are chosen anew wherever cos(a, a of the step before) is below `threshold`; at all other steps every
-              entry is attended to
+              entry is attended to. The first step has none before it, and its cosine is 0
+
+(The released code never forgets a, so that only the first sample of a process starts like this, and any other with the
+attention of the sample before. No answer depends on its neighbours here: every sample starts like the first.)
 
 Any entry may come back, so the cache keeps them all: this part saves no memory, and arithmetic
 only in kernels that skip masked entries. Text and what has
@@ -147,16 +149,22 @@ class DyCoke(TokenReducer):
     def attend(self, view: View, last: Attended | None) -> Attended:
         """Choose the entries of this step. Cost: O(N log N); the device is waited for once."""
         now = view.signals[ATTENTION.key].float()
-        if last is None:
+        official = self.reading == "official"
+        if last is None and not official:
             return Attended(None, now)
         # The small term keeps 0.1 * 10 from coming out as 0.999...
         n_attended = math.floor((1 - self.P) * now.shape[1] + 1e-9)
         best = ranking(now)[:, :n_attended]
         chosen = torch.zeros_like(now, dtype=torch.bool).scatter_(1, best, True)
-        alike = (cosine_similarity(now, last.reference, dim=1) >= self.threshold).unsqueeze(1)
-        if self.reading == "official":
+        alike = (_likeness(now, last) >= self.threshold).unsqueeze(1)
+        if last is None or official:
             return Attended(chosen | alike, now)
         if last.entries is None:
             return Attended(chosen, now)
         entries = torch.where(alike, last.entries, chosen)
         return Attended(entries, torch.where(alike, last.reference, now))
+
+
+def _likeness(now: Tensor, last: Attended | None) -> Tensor:
+    """Return (B,) cosines of an attention with the one that the last step noted; 0 if there was none."""
+    return now.new_zeros(now.shape[0]) if last is None else cosine_similarity(now, last.reference)

@@ -17,7 +17,8 @@ removed on average: they end before layers l, 2l, 3l, with the largest l that ne
 from equal stages down to l = 2. Of 32 layers, 192, 128 and 64 of 576 tokens give l = 4, 2, 2 and, by the budget,
 lambda = 0.547, 0.515, 0.307. What a layout cannot reach is refused with the range.
 
-The released code also closes the gaps in the positions after every stage; here positions inside the decoder stay.
+The released code also closes the gaps in the positions after every stage: the tokens of a stage are counted from 0, and
+a new token takes the next number of each stage. engine.positions=method does so, too; by default positions stay.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.base import Need, Plan, Positions, Site, TokenReducer, View
 from methods.checks import layer_site, require
 from methods.select.ranking import top
 
@@ -84,6 +85,11 @@ class PyramidDrop(TokenReducer):
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return lambda, lambda^2 and so on, where `share` is what the last stage sees."""
         return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps after every stage, as the released code (`pdrop_rank_drop`, and each step's positions)."""
+        del depth
+        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the last prompt token's attention in the layer before the site, or in the site's own."""

@@ -14,8 +14,9 @@ finds c = floor(n_recycled / theta) + 1 centres with c neighbours, each recycled
     paper    (assignment=cosine, cluster=sum):       by cosine, and a cluster becomes the sum of its tokens
     official (assignment=euclidean, cluster=mean):   by Euclidean distance, and it becomes their mean
 
-and the cluster stands at its centre's place. (The released code puts clusters behind all kept tokens and renumbers
-positions; here the tokens keep theirs.) No noise is added to the densities: ties go to the lower index. `keep` counts
+and the cluster stands at its centre's place. (The released code puts clusters behind all kept tokens. It also closes
+the gaps in the positions after every pruning layer, and a new token's position is the length of each layer's own cache:
+engine.positions=method does so, too.) No noise is added to the densities: ties go to the lower index. `keep` counts
 clusters: as many tokens are kept as make, with the clusters that follow from them, exactly `keep`; clusters are at
 most half of it.
 
@@ -36,7 +37,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
+from methods.base import MethodError, Need, Plan, Positions, Site, TokenReducer, View
 from methods.checks import require
 from methods.select.ranking import ranking
 from methods.select.raters import rater_weights
@@ -102,6 +103,11 @@ class SparseVLM(TokenReducer):
         """Scale the schedule until `share` is left at its end; no site keeps more than all."""
         del n_sites
         return tuple(min(1.0, share * count / self.schedule[-1]) for count in self.schedule)
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps after every pruning layer, as the releases before 2."""
+        del depth
+        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the words' attention in the layer before the site, and what the raters are chosen by."""

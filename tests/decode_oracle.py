@@ -54,17 +54,25 @@ def step_logits(
     return forward(adapter, longer, masks).logits[:, prompt - 1 :]
 
 
-def forward(adapter: Adapter, inputs: Mapping[str, Any], masks: Sequence[Tensor]) -> Any:
-    """Run the model once without a cache, each layer under its own (L, L) mask."""
+def forward(
+    adapter: Adapter,
+    inputs: Mapping[str, Any],
+    masks: Sequence[Tensor],
+    places: Sequence[Tensor] | None = None,
+) -> Any:
+    """Run the model once without a cache, each layer under its own (L, L) mask and, if given, at (L,) places."""
 
-    def masked(mask: Tensor) -> Any:
-        added = torch.zeros(1, 1, *mask.shape, dtype=torch.float64)
-        added.masked_fill_(~mask, torch.finfo(torch.float64).min)
-        return lambda module, args, kwargs: (args, {**kwargs, "attention_mask": added})
+    def by_hand(layer: int) -> Any:
+        added = torch.zeros(1, 1, *masks[layer].shape, dtype=torch.float64)
+        added.masked_fill_(~masks[layer], torch.finfo(torch.float64).min)
+        changed: dict[str, Any] = {"attention_mask": added}
+        if places is not None:
+            changed["position_embeddings"] = rotary(adapter, places[layer])
+        return lambda module, args, kwargs: (args, {**kwargs, **changed})
 
     handles = [
-        module.register_forward_pre_hook(masked(mask), with_kwargs=True)
-        for module, mask in zip(adapter.decoder.layers, masks, strict=True)
+        module.register_forward_pre_hook(by_hand(layer), with_kwargs=True)
+        for layer, module in enumerate(adapter.decoder.layers)
     ]
     try:
         with torch.inference_mode():
@@ -73,3 +81,12 @@ def forward(adapter: Adapter, inputs: Mapping[str, Any], masks: Sequence[Tensor]
     finally:
         for handle in handles:
             handle.remove()
+
+
+def rotary(adapter: Adapter, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (1, L, Dh) of (L,) places, from the formula of RoPE (in fp32, as the models do)."""
+    config = adapter.decoder.config
+    half = torch.arange(adapter.facts.text.head_dim // 2)
+    angle = places.float()[:, None] / config.rope_parameters["rope_theta"] ** (half / len(half))
+    angle = torch.cat([angle, angle], 1)[None]
+    return angle.cos().double(), angle.sin().double()

@@ -205,11 +205,6 @@ def test_sliding_layers_are_refused(double, monkeypatch):
         Session(double, Scatter(), MOST)
 
 
-def test_renumbering_between_layers_is_refused(double):
-    with pytest.raises(UserError, match=r"engine\.positions"):
-        Session(double, Scatter((2,)), MOST, positions="renumbered")
-
-
 def test_only_token_reducers_are_carried(double):
     with pytest.raises(MethodError, match="not a token reducer"):
         Session(double, object(), MOST)

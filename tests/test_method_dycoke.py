@@ -252,9 +252,10 @@ def slow_steps(method: DyCoke, paid: list[list[float]]) -> list[list[int]]:
         return dot / lengths >= method.threshold
 
     everything = list(range(len(paid[0])))
-    steps, chosen_by = [everything], None
+    released = method.reading == "official"
+    steps, chosen_by = [best(paid[0]) if released and method.threshold > 0 else everything], None
     for before, now in pairwise(paid):
-        if method.reading == "official":
+        if released:
             steps.append(everything if alike(now, before) else best(now))
         elif chosen_by is not None and alike(now, chosen_by):
             steps.append(steps[-1])
@@ -298,6 +299,19 @@ def test_steps_attend_as_in_a_literal_version(reading: str, P: float):
         kept, anew = kept + sum(same), anew + len(same) - sum(same)
     assert kept > 3
     assert anew > 3  # both happen
+
+
+def test_the_release_prunes_at_the_first_step_and_the_paper_at_the_second():
+    paid = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.0]).expand(2, 1, 5)
+    everything, best = [True] * 5, [False, True, False, True, False]
+    steps = {
+        reading: [one[0].tolist() for one in attended(DyCoke(reading=reading, P=0.6), paid)]
+        for reading in ("paper", "official")
+    }
+    assert steps == {"paper": [everything, best], "official": [best, everything]}
+    # A cosine of 0, that of the first step, is alike enough.
+    lax = attended(DyCoke(reading="official", P=0.6, threshold=0.0), paid)
+    assert all(step.all() for step in lax)
 
 
 def test_counts_are_rounded_down_and_decimal():
@@ -470,6 +484,9 @@ def test_the_second_part_alone_on_images(name: str):
     # The prefill and the first step are those of the plain model, bit by bit; the second step is not.
     assert torch.equal(fast.logits[:, :2], plain.logits[:, :2])
     assert (fast.logits[:, 2] - plain.logits[:, 2]).abs().max() > 1e-3
+    released = kept_by(adapter, replace(DECODE, reading="official"), chats, 0.0)
+    assert torch.equal(released.logits[:, 0], plain.logits[:, 0])
+    assert (released.logits[:, 1] - plain.logits[:, 1]).abs().max() > 1e-3
     for row, one in enumerate(chats):
         alone = kept_by(adapter, DECODE, [one], 0.0)
         record = fast.records[row]

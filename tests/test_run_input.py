@@ -58,7 +58,6 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("engine.threads=0", ("engine.threads=0", "at least 1")),
     ("engine.backend=fast", ("engine.backend='fast'", "drop, emulate")),
     ("engine.positions=new", ("engine.positions='new'", "original, renumbered")),
-    ("engine.positions=renumbered method=fastv", ("engine.positions='renumbered'", "original")),
     ("+benchmark.generation.use_cache=false", ("generation.use_cache=False", "True")),
     ("model.dtype=int8", ("model.dtype='int8'", "bfloat16, float16, float32")),
     ("model.device=tpu", ("model.device='tpu'", "auto, cpu, cuda")),

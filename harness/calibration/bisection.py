@@ -1,8 +1,9 @@
 """FitPrune's schemes in plain numbers: what images lost at each alpha, what that saves, which alpha a target takes.
 
-FLOPs are those of the released code: of n tokens that enter a layer and k that stay behind its attention (words
-included), with width d and feed-forward width m, 3 n d^2 + 2 n^2 d + k d^2 + 3 k d m. Budgets of a run are another
-matter: they are counted as for every method (harness/budget.py).
+FLOPs are those of the released code: of n visual tokens that enter a layer and k that stay behind its attention, with
+width d and feed-forward width m, 3 n d^2 + 2 n^2 d + k d^2 + 3 k d m. Words are not counted, and neither is what visual
+tokens and words pay each other: so counted, and not with words, the released schedules save the share in their name.
+Budgets of a run are another matter: they are counted as for every method (harness/budget.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ DECIMALS = 6
 
 @dataclass(frozen=True)
 class Trace:
-    """One image at one alpha: the visual tokens that entered each decoder layer, and the prompt's other tokens."""
+    """One image at one alpha: the visual tokens that entered each decoder layer."""
 
-    text: int
     entering: tuple[int, ...]
 
 
@@ -36,7 +36,7 @@ class Fit:
         alpha: share of the attention that each layer may lose.
         reached: whether the target was met.
         removed: visual tokens removed inside each layer, mean over images rounded down, none once the target is met.
-        flops: FLOPs over those of the full prompt.
+        flops: FLOPs over those of all visual tokens.
     """
 
     alpha: float
@@ -75,7 +75,7 @@ def smallest_reaching(
     The last is what the released code prints, reached or not. If nothing reaches the target, the first is alpha = 1.
 
     Args:
-        ratio: share of the FLOPs to be saved, mean over images.
+        ratio: share of the visual tokens' FLOPs to be saved, mean over images.
         traces_at: gives the traces of all images at an alpha.
         stack: sizes of the decoder.
     """
@@ -108,13 +108,13 @@ def _lost(traces: Sequence[Trace], layer: int) -> list[tuple[int, int]]:
 
 def forecast(trace: Trace, layer: int, stack: StackFacts) -> int:
     """Return the FLOPs of all layers if nothing more went from `layer` on."""
-    counts = [visual + trace.text for visual in trace.entering[: layer + 1]]
+    counts = trace.entering[: layer + 1]
     used = sum(layer_flops(n, k, stack) for n, k in pairwise(counts))
     return used + (len(trace.entering) - layer) * layer_flops(counts[-1], counts[-1], stack)
 
 
 def layer_flops(entering: int, staying: int, stack: StackFacts) -> int:
-    """Return the FLOPs of a layer that `entering` tokens attend in and `staying` tokens leave."""
+    """Return the FLOPs of a layer that `entering` visual tokens attend in and `staying` of them leave."""
     width, inner = stack.hidden, stack.intermediate
     attention = 3 * entering * width**2 + 2 * entering**2 * width
     return attention + staying * width**2 + 3 * staying * width * inner

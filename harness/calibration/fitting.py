@@ -112,7 +112,7 @@ def trace(
         _prefill(adapter, recorder, inputs)
         for alpha in alphas:
             record = _prefill(adapter, Thinning(alpha=alpha, masses=recorder.masses), inputs)
-            found[alpha].append(Trace(record.text, record.entering))
+            found[alpha].append(Trace(record.entering))
         seen.see(image)
         advance(1)
     return found

@@ -16,6 +16,7 @@ from harness.config.checkpoints import check_model
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import RunSpec
 from harness.engine.guards import check_generation, require_one_beam
+from harness.engine.positions import closes_gaps
 from harness.errors import Refused, UserError, unknown_name
 from harness.evaluation.generation import check_names
 from harness.running.keys import Digests, key_parts, run_key
@@ -91,16 +92,7 @@ def _settled(spec: RunSpec, method: TokenReducer) -> RunSpec:
     """Return the run with the ratio 0 where the method acts nowhere, its positions checked."""
     facts = spec.model.facts
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
-    if spec.engine.positions == "renumbered" and facts.rotary_axes > 1:
-        raise UserError(
-            f"engine.positions='renumbered' needs positions on one axis, and model={spec.model.name!r} has "
-            f"{facts.rotary_axes}; valid: original, method"
-        )
-    if spec.engine.positions == "renumbered" and any(site.where == "layer" for site in sites):
-        raise UserError(
-            f"engine.positions='renumbered' works before layer 0 only, and method={spec.method.name!r} acts between "
-            "layers; valid: original, method"
-        )
+    closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
     return spec if sites else replace(spec, budget=Budget(rule="kept", ratio=0.0))
 
 

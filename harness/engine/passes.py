@@ -15,6 +15,7 @@ from harness.engine.guards import require_one_beam
 from harness.engine.items import Work
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.masks import prefill_mask, reference_mask
+from harness.engine.positions import closed, rotary_at
 from harness.engine.record import Generated, Record, answer_lengths
 from harness.engine.reduce import (
     Decision,
@@ -46,8 +47,9 @@ class Pass:
     projector and takes effect, like a `prefix` site, on the input of layer 0, for every model alike: some call the
     projector once, some several times, some inside the tower. Features that it merges are projected once more. A
     `layer` site gathers the hidden states that enter its layer and hands all later layers the gathered rotary tables
-    and a mask of the new length. Decoding steps need hooks only if some row is padded (or the back end wants explicit
-    masks); otherwise all hooks are gone after the prefill.
+    and a mask of the new length; where gaps are closed, tables of the new positions instead. Decoding steps need hooks
+    only if some row is padded, if gaps were closed, or if the back end wants explicit masks; otherwise all hooks are
+    gone after the prefill.
 
     Args:
         session: method, model and settings.
@@ -75,7 +77,6 @@ class Pass:
         self._in_prefill = False
         #: Positions (..., L) of the prompt as the decoder was given them.
         self.positions: Tensor | None = None
-        self._shift: Tensor | None = None
         self._kept: list[tuple[int, ...]] = []
         self._spare: list[Tensor] = []
         self._cache_bytes = 0
@@ -303,10 +304,7 @@ class Pass:
         stage = self._stages[-1]
         position_ids = kwargs["position_ids"]
         if self._session.renumber:
-            position_ids = (stage.valid.long().cumsum(1) - 1).clamp(min=0)
-            gone = [a - b for a, b in zip(before.counts, stage.counts, strict=True)]
-            shift = torch.tensor(gone, device=hidden.device).unsqueeze(1)
-            self._shift = shift if self._shift is None else self._shift + shift
+            position_ids = closed(stage.valid)
         elif index is not None:
             position_ids = _take_positions(position_ids, index)
         if index is not None:
@@ -325,7 +323,8 @@ class Pass:
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
         self.focus = self._focus_of_steps()
         config, emulate = self._decoder.config, self._session.emulate
-        self._steps = Steps(self._stages, config, emulate, self._shift, self.focus)
+        embedding = self._decoder.rotary_emb if self._session.renumber else None
+        self._steps = Steps(self._stages, config, emulate, embedding, self.focus)
         if not self._steps.needed:
             self._remove_hooks()
         self.clock.start("decode")
@@ -364,12 +363,9 @@ class Pass:
             if self._session.emulate:
                 kwargs = {**kwargs, "attention_mask": stage.mask}
             elif stage.first > 0:
-                kwargs = {
-                    **kwargs,
-                    "position_embeddings": stage.rotary,
-                    "attention_mask": stage.mask,
-                    "position_ids": None,
-                }
+                kwargs = {**kwargs, "attention_mask": stage.mask, "position_ids": None}
+            if stage.rotary is not None:
+                kwargs = {**kwargs, "position_embeddings": stage.rotary}
             return (hidden, *args[1:]), kwargs
 
         return hook
@@ -386,18 +382,20 @@ class Pass:
         decision = self._decide(number, before, self._tokens(hidden))
         hidden = write_merged(hidden, before.slots, decision)
         index = self._advance(site, decision)
-        if index is None:
-            return hidden
         stage = self._stages[-1]
-        hidden = take(hidden, index, -2)
-        stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
-        stage.mask = prefill_mask(self._decoder.config, hidden, stage.valid, stage.padded)
+        if index is not None:
+            hidden = take(hidden, index, -2)
+            stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
+            stage.mask = prefill_mask(self._decoder.config, hidden, stage.valid, stage.padded)
+        if self._session.renumber and stage is not before:
+            embedding = self._decoder.rotary_emb
+            stage.rotary = rotary_at(embedding, hidden, closed(stage.valid))
         return hidden
 
     @property
-    def needs_masks(self) -> bool:
-        """Whether decoding steps are wrong without the pass's masks, whoever counts the positions."""
-        return self._steps.masked
+    def needs_steps(self) -> bool:
+        """Whether decoding steps are wrong without the pass, even for a caller who counts the positions."""
+        return self._steps.masked or self._steps.staggered
 
     # ------------------------------------------------------------------ records
 

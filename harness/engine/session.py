@@ -16,6 +16,7 @@ from harness.budget import Budget
 from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.passes import Pass
+from harness.engine.positions import PositionPolicy, closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.record import Generated
 from harness.engine.signals import Signals
@@ -24,7 +25,6 @@ from harness.errors import UserError
 from methods.base import MethodError, TokenReducer
 
 Backend = Literal["drop", "emulate"]
-PositionPolicy = Literal["original", "renumbered", "method"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Session:
         budget: rule and ratio.
         seed: run seed, from which every sample's generator is derived.
         backend: `drop` or `emulate`.
-        positions: `original` keeps the position ids of kept tokens, `renumbered` closes the gaps, `method` does what
-            the method's released code does.
+        positions: `original` keeps the position ids of kept tokens, `renumbered` closes the gaps after every site,
+            `method` does what the method's released code does.
         prior: (h, w) calibrated prior for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
 
@@ -89,21 +89,7 @@ class Session:
         self.sites = method.all_sites(adapter.facts.tower.layers, depth)
         self.tower_sites = tuple(site for site in self.sites if site.where == "tower")
         self.decode_site = decode_site(method, depth)
-        policy = method.positions(depth) if positions == "method" else positions
-        if adapter.facts.rotary_axes > 1:
-            # Released codes that close gaps elsewhere keep time, height and width of each token.
-            if positions == "renumbered":
-                raise UserError(
-                    "engine.positions='renumbered' needs positions on one axis, this model has "
-                    f"{adapter.facts.rotary_axes}; valid: original, method"
-                )
-            policy = "original"
-        self.renumber = policy == "renumbered" and bool(self.sites)
-        if self.renumber and any(site.where == "layer" for site in self.sites):
-            raise UserError(
-                "engine.positions='renumbered' works before layer 0 only, this method acts between "
-                "layers; valid: original"
-            )
+        self.renumber = closes_gaps(positions, method, adapter.facts)
         self._pass: Pass | None = None
         self.signals = Signals(
             adapter,
@@ -248,7 +234,7 @@ class Session:
             with Pass(self, layout, (sample,)) as this:
                 self._pass = this
                 output = self.adapter.model(**arguments)
-                if this.needs_masks:
+                if this.needs_steps:
                     raise RuntimeError("this method or backend needs the engine in every step")
         finally:
             self._pass = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.engine.focus import Focus
 from harness.engine.layout import Stage
 from harness.engine.masks import decode_mask, reference_mask
+from harness.engine.positions import rotary_at
 
 
 class Steps:
@@ -20,7 +21,7 @@ class Steps:
         stages: of the prefill, first to last.
         config: text configuration.
         emulate: whether dropped tokens are still in the caches and have to be hidden.
-        shift: (B, 1) positions that closing the gaps has saved, or None.
+        embedding: the decoder's rotary embedding where gaps are closed after each site; None: positions stay.
         focus: chooses at each step which visual entries the upper layers attend to, or None.
     """
 
@@ -29,20 +30,23 @@ class Steps:
         stages: Sequence[Stage],
         config: Any,
         emulate: bool,
-        shift: Tensor | None,
+        embedding: Any = None,
         focus: Focus | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
         self._emulate = emulate
-        self._shift = shift
+        self._embedding = embedding
         self._focus = focus
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
+        #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
+        self._positions: Tensor | None = None
+        self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
 
     @property
     def needed(self) -> bool:
         """Whether steps need masks or positions of ours; most batches do not."""
-        return self.masked or (self._shift is not None and len(self._stages) > 1)
+        return self.masked or (self._embedding is not None and len(self._stages) > 1)
 
     @property
     def masked(self) -> bool:
@@ -54,6 +58,11 @@ class Steps:
         eager = self._config._attn_implementation == "eager"
         return self._emulate or eager or any(stage.padded for stage in self._stages)
 
+    @property
+    def staggered(self) -> bool:
+        """Whether a new token has other positions in later layers than in the first."""
+        return self._embedding is not None and self._stages[-1].first > 0
+
     def stage(self, layer: int) -> Stage:
         """Return the stage in force at a decoder layer."""
         return next(stage for stage in reversed(self._stages) if stage.first <= layer)
@@ -61,10 +70,12 @@ class Steps:
     def arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Correct the arguments that a step hands to the decoder stack."""
         self._masks.clear()
+        self._tables.clear()
         corrected = dict(kwargs)
-        if self._shift is not None:
-            corrected["position_ids"] = kwargs["position_ids"] - self._shift
         stage = self.stage(0)
+        if self._embedding is not None:
+            self._positions = kwargs["position_ids"]
+            corrected["position_ids"] = self._closed(stage)
         if stage is self._stages[0] or self._emulate:
             return corrected
         hidden = kwargs["inputs_embeds"]
@@ -86,7 +97,24 @@ class Steps:
         if stage is self._stages[0] and not hides:
             return None
         mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides)
-        return {**kwargs, "attention_mask": mask}
+        changed = {**kwargs, "attention_mask": mask}
+        if self._embedding is not None and stage.first > 0:
+            changed["position_embeddings"] = self._rotary(stage, hidden)
+        return changed
+
+    def _closed(self, stage: Stage) -> Tensor:
+        """Return (B, t): the positions that follow on the tokens of a stage."""
+        assert self._positions is not None  # `arguments` has read them
+        gone = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
+        shift = torch.tensor(gone, device=self._positions.device).unsqueeze(1)
+        return self._positions - shift
+
+    def _rotary(self, stage: Stage, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return the rotary tables of a step, built once for each stage and device."""
+        key = (id(stage), hidden.device)
+        if key not in self._tables:
+            self._tables[key] = rotary_at(self._embedding, hidden, self._closed(stage))
+        return self._tables[key]
 
     def _mask(
         self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides: bool

@@ -1,0 +1,55 @@
+"""Positions of the tokens left: their own, or those of a prompt that never had the others."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.facts import ModelFacts
+from methods.base import TokenReducer
+
+#: `engine.positions`.
+PositionPolicy = Literal["original", "renumbered", "method"]
+
+
+def closes_gaps(policy: str, method: TokenReducer, facts: ModelFacts) -> bool:
+    """Return whether a PositionPolicy renumbers the tokens left after every site.
+
+    Released codes that close gaps elsewhere keep time, height and width of each token, so that `method` does, too, on
+    a model with several axes.
+
+    Raises:
+        UserError: positions have several axes, in which there is no closing of gaps.
+    """
+    if facts.rotary_axes > 1:
+        if policy == "renumbered":
+            raise UserError(
+                f"engine.positions='renumbered' needs positions on one axis, this model has {facts.rotary_axes}; "
+                "valid: original, method"
+            )
+        return False
+    depth = facts.text.layers
+    if not method.all_sites(facts.tower.layers, depth):
+        return False
+    return (method.positions(depth) if policy == "method" else policy) == "renumbered"
+
+
+def closed(valid: Tensor) -> Tensor:
+    """Return (B, M) positions that count the valid slots from 0; slots that are not valid get any of them."""
+    return (valid.long().cumsum(1) - 1).clamp(min=0)
+
+
+def rotary_at(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+    """Return the rotary tables of `positions` (B, t), on the device of the states `hidden` that they are for.
+
+    Args:
+        embedding: the decoder's own, so that scaled frequencies are its own, too.
+        hidden: (B, t, D); gives type and device.
+        positions: one for each state.
+    """
+    with torch.no_grad():
+        tables = embedding(hidden, positions.to(hidden.device))
+    return tuple(table.to(hidden.device) for table in tables)
