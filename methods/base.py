@@ -71,7 +71,8 @@ SIGNALS: Mapping[str, str] = {
     "tile": "(B, N) crop of a high-resolution image that each visual token lies in, from 1; 0 for the global view",
     "luma": "(B, N, h + 2, w + 2) BT.601 luma in [-1, 1] of the pixels that each visual token was made of, as the "
     "tower sees them, with one pixel of border on each side, 0 outside the picture; fp32 or wider",
-    "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
+    "prior": "(B, N) calibrated mean of `last_attention` over many images at the token's place in its view (see "
+    "harness/calibrate.py), fp32",
 }
 
 
