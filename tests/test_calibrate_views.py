@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from harness.budget import Budget
+from harness.calibrate import read_request, run
 from harness.calibration import artifacts
 from harness.calibration.artifacts import Artifact
 from harness.calibration.maps import ViewMeans, calibrate
@@ -27,7 +29,8 @@ from harness.errors import UserError
 from methods.base import MethodError, Need, Site
 from methods.d2pruner import D2Pruner, debiased
 from tests import tiny
-from tests.family_runs import adapter_of
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of, saved
 from tests.method_cases import Tiling, grid_of
 from tests.test_calibrate import model_spec
 
@@ -203,6 +206,22 @@ def test_a_prior_of_several_views_comes_back(spec: ModelSpec):
     assert described["grids"] == [[4, 4], [3, 5], [2, 2]]
     assert described["maps"] == [2, 2, 1]
     assert require_prior(spec, D2Pruner(), "d2pruner") == (path,)
+
+
+def test_the_command_stores_a_map_for_each_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(artifacts, "LOCAL", tmp_path / "local")
+    model = replace(FAMILIES["llava_next"].spec, path=saved("llava_next"), weights="trained")
+    request = read_request(["layer=1,2", "images=3", "batch_size=2"])
+    request = replace(request, spec=replace(request.spec, model=model), images_dir=tmp_path)
+    for seed, size in enumerate([(50, 40), (56, 56), (28, 56)]):
+        tiny.picture(seed, *size).save(tmp_path / f"{seed}.png")
+    paths = [Path(line) for line in run(request)]
+    assert [path.name for path in paths] == ["tiny_layer1.safetensors", "tiny_layer2.safetensors"]
+    described = json.loads(paths[0].with_suffix(".json").read_text())
+    assert (described["images"], described["maps"]) == (3, [3, 3])
+    prior = load_prior(model, 1)
+    assert [list(values.shape) for values in prior] == described["grids"]
+    assert described["grids"][0] == [4, 4]
 
 
 def stored(spec: ModelSpec, tensor: Tensor, **description: object) -> Artifact:

@@ -84,7 +84,7 @@ def require_prior(
     return tuple(artifact.path for artifact in artifacts)
 
 
-def _describe(artifact: Artifact, name: str | None, digests: Digests) -> Mapping[str, Any]:
+def _describe(artifact: Artifact, name: str | None, digests: Digests | None) -> Mapping[str, Any]:
     """Return the description of an artifact of a format that is read here."""
     described = artifact.describe(name, digests)
     if "grids" not in described and described.get("maps") != described.get("images"):
