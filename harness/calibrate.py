@@ -4,9 +4,10 @@ Two methods need numbers that belong to a model. The model goes over many images
 comes out is stored with its key; runs find it by themselves.
 
 The positional prior of decoder layer l, for D2Pruner (arXiv 2512.19443: 1,000 images), is the mean of the attention
-that the last prompt token pays each place of the patch grid in layer l. FitPrune's scheme (arXiv 2409.10197: a few
-dozen images) is what each layer may drop for a grid of alphas; also printed is what the paper's bisection finds for
-`ratio`, the share of the visual tokens' FLOPs to be saved.
+that the last prompt token pays each place of the patch grid in layer l, for each view of an image by itself: global
+view, stitched crops, tiles. FitPrune's scheme (arXiv 2409.10197: a few dozen images) is what each layer may drop for a
+grid of alphas; also printed is what the paper's bisection finds for `ratio`, the share of the visual tokens' FLOPs to
+be saved.
 
 Models whose weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
 
@@ -158,8 +159,12 @@ def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> lis
         )
     made_from = _made_from(request, found)
     return [
-        str(save_prior(request.spec.model, layer, mean.mean(), {**made_from, "maps": mean.n_maps}))
-        for layer, mean in found.means.items()
+        str(
+            save_prior(
+                request.spec.model, layer, means.prior(), {**made_from, "maps": means.n_maps}
+            )
+        )
+        for layer, means in found.means.items()
     ]
 
 

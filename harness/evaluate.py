@@ -26,9 +26,8 @@ from harness.ranks import Ranks, alone
 from methods.base import Decoder, TokenReducer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from harness.adapters.base import Adapter
+    from harness.calibration.priors import Prior
     from harness.engine.positions import PositionPolicy
     from harness.engine.session import Backend
 
@@ -93,12 +92,12 @@ def evaluate(
     journal: Journal,
     progress: Progress | None = None,
     *,
-    prior: Tensor | None = None,
+    prior: Prior | None = None,
     ranks: Ranks | None = None,
 ) -> Evaluation:
     """Open what answers by `method` and evaluate; see `evaluate_session`.
 
-    `prior` is the calibrated (h, w) map for methods that need one, `ranks` the processes that share
+    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
     the work.
     """
     if isinstance(method, Decoder):

@@ -54,6 +54,8 @@ SIGNALS: Mapping[str, str] = {
     "text_rollout": "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
     "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
     "sizes": "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",
+    "sequence": "(P, E + N) slots of a picture in the order of the last site's `Plan.order`, at the first site of the "
+    "raster; a class token (E = 1) stands in front, as -1; at `tower` sites",
     "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
     "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
@@ -71,7 +73,8 @@ SIGNALS: Mapping[str, str] = {
     "tile": "(B, N) crop of a high-resolution image that each visual token lies in, from 1; 0 for the global view",
     "luma": "(B, N, h + 2, w + 2) BT.601 luma in [-1, 1] of the pixels that each visual token was made of, as the "
     "tower sees them, with one pixel of border on each side, 0 outside the picture; fp32 or wider",
-    "prior": "(B, N) calibrated mean of `last_attention` over many images (see harness/calibrate.py), fp32",
+    "prior": "(B, N) calibrated mean of `last_attention` over many images at the token's place in its view (see "
+    "harness/calibrate.py), fp32",
 }
 
 
@@ -188,14 +191,19 @@ class Plan:
             `Assignment` add up by slot, those of a `Mixture` are mixed by its matrix.
         spare: (B,) kept tokens that only fill up the count, because the method's own rule had none left to choose;
             None for methods whose rule always has.
+        order: (B, K) at `tower` sites, places in `kept` in the order in which the next site's `sequence` has them; the
+            tokens themselves stay ascending. None: ascending there, too.
     """
 
     kept: Tensor
     merge: Assignment | Mixture | None = None
     spare: Tensor | None = None
+    order: Tensor | None = None
 
     def check(self, n_tokens: int, keep: int | None) -> None:
         """Raise PlanError unless `kept` is strictly ascending, inside [0, n_tokens) and exactly `keep` wide.
+
+        An `order`, if there is one, must hold each place of `kept` once.
 
         `keep=None` accepts any width of at least one (adaptive methods).
         """
@@ -206,6 +214,9 @@ class Plan:
         inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
         if not bool(steps.all() & inside.all()):
             raise PlanError(f"kept indices must ascend strictly within [0, {n_tokens})")
+        places = torch.arange(width, device=self.kept.device).expand_as(self.kept)
+        if self.order is not None and not torch.equal(self.order.sort(dim=1).values, places):
+            raise PlanError(f"an order must hold each of the {width} kept tokens once")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """D2Pruner: debiased importance and structural diversity (AAAI 2026, arXiv 2512.19443).
 
 Acts before decoder layer K on the hidden states h that leave layer K-1. Attention at shallow layers favours
-places, not contents, so the attention of the last prompt token is divided by its mean over many images
+places, not contents, so the attention of the last prompt token is divided by its mean over many images, place by place
 (harness/calibrate.py):
 
     (3)  A_rel = A_ori / (A_bias + eps)                             debiased importance, eps = 1e-7
@@ -16,6 +16,13 @@ important token of the pool is kept and its neighbours leave, until `keep` are f
 the most important tokens not yet kept fill the rest. The paper's main text leaves open whether pivots may be
 neighbours of one another: they may here, and `pivot_exclusion=true` is the other reading. If all tokens are alike
 (max = min), S^_sem is 1.
+
+A_bias has one value for each place of each view. An image in several views has a map for its global view, and one for
+the plane of its stitched crops or, where a model does not stitch them, for each tile; so attention that follows from
+position alone gives A_rel = 1 everywhere, whatever it pays one view against another. Maps are resized bilinearly where
+an image's grid is not that of calibration, and tiles beyond the last one seen take that one's map. Calibration is done
+with single images: every frame of a video, and each of several images, takes the map of the global view, so that frames
+are compared by their attention as it is.
 """
 
 from __future__ import annotations

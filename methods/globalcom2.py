@@ -5,7 +5,8 @@ global view, s_L those of a crop's own, and R = keep / N,
 
     s_j = sum of s_G over the region of crop j,    sigma = softmax(s / tau) over the crops
     r_j = R (1 + sigma_j - 1/n)                    share that crop j keeps, 1 at most
-    score = alpha s^_G + (1 - alpha) s_L           of a crop's token; s^_G is s_G cut to the crop and resized bilinearly
+    score = alpha s^_G + (1 - alpha) s_L           of a crop's token; s^_G is s_G resized bilinearly to the plane of all
+                                                   crops, as the authors' code does it, and then cut to the crop
 
 and the global view keeps the share R by s_G.
 

@@ -15,7 +15,8 @@ over the tokens not kept, W from the same tokens T:
     visionzip   mean of the tokens that resemble i most
     sparsevlm   mean of the clusters that resemble i most, made of the best of the tokens not kept, by their norm
     nuwa        max(cos, 0) (1 - min(1, distance / R)), rows scaled to 1; R^2 = 280/576 of the grid's area
-    gtp         D^-1/2 A D^-1/2 of the graph of 8 grid neighbours and 8 nearest in cosine, over all N tokens
+    gtp         D^-1/2 A D^-1/2 over all N tokens; A_ij = 1 if j is one of i's 8 neighbours in the grid or one of the 8
+                nearest to i in cosine, which is directed as in GTP-ViT's code; D are the sums of A's rows
 
 The paper does not say how these were carried over. Here nothing of their own selection remains, nothing flows between
 kept tokens, and no kept token gives up its own weight.

@@ -13,9 +13,16 @@ every block, as in the paper, until fewer than 2r tokens are left; from there on
 2^-L of the tokens, and a higher ratio is refused. (Pictures that share a budget may round to a little more than half;
 such a block repeats steps 1 and 2 on what it has, with the mean keys of merged tokens.)
 
-A class token is neither merged nor merged into, and does not take part in the alternation (the released code gives
-it place 0). A merged token stands at b's place in the raster, for its grid position too; the released code puts what
-is left of A before all of B, an order that no projector or language model was trained on.
+A class token is neither merged nor merged into. The paper leaves open in which order tokens alternate:
+
+    raster      in every block by their order in the raster; a class token has no place: patch 0 is in A
+    released    as the released code does it. A class token has place 0, so that patch 0 is in B, and the pairs are
+                others from the first block on. The next block alternates in the order that this one hands on, what is
+                left of A before all of B; what is left of A is ordered by place, without a class token by descending
+                cosine. Without one, the first block's pairs are the same in both orders.
+
+Either way a merged token stands at b's place in the raster when it leaves the tower, for its grid position too; the
+released code, made for classifiers, hands on its own order, which no projector or language model was trained on.
 
 Ports to language models average the tokens of each merge without regard to sizes and attend as before:
 `weighted=false`, `proportional=false`.
@@ -24,12 +31,15 @@ Ports to language models average the tokens of each merge without regard to size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
 from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from methods.checks import require_finite
+from methods.checks import require, require_finite
 from methods.select.bipartite import merge_to, shares
+
+Order = Literal["raster", "released"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,17 @@ class ToMe(TokenReducer):
     Attributes:
         proportional: step 4.
         weighted: weigh tokens by their sizes in step 3; false: all the same.
+        order: in which order tokens alternate between A and B, `raster` or `released`.
     """
 
     proportional: bool = True
     weighted: bool = True
+    order: Order = "raster"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        valid = get_args(Order)
+        require(self.order in valid, "order", self.order, ", ".join(valid))
 
     def tower_sites(self, blocks: int) -> tuple[Site, ...]:
         """Return a site in every block."""
@@ -63,10 +80,11 @@ class ToMe(TokenReducer):
         return tuple(min(end + (1 - end) * n / n_sites, end * 2.0**n) for n in to_go)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the keys of the site's block, and sizes if they weigh."""
+        """Return the keys of the site's block, sizes if they weigh, and the sequence if it is not the raster."""
         del site
-        keys = Need("block_keys")
-        return (keys, Need("sizes")) if self.weighted else (keys,)
+        sizes = (Need("sizes"),) if self.weighted else ()
+        sequence = (Need("sequence"),) if self.order == "released" else ()
+        return (Need("block_keys"), *sizes, *sequence)
 
     def plan(self, view: View, keep: int) -> Plan:
         """Merge down to `keep`. Cost: O(N^2 Dk / 4), and at most a third more if over half of the tokens go."""
@@ -74,7 +92,9 @@ class ToMe(TokenReducer):
         sizes = torch.ones(keys.shape[:2], device=keys.device)
         if self.weighted:
             sizes = require_finite(view.signals["sizes"].float(), "sizes")
-        kept, slot = merge_to(keys, sizes, keep)
+        sequence = view.signals["sequence"].long() if self.order == "released" else None
+        kept, slot, left = merge_to(keys, sizes, keep, sequence)
+        order = None if left is None else left[:, left.shape[1] - keep :]
         if keep == keys.shape[1]:
-            return Plan(kept)
-        return Plan(kept, Assignment(slot, shares(slot, sizes)))
+            return Plan(kept, order=order)
+        return Plan(kept, Assignment(slot, shares(slot, sizes)), order=order)

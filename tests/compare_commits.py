@@ -139,9 +139,13 @@ def report(old: Sequence[Cell], new: Sequence[Cell]) -> int:
             wrong += 1
             continue
         before, after = ours[identity], theirs[identity]
-        differing = [key for key, one in before["samples"].items() if one != after["samples"].get(key)]
+        differing = [
+            key for key, one in before["samples"].items() if one != after["samples"].get(key)
+        ]
         if differing or before["metrics"] != after["metrics"]:
-            print(f"differs: {name}: {len(differing)} of {len(before['samples'])} samples; {differing[:3]}")
+            print(
+                f"differs: {name}: {len(differing)} of {len(before['samples'])} samples; {differing[:3]}"
+            )
             wrong += 1
     answers = sum(len(cell["samples"]) for cell in theirs.values())
     print(f"{len(theirs)} cells, {answers} answers; {wrong} cells differ")

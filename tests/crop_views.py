@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 
 def cropped(
@@ -90,3 +91,17 @@ def over_crop(grid: Tensor, tile: Tensor, token: int) -> tuple[int, int] | None:
     down, right = int((row + 0.5) / height * tall), int((column + 0.5) / width * wide)
     there = mine & (grid[:, 1] == 1) & (grid[:, 2] == down) & (grid[:, 3] == right)
     return image, int(tile[there])
+
+
+def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
+    """Return (N,) values of each image's global view, resized by torch to its plane of crops; its own in the view."""
+    found = values.clone()
+    for image in grid[:, 0].unique():
+        whole, plane = ((grid[:, 0] == image) & (grid[:, 1] == view) for view in (0, 1))
+        if plane.any():
+            (height, width), size = (
+                (grid[part, 2:].amax(dim=0) + 1).tolist() for part in (whole, plane)
+            )
+            cells = values[whole].view(1, 1, height, width)
+            found[plane] = interpolate(cells, size, mode="bilinear", align_corners=False).flatten()
+    return found

@@ -62,6 +62,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("uvprune", {"criterion": "attention", "L": 3}),
     ("tome", {}),
     ("tome", {"proportional": False, "weighted": False}),
+    ("tome", {"order": "released"}),
     ("ivtp", {}),
     ("visionzip", {}),
     ("visionzip", {"contextual": "target_plus_mean"}),
@@ -150,6 +151,9 @@ def make_view(
 def random_signal(need: Need, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor:
     if need.signal in ("tower_keys", "wide_tower_keys", "block_keys", "tower_states"):
         return torch.randn(n_rows, n_tokens, WIDTH, generator=generator)
+    if need.signal == "sequence":  # with a class token first
+        shuffled = torch.rand(n_rows, n_tokens, generator=generator).argsort(dim=1)
+        return torch.nn.functional.pad(shuffled, (1, 0), value=-1)
     if need.signal == "sizes":
         return torch.randint(1, 5, (n_rows, n_tokens), generator=generator).float()
     words = word_signal(need.signal, n_rows, n_tokens, generator)

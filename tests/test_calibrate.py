@@ -15,7 +15,7 @@ from harness.budget import Budget
 from harness.calibrate import main, read_request
 from harness.calibration import artifacts
 from harness.calibration.images import folder_images, scene_images
-from harness.calibration.maps import MapMean, Recorder, calibrate
+from harness.calibration.maps import Recorder, calibrate
 from harness.calibration.priors import (
     artifact_path,
     load_prior,
@@ -43,31 +43,31 @@ def test_resizing_equals_bilinear_interpolation(size: tuple[int, int]):
     wanted = torch.nn.functional.interpolate(
         prior[None, None], size=size, mode="bilinear", align_corners=False
     )
-    found = resize_prior(prior, grid_of([(0, 0, *size)])[None])
+    found = resize_prior((prior,), grid_of([(0, 0, *size)])[None])
     assert torch.allclose(found, wanted.flatten()[None], atol=1e-6)
 
 
 def test_the_calibration_grid_comes_back_bit_for_bit():
     prior = torch.rand(12, 12, generator=torch.Generator().manual_seed(0))
-    found = resize_prior(prior, grid_of([(0, 0, 12, 12)])[None])
+    found = resize_prior((prior,), grid_of([(0, 0, 12, 12)])[None])
     assert torch.equal(found, prior.flatten()[None])
 
 
-def test_every_tile_gets_the_prior_on_its_own_grid_and_rows_may_differ():
+def test_every_image_gets_the_prior_on_its_own_grid_and_rows_may_differ():
     prior = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
-    rows = [[(0, 0, 4, 6), (0, 1, 4, 6), (1, 0, 6, 4)], [(0, 0, 8, 9)]]
-    found = resize_prior(prior, torch.stack([grid_of(tiling) for tiling in rows]))
-    alone = [resize_prior(prior, grid_of([tile])[None])[0] for tile in rows[0]]
+    rows = [[(0, 0, 4, 6), (1, 0, 4, 6), (2, 0, 6, 4)], [(0, 0, 8, 9)]]
+    found = resize_prior((prior,), torch.stack([grid_of(tiling) for tiling in rows]))
+    alone = [resize_prior((prior,), grid_of([tile])[None])[0] for tile in rows[0]]
     assert torch.equal(found[0], torch.cat(alone))
-    assert torch.equal(found[1], resize_prior(prior, grid_of(rows[1])[None])[0])
+    assert torch.equal(found[1], resize_prior((prior,), grid_of(rows[1])[None])[0])
 
 
 def test_padding_on_the_right_disturbs_no_real_token():
     prior = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
     short, long = grid_of([(0, 0, 4, 5)]), grid_of([(0, 0, 6, 6)])
     padded = torch.nn.functional.pad(short, (0, 0, 0, 16))
-    found = resize_prior(prior, torch.stack([padded, long]))
-    assert torch.equal(found[0, :20], resize_prior(prior, short[None])[0])
+    found = resize_prior((prior,), torch.stack([padded, long]))
+    assert torch.equal(found[0, :20], resize_prior((prior,), short[None])[0])
 
 
 # ---------------------------------------------------------------- measuring
@@ -112,7 +112,8 @@ def test_the_prior_is_the_mean_of_eager_attention(folder: Path):
             rows.append(attentions[layer][0, :, -1, visual].mean(dim=0))
     for layer, rows in maps.items():
         wanted = torch.stack(rows).mean(dim=0).view(4, 4).double()
-        assert torch.allclose(found.means[layer].mean(), wanted, atol=1e-6)
+        (prior,) = found.means[layer].prior()
+        assert torch.allclose(prior, wanted, atol=1e-6)
 
 
 def test_recording_drops_nothing_and_refuses_a_layer_outside_the_model(folder: Path):
@@ -140,15 +141,6 @@ def test_the_hash_of_the_images_follows_pixels_and_order(folder: Path):
     assert len(set(digests)) == 3
 
 
-def test_maps_of_several_tiles_and_grids_are_averaged_on_the_first_grid():
-    found = MapMean()
-    found.add(grid_of([(0, 0, 2, 2), (0, 1, 2, 2)])[None], torch.arange(8.0)[None])
-    assert found.mean().tolist() == [[2, 3], [4, 5]]
-    found.add(grid_of([(0, 0, 4, 4)])[None], torch.full((1, 16), 9.0))
-    assert found.n_maps == 3
-    assert torch.allclose(found.mean(), (torch.tensor([[4.0, 6], [8, 10]]) + 9).double() / 3)
-
-
 # ---------------------------------------------------------------- artifacts
 
 
@@ -164,9 +156,9 @@ MADE_FROM = {"images": 2, "images_sha256": "0" * 64, "source": "test", "prompt":
 
 def test_a_stored_prior_comes_back_with_its_description(spec: ModelSpec):
     prior = torch.rand(4, 4, dtype=torch.float64)
-    path = save_prior(spec, 1, prior, MADE_FROM)
+    path = save_prior(spec, 1, (prior,), MADE_FROM)
     assert path == artifact_path(spec, 1)
-    assert torch.equal(load_prior(spec, 1), prior.float())
+    assert torch.equal(load_prior(spec, 1)[0], prior.float())
     described = json.loads(path.with_suffix(".json").read_text())
     assert described["model"] == "tiny"
     assert described["layer"] == 1
@@ -180,9 +172,9 @@ def test_a_stored_prior_comes_back_with_its_description(spec: ModelSpec):
 
 
 def test_storing_again_gives_the_same_bytes(spec: ModelSpec):
-    path = save_prior(spec, 1, torch.ones(4, 4), MADE_FROM)
+    path = save_prior(spec, 1, (torch.ones(4, 4),), MADE_FROM)
     before = path.read_bytes(), path.with_suffix(".json").read_bytes()
-    save_prior(spec, 1, torch.ones(4, 4), MADE_FROM)
+    save_prior(spec, 1, (torch.ones(4, 4),), MADE_FROM)
     assert (path.read_bytes(), path.with_suffix(".json").read_bytes()) == before
 
 
@@ -202,13 +194,13 @@ def test_only_methods_that_read_a_prior_need_one(spec: ModelSpec):
     assert prior_layers(FastV(), tiny.DEPTH) == ()
     assert require_prior(spec, FastV(), "fastv") == ()
     assert prior_for(spec, FastV()) is None
-    path = save_prior(spec, 2, torch.ones(4, 4), MADE_FROM)
+    path = save_prior(spec, 2, (torch.ones(4, 4),), MADE_FROM)
     assert require_prior(spec, D2Pruner(K=3), "d2pruner") == (path,)
-    assert torch.equal(prior_for(spec, D2Pruner(K=3)), torch.ones(4, 4))
+    assert torch.equal(prior_for(spec, D2Pruner(K=3))[0], torch.ones(4, 4))
 
 
 def test_other_weights_make_a_prior_stale(spec: ModelSpec, tmp_path: Path):
-    save_prior(spec, 1, torch.ones(4, 4), MADE_FROM)
+    save_prior(spec, 1, (torch.ones(4, 4),), MADE_FROM)
     copy = shutil.copytree(spec.path, tmp_path / "copy")
     assert require_prior(
         replace(spec, path=copy), D2Pruner(), "d2pruner"
@@ -237,16 +229,16 @@ def test_other_weights_make_a_prior_stale(spec: ModelSpec, tmp_path: Path):
     ],
 )
 def test_a_damaged_artifact_is_one_line(spec: ModelSpec, damage, line: str):
-    damage(save_prior(spec, 1, torch.ones(4, 4), MADE_FROM))
+    damage(save_prior(spec, 1, (torch.ones(4, 4),), MADE_FROM))
     with pytest.raises(UserError, match=line) as caught:
         load_prior(spec, 1)
     assert "\n" not in str(caught.value)
 
 
 def test_tensor_and_description_must_belong_together(spec: ModelSpec):
-    path = save_prior(spec, 1, torch.ones(4, 4), MADE_FROM)
+    path = save_prior(spec, 1, (torch.ones(4, 4),), MADE_FROM)
     description = path.with_suffix(".json").read_bytes()
-    save_prior(spec, 1, torch.ones(4, 4), {**MADE_FROM, "prompt": "w9"})
+    save_prior(spec, 1, (torch.ones(4, 4),), {**MADE_FROM, "prompt": "w9"})
     path.with_suffix(".json").write_bytes(description)
     with pytest.raises(UserError, match=r"does not belong to the \.json file"):
         load_prior(spec, 1)
@@ -337,9 +329,10 @@ def test_the_shipped_priors_belong_to_the_shipped_weights():
     for method in (D2Pruner(), D2Pruner(K=5, alpha=0.5)):
         prior = prior_for(model, method)
         assert prior is not None
-        assert prior.shape == (12, 12)
-        assert float(prior.min()) > 0
-        assert float(prior.sum()) < 1
+        (values,) = prior
+        assert values.shape == (12, 12)
+        assert float(values.min()) > 0
+        assert float(values.sum()) < 1
 
 
 def test_calibrating_the_seedling_writes_what_a_run_then_finds(
@@ -352,4 +345,4 @@ def test_calibrating_the_seedling_writes_what_a_run_then_finds(
     model = read_request(["layer=1"]).spec.model
     prior = prior_for(model, D2Pruner())
     assert prior is not None
-    assert prior.shape == (12, 12)
+    assert [tuple(values.shape) for values in prior] == [(12, 12)]

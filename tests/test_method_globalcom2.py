@@ -10,7 +10,16 @@ import torch
 from methods.base import MethodError, Need, Site, View
 from methods.globalcom2 import GlobalCom2
 from methods.select.crops import Crops, Regions
-from tests.crop_views import ROWS, best, cropped, groups, joined, over_crop, slow_apportion
+from tests.crop_views import (
+    ROWS,
+    best,
+    cropped,
+    groups,
+    joined,
+    over_crop,
+    slow_apportion,
+    slow_sampled,
+)
 from tests.families import FAMILIES
 from tests.method_runs import adapter_of, check_on_engine, kept_by, recall, views_of
 from tests.tiny import Recorder
@@ -32,10 +41,7 @@ def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list
     grid, tile = view.grid[row], view.signals["tile"][row]
     scores = view.signals[key_of(method)][row].float()
     found = groups(grid, tile)
-    # Sampling has a test of its own, against torch's.
-    sampled = Regions.of(Crops.of(view.grid, view.signals["tile"])).sampled(
-        view.signals[key_of(method)].float()
-    )[row]
+    sampled = slow_sampled(grid, scores)
     weights, combined = [], torch.zeros(len(grid))
     for (image, crop), tokens in found.items():
         mine = {key: part for key, part in found.items() if key[0] == image}

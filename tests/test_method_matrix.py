@@ -39,8 +39,8 @@ REFUSED = {
     ("hired", "qwen2_5_vl"): "tower layer 0 .* none that relates all patches",
 }
 
-#: What a session needs beside the method: D2Pruner's prior, resized to each grid.
-CALIBRATED = {"prior": torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) + 0.1}
+#: What a session needs beside the method: D2Pruner's prior of two views, resized to each grid.
+CALIBRATED = {"prior": tuple(torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1)}
 
 CELLS = [
     pytest.param(case, name, number, id=f"{case_id(case)}-{name}")

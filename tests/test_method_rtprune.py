@@ -110,15 +110,13 @@ def slow_weights(
             total = sum(raw.values())
             found.append({j: w / total for j, w in raw.items()} if total else {})
         return found
-    near = [
-        set(sorted((j for j in range(n) if j != i), key=lambda j: (-similar[i][j], j))[:8])
-        for i in range(n)
-    ]
+    # The released code thresholds each row at its 9th highest similarity, its own to itself included.
+    ninth = [sorted(similar[i], reverse=True)[min(8, n - 1)] for i in range(n)]
 
     def edge(i: int, j: int) -> bool:
         (a, b), same = (grid[i], grid[j]), grid[i][:2] == grid[j][:2]
         beside = same and max(abs(a[2] - b[2]), abs(a[3] - b[3])) == 1
-        return i != j and (beside or j in near[i] or i in near[j])
+        return i != j and (beside or similar[i][j] >= ninth[i])
 
     degree = [sum(edge(i, j) for j in range(n)) for i in range(n)]
     return [{j: 1 / math.sqrt(degree[i] * degree[j]) for j in dropped if edge(i, j)} for i in kept]
@@ -248,7 +246,19 @@ def test_merging_gives_nothing_where_nothing_is_near():
     assert not nearby(similarity, grid, kept, dropped, 1.0).any()
 
 
-def test_a_graph_is_symmetric_and_a_lonely_token_has_no_share():
+def test_each_token_takes_from_its_own_nearest_and_need_not_give_to_them():
+    """Three images of one token: 0 is nearest to 1, which is nearest to 2; nobody is nearest to 0."""
+    grid = torch.stack([grid_of(((0, 0, 1, 1), (1, 0, 1, 1), (2, 0, 1, 1)))])
+    similarity = torch.tensor([[[1.0, 0.5, 0.1], [0.5, 1.0, 0.9], [0.1, 0.9, 1.0]]])
+    graph = mixed_graph(similarity, grid, 1)
+    assert graph[0].int().tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    assert normalised(graph)[0].tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    two = graph | torch.tensor([[[0, 0, 1], [0, 0, 0], [0, 0, 0]]], dtype=torch.bool)
+    # Row sums 2, 1 and 1: what token 0 takes is weighed by its own degree and the giver's.
+    assert normalised(two)[0, 0].tolist() == pytest.approx([0, math.sqrt(0.5), math.sqrt(0.5)])
+
+
+def test_grid_neighbours_are_mutual_and_a_lonely_token_has_no_share():
     grid = torch.stack([grid_of(((0, 0, 2, 2), (1, 0, 1, 1)))])
     similarity = torch.eye(5).unsqueeze(0)
     graph = mixed_graph(similarity, grid, 0)

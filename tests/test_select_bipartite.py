@@ -138,7 +138,7 @@ def test_rounds_equal_the_slow_ones(keep: int):
     points = features(3, 17, keep)
     generator = torch.Generator().manual_seed(keep)
     sizes = torch.randint(1, 6, (3, 17), generator=generator).float()
-    kept, slot = merge_to(points, sizes, keep)
+    kept, slot, _ = merge_to(points, sizes, keep)
     for row in range(3):
         wanted = slow_merge(points[row].double().tolist(), sizes[row].tolist(), keep)
         assert (kept[row].tolist(), slot[row].tolist()) == wanted
@@ -154,16 +154,16 @@ def test_sizes_decide_what_a_second_round_sees(sizes: tuple[int, int], kept: lis
 
 
 def test_one_token_and_all_tokens_stay_as_they_are():
-    kept, slot = merge_to(features(2, 1, 0), torch.ones(2, 1), 1)
+    kept, slot, _ = merge_to(features(2, 1, 0), torch.ones(2, 1), 1)
     assert (kept.tolist(), slot.tolist()) == ([[0], [0]], [[0], [0]])
-    kept, slot = merge_to(features(2, 6, 0), torch.ones(2, 6), 6)
+    kept, slot, _ = merge_to(features(2, 6, 0), torch.ones(2, 6), 6)
     assert torch.equal(kept, torch.arange(6).expand(2, 6))
     assert torch.equal(slot, kept)
 
 
 def test_half_precision_is_decided_in_fp32():
     points = features(2, 30, 1).half()
-    kept, slot = merge_to(points, torch.ones(2, 30), 9)
+    kept, slot, _ = merge_to(points, torch.ones(2, 30), 9)
     wide = merge_to(points.float(), torch.ones(2, 30), 9)
     assert torch.equal(kept, wide[0])
     assert torch.equal(slot, wide[1])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import interpolate
 
 from methods.base import MethodError, Site, View
 from methods.select.crops import Crops, Regions
 from methods.select.quotas import apportion, best_of_groups, top_of_groups
 from methods.select.ranking import indices_of
-from tests.crop_views import ROWS, cropped, groups, joined, over_crop, slow_apportion
+from tests.crop_views import ROWS, cropped, groups, joined, over_crop, slow_apportion, slow_sampled
 from tests.method_cases import build, case_id, generators_for, rows_of_view
 
 
@@ -109,36 +108,23 @@ def test_quadrants_and_stripes_by_hand():
     assert cut.below[0, :16].tolist() == [1] * 4 + [2] * 8 + [3] * 4
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (1, 2), (3, 1), (1, 1)])
-def test_sampling_is_cutting_out_and_resizing(shape: tuple[int, int]):
-    """Without padding, and where crops end between cells: the region of each crop, resized by torch to the crop."""
-    side = 12
-    grid, tile = joined(cropped(side, shape))
-    values = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(1))
-    got = Regions.of(Crops.of(grid, tile)).sampled(values)[0]
-    rows, columns = shape
-    tall, wide = side // rows, side // columns
-    view = values[0, : side**2].view(side, side)
-    for crop in range(rows * columns):
-        top, left = crop // columns * tall, crop % columns * wide
-        region = view[top : top + tall, left : left + wide]
-        wanted = interpolate(region[None, None], (side, side), mode="bilinear").flatten()
-        assert torch.allclose(got[tile[0] == crop + 1], wanted, atol=1e-5)
-    assert torch.equal(got[tile[0] == 0], values[0, : side**2])
-
-
 @pytest.mark.parametrize("name", ROWS)
-def test_sampling_stays_between_the_cells_over_the_crop(name: str):
+def test_sampling_is_resizing_the_whole_view_to_the_plane(name: str):
+    """Against torch, image by image; where there are no crops, and in global views, values are what they were."""
     grid, tile = ROWS[name]
-    crops = Crops.of(grid, tile)
-    regions = Regions.of(crops)
-    # Constant over each region, the sampled map is that constant over each crop.
-    values = regions.below.float()
-    cells = crops.sums(regions.covered.float(), regions.below)
-    seen = crops.of_token(cells)[0] > 0
-    got = regions.sampled(values)
-    assert torch.equal(got[0, seen], crops.index[0, seen].float())
-    assert torch.equal(got[regions.covered], values[regions.covered])
+    values = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(1))
+    got = Regions.of(Crops.of(grid, tile)).sampled(values)
+    assert torch.allclose(got[0], slow_sampled(grid[0], values[0]), atol=1e-5)
+    whole = grid[:, :, 1] == 0
+    assert torch.equal(got[whole], values[whole])
+
+
+def test_crops_read_across_their_borders():
+    """The released order by hand: cut first, either crop would read the cells over it alone, 0 or 4."""
+    grid, tile = joined(cropped(2, (1, 2)))
+    values = torch.tensor([[0.0, 4, 0, 4, *[9.0] * 8]])
+    got = Regions.of(Crops.of(grid, tile)).sampled(values)
+    assert got[0, 4:].tolist() == [0, 1, 3, 4] * 2
 
 
 def test_crops_that_are_not_stitched_have_no_region():

@@ -1,4 +1,4 @@
-"""Measuring the positional prior: the mean attention map of some decoder layers over many images."""
+"""Measuring the positional prior: the mean attention maps of some decoder layers over many images, view by view."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from harness.calibration.images import Seen, question
+from harness.calibration.priors import Prior
 from harness.errors import UserError
 from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
 
@@ -54,19 +55,21 @@ class Recorder(TokenReducer):
 
 @dataclass
 class MapMean:
-    """Running mean of attention maps in double precision; maps on other grids are resized to the first one's."""
+    """Running mean of one view's attention maps in double precision; other grids are resized to the first one's.
+
+    Attributes:
+        total: (h, w) sum of the maps, None before the first one.
+        n_maps: how many.
+        level: sum over the maps of the mean attention that a place of the same image's global view was paid.
+    """
 
     total: Tensor | None = None
     n_maps: int = 0
+    level: float = 0.0
 
-    def add(self, grid: Tensor, attention: Tensor) -> None:
-        """Add every tile of every row of grid (B, N, 4) and attention (B, N)."""
-        for places, values in zip(grid.cpu(), attention.double().cpu(), strict=True):
-            for tile in places[:, :2].unique(dim=0):
-                inside = (places[:, :2] == tile).all(dim=1)
-                self._add_map(places[inside, 2], places[inside, 3], values[inside])
-
-    def _add_map(self, row: Tensor, column: Tensor, values: Tensor) -> None:
+    def add(self, places: Tensor, values: Tensor, level: float) -> None:
+        """Add one map: rows and columns (n, 2) and attention (n,) of its places."""
+        row, column = places.unbind(dim=1)
         found = values.new_zeros(int(row.max()) + 1, int(column.max()) + 1)
         found[row, column] = values
         if self.total is None:
@@ -78,19 +81,62 @@ class MapMean:
             ]
         self.total += found
         self.n_maps += 1
+        self.level += level
 
-    def mean(self) -> Tensor:
-        """Return the mean map (h, w)."""
-        if self.total is None:
+
+@dataclass
+class ViewMeans:
+    """Running means by view: the global view (0), and the stitched crops (1) or each tile where a model has them."""
+
+    views: dict[int, MapMean] = field(default_factory=dict)
+
+    def add(self, grid: Tensor, attention: Tensor) -> None:
+        """Add every view of every image of grid (B, N, 4) and attention (B, N)."""
+        for places, values in zip(grid.cpu(), attention.double().cpu(), strict=True):
+            for image in places[:, 0].unique():
+                mine = places[:, 0] == image
+                self._add_image(places[mine, 1:], values[mine])
+
+    def _add_image(self, places: Tensor, values: Tensor) -> None:
+        level = float(values[places[:, 0] == 0].mean())
+        for view in places[:, 0].unique().tolist():
+            inside = places[:, 0] == view
+            mean = self.views.setdefault(view, MapMean())
+            mean.add(places[inside, 1:], values[inside], level)
+
+    @property
+    def n_maps(self) -> int | list[int]:
+        """How many maps each view's mean was made of; one number where there is one view."""
+        counts = [self.views[view].n_maps for view in sorted(self.views)]
+        return counts[0] if len(counts) == 1 else counts
+
+    def prior(self) -> Prior:
+        """Return the mean map of each view.
+
+        Not every image has every tile, and images of more tokens pay less to each of them. So the mean of a view that
+        some images lack is scaled by what the global view is paid in all images over what it is paid in these: the
+        ratio between two places is then the same as in images that have both. Views that all images have are plain
+        means, as printed.
+
+        Raises:
+            UserError: there were no images.
+        """
+        if not self.views:
             raise UserError("images: no image gave any visual token")
-        return self.total / self.n_maps
+        usual = self.views[0].level / self.views[0].n_maps
+        found = []
+        for view in sorted(self.views):
+            mean = self.views[view]
+            assert mean.total is not None  # made with the first map
+            found.append(mean.total / mean.n_maps * (usual / (mean.level / mean.n_maps)))
+        return tuple(found)
 
 
 @dataclass
 class Calibration(Seen):
     """Means by layer, and what they were made from."""
 
-    means: dict[int, MapMean] = field(default_factory=dict)
+    means: dict[int, ViewMeans] = field(default_factory=dict)
 
 
 def calibrate(
@@ -117,7 +163,7 @@ def calibrate(
     from harness.budget import Budget
     from harness.engine.session import Session
 
-    found = Calibration(means={layer: MapMean() for layer in layers})
+    found = Calibration(means={layer: ViewMeans() for layer in layers})
     recorder = Recorder(tuple(layers), lambda layer, grid, rows: found.means[layer].add(grid, rows))
     with Session(adapter, recorder, Budget(rule="kept", ratio=0.0)) as session:
         for batch in _batches(images, batch_size):

@@ -1,4 +1,12 @@
-"""The positional prior of a model: one artifact for each layer that some method reads, and its shape on other grids."""
+"""The positional prior of a model: one artifact for each layer that some method reads, and its shape on other grids.
+
+An image is seen in one view or in several, and each has its own map: the global view (0), then the stitched crops (1)
+or, where a model does not stitch them, tile by tile (1, 2, ...). Frames of a video are global views.
+
+The artifact of a model with one view holds that map (h, w). With several views (format 2) it holds their maps one after
+the other, flat, and `grids` in the description gives their shapes. What earlier versions made for such models, one map
+averaged over all views of an image, is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +19,18 @@ from torch import Tensor
 
 from harness.calibration.artifacts import Artifact
 from harness.errors import UserError
-from methods.base import Method
+from methods.base import Method, MethodError
 from methods.select.tiles import Tiles
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
     from harness.running.keys import Digests
+
+#: (h, w) map of each view, the global view's first.
+Prior = tuple[Tensor, ...]
+
+#: Of an artifact with several views; what holds one view has no number.
+FORMAT = 2
 
 
 def prior_artifact(model: ModelSpec, layer: int) -> Artifact:
@@ -60,17 +74,28 @@ def require_prior(
         digests: file hashes known already, so that weights are not read twice.
 
     Raises:
-        UserError: an artifact is missing or belongs to other weights; the line prints the command that makes it.
+        UserError: an artifact is missing, belongs to other weights or mixes an image's views; the line prints the
+            command that makes it.
     """
     layers = prior_layers(method, model.facts.text.layers)
     artifacts = [prior_artifact(model, layer) for layer in layers]
     for artifact in artifacts:
-        artifact.describe(name, digests)
+        _describe(artifact, name, digests)
     return tuple(artifact.path for artifact in artifacts)
 
 
-def prior_for(model: ModelSpec, method: Method) -> Tensor | None:
-    """Return the (h, w) prior that the method needs on this model, or None if it needs none.
+def _describe(artifact: Artifact, name: str | None, digests: Digests | None) -> Mapping[str, Any]:
+    """Return the description of an artifact of a format that is read here."""
+    described = artifact.describe(name, digests)
+    if "grids" not in described and described.get("maps") != described.get("images"):
+        raise artifact.broken("has one map for all views of an image", name)
+    if described.get("format", FORMAT) != FORMAT:
+        raise artifact.broken(f"has the unknown format {described['format']}", name)
+    return described
+
+
+def prior_for(model: ModelSpec, method: Method) -> Prior | None:
+    """Return the prior that the method needs on this model, or None if it needs none.
 
     Raises:
         UserError: the artifact is missing, stale or damaged, or the method needs the priors of several layers.
@@ -81,51 +106,80 @@ def prior_for(model: ModelSpec, method: Method) -> Tensor | None:
     return load_prior(model, layers[0]) if layers else None
 
 
-def load_prior(model: ModelSpec, layer: int) -> Tensor:
-    """Return the calibrated prior (h, w) of one decoder layer, fp32 on the CPU.
+def load_prior(model: ModelSpec, layer: int) -> Prior:
+    """Return the calibrated prior of one decoder layer, fp32 on the CPU.
 
     Raises:
         UserError: the artifact is missing, stale or damaged.
     """
-    artifact = prior_artifact(model, layer)
-    prior = artifact.read().float()
-    if prior.dim() != 2 or not bool((torch.isfinite(prior) & (prior >= 0)).all()):
-        raise artifact.broken("is not a grid of attention values")
-    return prior
+    from harness.running.keys import Digests
+
+    artifact, digests = prior_artifact(model, layer), Digests()
+    described = _describe(artifact, None, digests)
+    stored = artifact.read(digests=digests).float()
+    grids = described["grids"] if "grids" in described else [described["grid"]]
+    sizes = [height * width for height, width in grids]
+    sound = (torch.isfinite(stored) & (stored >= 0)).all()
+    if stored.numel() != sum(sizes) or not bool(sound):
+        raise artifact.broken("does not hold attention values on its grids")
+    maps = zip(stored.flatten().split(sizes), grids, strict=True)
+    return tuple(values.view(*grid) for values, grid in maps)
 
 
-def save_prior(model: ModelSpec, layer: int, prior: Tensor, made_from: Mapping[str, Any]) -> Path:
-    """Store a prior (h, w) with its description and return its path. Each file appears whole or not at all.
+def save_prior(model: ModelSpec, layer: int, prior: Prior, made_from: Mapping[str, Any]) -> Path:
+    """Store a prior with its description and return its path. Each file appears whole or not at all.
 
     Args:
         model: the model.
         layer: the decoder layer whose attention was averaged.
-        prior: (h, w) mean attention.
+        prior: mean attention of each view.
         made_from: what else identifies it: prompt, number and hash of the images.
     """
-    made = {"grid": list(prior.shape), **made_from}
-    return prior_artifact(model, layer).save(prior.float(), made)
+    grids = [list(one.shape) for one in prior]
+    artifact = prior_artifact(model, layer)
+    if len(prior) == 1:
+        return artifact.save(prior[0].float(), {"grid": grids[0], **made_from})
+    flat = torch.cat([one.float().flatten() for one in prior])
+    return artifact.save(flat, {"format": FORMAT, "grids": grids, **made_from})
 
 
-def resize_prior(prior: Tensor, grid: Tensor) -> Tensor:
-    """Return the prior of each token, resized bilinearly (align_corners=False) to the grid of the token's tile.
+def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
+    """Return the prior of each token: its view's map, resized bilinearly (align_corners=False) to the view's grid.
 
     Args:
-        prior: (h, w) mean attention on the calibration grid; every image and tile gets its own copy.
-        grid: (B, N, 4) image, tile, row and column of ALL visual tokens of each row, so that the largest coordinates
-            of a tile are its size.
+        prior: mean attention of each view; every image and frame gets its own copy. Tiles beyond the last one known
+            take the last one's map.
+        grid: (B, N, 4) image, view, row and column of ALL visual tokens of each row, so that the largest coordinates
+            of a view are its size.
 
     Returns:
-        (B, N) in fp32. Cost: O(B N), no Python loop.
+        (B, N) in fp32. Cost: O(V B N) for V views, no loop over tokens.
+
+    Raises:
+        MethodError: there are crops, and the prior knows the global view alone. Waits for the device in that case.
     """
+    view = grid[..., 1]
+    if len(prior) == 1 and bool((view > 0).any()):
+        raise MethodError(
+            "this image has crops, and the positional prior was calibrated on images without any; "
+            "valid: a prior from images like this one (python -m harness.calibrate)"
+        )
     tiles = Tiles.of(grid)
     sizes = (tiles.of_token(tiles.height), tiles.of_token(tiles.width))
+    found = _resized(prior[0], grid, sizes)
+    for number, values in enumerate(prior[1:], 1):
+        found = torch.where(view >= number, _resized(values, grid, sizes), found)
+    return found
+
+
+def _resized(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a map (h, w) at the place of each token of grid (B, N, 4) whose views have `sizes`, (B, N) each."""
     (top, bottom, down), (left, right, across) = (
-        _between(grid[..., 2 + axis], sizes[axis], prior.shape[axis]) for axis in (0, 1)
+        _between(grid[..., 2 + axis], sizes[axis], values.shape[axis]) for axis in (0, 1)
     )
-    prior = prior.float()
-    upper = torch.lerp(prior[top, left], prior[top, right], across)
-    lower = torch.lerp(prior[bottom, left], prior[bottom, right], across)
+    values = values.float()
+    upper = torch.lerp(values[top, left], values[top, right], across)
+    lower = torch.lerp(values[bottom, left], values[bottom, right], across)
     return torch.lerp(upper, lower, down)
 
 

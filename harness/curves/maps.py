@@ -26,7 +26,7 @@ from torch import Tensor
 from harness.adapters.base import Adapter, load_adapter
 from harness.budget import Budget
 from harness.calibration.maps import Recorder
-from harness.calibration.priors import prior_for
+from harness.calibration.priors import Prior, prior_for
 from harness.config.compose import read_command
 from harness.config.spec import RunSpec
 from harness.engine.session import Session
@@ -107,7 +107,7 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
 
 
 def generate(
-    adapter: Adapter, method: TokenReducer, ratio: float, prior: Tensor | None, case: Case
+    adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Case
 ) -> Tensor:
     """Run one prefill and return the original indices of the tokens alive at the end."""
     from PIL import Image

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from harness.adapters.base import Adapter
 from harness.budget import Budget
+from harness.calibration.priors import Prior
 from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.passes import Pass
@@ -54,7 +55,7 @@ class Session:
         backend: `drop` or `emulate`.
         positions: `original` keeps the position ids of kept tokens, `renumbered` closes the gaps after every site,
             `method` does what the method's released code does.
-        prior: (h, w) calibrated prior for methods that need one.
+        prior: calibrated prior, for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
 
     Raises:
@@ -71,7 +72,7 @@ class Session:
         seed: int = 0,
         backend: Backend = "drop",
         positions: PositionPolicy = "original",
-        prior: Tensor | None = None,
+        prior: Prior | None = None,
         timed: bool = True,
     ) -> None:
         if not isinstance(method, TokenReducer):

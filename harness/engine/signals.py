@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.calibration.priors import resize_prior
+from harness.calibration.priors import Prior, resize_prior
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.massmaps import MASSES, asking, received_max, words_behind
 from harness.engine.next_row import NextRow
@@ -53,7 +53,7 @@ class Signals:
         adapter: the model's facts and modules.
         method: whose needs to serve.
         sites: its sites.
-        prior: (h, w) calibrated prior, for methods that need one.
+        prior: calibrated prior, for methods that need one.
         stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
     """
 
@@ -62,7 +62,7 @@ class Signals:
         adapter: Adapter,
         method: TokenReducer,
         sites: tuple[Site, ...],
-        prior: Tensor | None,
+        prior: Prior | None,
         stage: Callable[[], Stage | None],
     ) -> None:
         self._adapter = adapter
@@ -308,7 +308,8 @@ class Signals:
             elif need.signal == "prior":
                 assert self._prior is not None  # checked on construction
                 grid = layout.grid[rows]
-                found[need.key] = take(resize_prior(self._prior.to(grid.device), grid), origin, -1)
+                prior = tuple(values.to(grid.device) for values in self._prior)
+                found[need.key] = take(resize_prior(prior, grid), origin, -1)
             else:
                 found[need.key] = _place(need.signal, layout, origin, rows)
         return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from harness.engine.items import Work
 from harness.engine.layout import Layout, groups, take
@@ -39,6 +40,7 @@ class Pictures:
         hidden: (P, E + n, D) residual stream, E = 1 where the tower has a class token; emulated: all N slots.
         origin: (P, n) patch that each slot stands for, ascending.
         sizes: (P, n) how many patches each slot stands for.
+        order: (P, n) slots in the order that the method's last plan gave them.
         heads: queries and keys of the blocks since the last site.
     """
 
@@ -46,6 +48,7 @@ class Pictures:
     hidden: Tensor
     origin: Tensor
     sizes: Tensor
+    order: Tensor
     heads: list[Heads]
 
 
@@ -157,7 +160,7 @@ class TowerRun:
                 self._full[row][place] += blocks * cost
         origin = torch.arange(n_units, device=hidden.device).expand(n_pictures, -1)
         sizes = torch.ones(n_pictures, n_units, device=hidden.device)
-        self._batch = [Pictures(list(range(n_pictures)), hidden, origin, sizes, [])]
+        self._batch = [Pictures(list(range(n_pictures)), hidden, origin, sizes, origin, [])]
 
     def _run(self, number: int, pictures: Pictures, kwargs: dict[str, Any]) -> list[Pictures]:
         block = self._blocks[number]
@@ -249,6 +252,10 @@ class TowerRun:
         if n < origin.shape[1]:
             lives = self._owners.lives.to(device)[torch.tensor(members, device=device)]
             own = lives.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :n]
+        # Slots are gone before a site at the first one only, where the order is that of the raster.
+        order = pictures.order[place]
+        if n < order.shape[1]:
+            order = torch.arange(n, device=device).expand_as(own)
         origin, sizes = take(origin, own, -1), take(sizes, own, -1)
         slots = self._slots(replace(pictures, origin=origin)) if self._emulate else own
         rows = pictures.hidden[place]
@@ -260,6 +267,7 @@ class TowerRun:
             grid=torch.stack([torch.zeros_like(row), torch.zeros_like(row), row, column], dim=2),
             signals={
                 "sizes": sizes,
+                "sequence": pad(order, (self._extra, 0), value=-1),
                 **{
                     name: take(value[place], own, -1 if value.dim() == 2 else -2)
                     for name, value in signals.items()
@@ -277,7 +285,10 @@ class TowerRun:
             hidden[:, self._extra :].scatter_(1, kept_slots.unsqueeze(-1).expand_as(values), values)
         else:
             hidden = torch.cat([rows[:, : self._extra], values], dim=1)
-        return Pictures(members, hidden, take(origin, plan.kept, -1), _new_sizes(plan, sizes), [])
+        origin, sizes = take(origin, plan.kept, -1), _new_sizes(plan, sizes)
+        ascending = torch.arange(n_keep, device=device).expand_as(origin)
+        order = ascending if plan.order is None else plan.order
+        return Pictures(members, hidden, origin, sizes, order, [])
 
     def _generator(self, picture: int, site: int) -> torch.Generator:
         rows = self._owners.rows

@@ -63,6 +63,7 @@ def signal(name: str, tokens: Tensor) -> Tensor:
         "all_positions": lambda: torch.arange(n)[None],
         "tile": lambda: torch.zeros(1, n, dtype=torch.long),
         "sizes": lambda: torch.ones(1, n),
+        "sequence": lambda: torch.arange(-1, n)[None],
     }
     if name in exact:
         return exact[name]()

@@ -1,13 +1,17 @@
-"""Bipartite matching: tokens at even places look for partners among those at odd places, and the best pairs merge."""
+"""Bipartite matching: tokens at even places look for partners among those at odd places, and the best pairs merge.
+
+Places are those of the raster, or of a sequence (B, E + N) in which the tokens stand in any order, E = 1 where a class
+token comes first, as -1: it takes an even place, is never merged, and nothing merges into it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from methods.base import Assignment
-from methods.select.ranking import indices_of, ranking
+from methods.select.ranking import indices_of, ranking, rows_of
 
 #: Similarities held at a time, in bytes; the full matrix of a long video would take gigabytes.
 BLOCK_BYTES = 64 * 2**20
@@ -58,16 +62,60 @@ def merge_pairs(features: Tensor, n_pairs: int) -> tuple[Tensor, Tensor]:
     return indices_of(stays, stays.shape[1] - n_pairs), slot.scatter(1, 2 * leaving, joined)
 
 
-def merge_to(features: Tensor, sizes: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """Return (B, keep) ascending indices of what stays and (B, N) the slot of each token, after rounds of merging.
+def merge_in_sequence(
+    features: Tensor, sequence: Tensor, n_pairs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `merge_pairs` returns for places in a sequence, and the sequence of what stays (B, E + N - n_pairs).
 
-    A round merges half of its tokens at most, so one is enough for `keep >= N / 2`; in the next, a group's features
-    are the mean of its tokens' by their sizes.
+    There what is left of the even places comes before all odd ones: in the order it had where there is a class token,
+    by descending cosine where there is none. That is the order in which ToMe's released code hands tokens on.
+
+    Args:
+        features: (B, N, D).
+        sequence: (B, E + N) the tokens in order, -1 for a class token.
+        n_pairs: 1 to floor(N/2).
+
+    Raises:
+        MethodError: a cosine is NaN or infinite.
+
+    Cost: that of `match` and O(N log N).
+    """
+    extra = sequence.shape[1] - features.shape[1]
+    # From here on a class token is token 0, a vector without direction.
+    walk, features = sequence + extra, pad(features, (0, 0, extra, 0))
+    rows = rows_of(walk)
+    cosine, partner = match(features[rows, walk])
+    even, odd = walk[:, ::2], walk[:, 1::2]
+    best_first = ranking(cosine[:, extra:]) + extra
+    leaving, staying = best_first[:, :n_pairs], best_first[:, n_pairs:]
+    if extra:
+        staying = staying.sort(dim=1).values
+    following = torch.cat([even[:, :extra], even.gather(1, staying), odd], dim=1)
+    gone = even.gather(1, leaving)
+    stays = torch.ones_like(walk, dtype=torch.bool).scatter(1, gone, False)
+    rank = stays.cumsum(dim=1) - 1 - extra
+    joined = rank.gather(1, odd.gather(1, partner.gather(1, leaving)))
+    slot = rank.scatter(1, gone, joined)[:, extra:]
+    kept = indices_of(stays[:, extra:], slot.shape[1] - n_pairs)
+    return kept, slot, rank.gather(1, following)
+
+
+def merge_to(
+    features: Tensor, sizes: Tensor, keep: int, sequence: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Merge in rounds: half of the tokens at most in each, so one is enough for `keep >= N / 2`.
+
+    In the next round a group's features are the mean of its tokens' by their sizes.
 
     Args:
         features: (B, N, D).
         sizes: (B, N) weight of each token in the mean, positive.
         keep: 1 to N.
+        sequence: (B, E + N) the order in which places are counted; None: that of the raster.
+
+    Returns:
+        (B, keep) ascending indices of what stays, (B, N) the slot of each token, and (B, E + keep) the sequence of
+        what stays, None if there was none.
 
     Raises:
         MethodError: a cosine is NaN or infinite.
@@ -79,13 +127,16 @@ def merge_to(features: Tensor, sizes: Tensor, keep: int) -> tuple[Tensor, Tensor
     slot = kept
     while (n_left := kept.shape[1]) > keep:
         n_pairs = min(n_left - keep, n_left // 2)
-        staying, into = merge_pairs(features, n_pairs)
+        if sequence is None:
+            staying, into = merge_pairs(features, n_pairs)
+        else:
+            staying, into, sequence = merge_in_sequence(features, sequence, n_pairs)
         kept, slot = kept.gather(1, staying), into.gather(1, slot)
         if n_left - n_pairs > keep:
             mean = Assignment(into, shares(into, sizes))
             features = mean.apply(features.float(), n_left - n_pairs)
             sizes = totals(into, sizes)[:, : n_left - n_pairs]
-    return kept, slot
+    return kept, slot, sequence
 
 
 def shares(slot: Tensor, sizes: Tensor) -> Tensor:

@@ -137,40 +137,29 @@ class Regions:
     def sampled(self, values: Tensor) -> Tensor:
         """Return (B, N) `values` of the global view where each token of a crop lies, interpolated bilinearly.
 
-        A crop reads the cells that lie over it and no others, as if its region were cut out and resized. Tokens of a
-        global view keep their own values.
+        The whole view is resized to the plane of stitched crops (align_corners=False); crops share its values across
+        their borders. Tokens of a global view keep their own values.
         """
-        _, _, row, column = self.crops.grid.long().unbind(dim=2)
+        _, view, row, column = self.crops.grid.long().unbind(dim=2)
         start, height, width = self.whole
-        up, down, y = self._between(row, height, self.plane[1])
-        left, right, x = self._between(column, width, self.plane[2])
+        cropped = view > 0
+        up, down, y = _between(row, height, self.plane[1])
+        left, right, x = _between(column, width, self.plane[2])
 
         def at(line: Tensor, place: Tensor) -> Tensor:
             return values.gather(1, torch.where(cropped, start + line * width + place, 0))
 
-        cropped = self.crops.grid[:, :, 1] > 0
         above = torch.lerp(at(up, left), at(up, right), x)
         under = torch.lerp(at(down, left), at(down, right), x)
         return torch.where(cropped, torch.lerp(above, under, y), values)
 
-    def _between(
-        self, place: Tensor, length: Tensor, plane: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the lines of the global view on either side of each token of the plane, and how near the second is."""
-        slot = torch.where(self.covered, self.below, place.shape[1])
-        table = torch.zeros(
-            place.shape[0], place.shape[1] + 1, dtype=torch.long, device=place.device
-        )
-        first = table.scatter_reduce(1, slot, place, "amin", include_self=False)
-        last = table.scatter_reduce(1, slot, place, "amax", include_self=False)
-        # A crop narrower than a cell may have no cell over it: it reads the whole view.
-        empty = table.scatter_add(1, slot, torch.ones_like(slot)).gather(1, self.crops.index) == 0
-        low = torch.where(empty, 0, first.gather(1, self.crops.index))
-        high = torch.where(empty, length - 1, last.gather(1, self.crops.index))
-        exact = (place + 0.5) * length / plane.clamp(min=1) - 0.5
-        exact = torch.maximum(torch.minimum(exact, high.float()), low.float())
-        before = exact.floor()
-        return before.long(), torch.minimum(before.long() + 1, high), exact - before
+
+def _between(place: Tensor, length: Tensor, plane: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the lines of the global view on either side of each line of the plane, and how near the second is."""
+    exact = (place + 0.5) * length / plane.clamp(min=1) - 0.5
+    exact = torch.minimum(exact, (length - 1).float()).clamp(min=0)
+    before = exact.floor().long()
+    return before, torch.minimum(before + 1, length - 1), exact - before
 
 
 def _rectangle(grid: Tensor, inside: Tensor) -> tuple[Tensor, Tensor, Tensor]:

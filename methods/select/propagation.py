@@ -10,9 +10,10 @@ from methods.select.similarity import grid_neighbours
 
 
 def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
-    """Return (B, N, N) booleans: neighbours in the grid of their tile, or one among the k most similar of the other.
+    """Return (B, N, N) booleans: from whom (columns) each token (rows) takes.
 
-    Being among the most similar is no mutual relation; either direction makes an edge, so that the graph is symmetric.
+    A token takes from its 8 neighbours in the grid of its tile and from the k tokens most similar to it. As in the
+    released code the latter is no mutual relation: who is among another's most similar need not have it among its own.
 
     Args:
         similarity: (B, N, N) finite numbers; the diagonal is ignored.
@@ -25,12 +26,14 @@ def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
     Cost: O(N^2 log k).
     """
     own = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
-    near = nearest(similarity, own, k)
-    return near | near.transpose(1, 2) | grid_neighbours(grid)
+    return nearest(similarity, own, k) | grid_neighbours(grid)
 
 
 def normalised(graph: Tensor) -> Tensor:
-    """Return D^-1/2 A D^-1/2 (B, N, N) in fp32 of a symmetric graph A, 0 for a token without an edge. Cost: O(N^2)."""
+    """Return D^-1/2 A D^-1/2 (B, N, N) in fp32 of a graph A, D the sums of its rows; 0 for a token without an edge.
+
+    Cost: O(N^2).
+    """
     edges = graph.float()
     scale = edges.sum(dim=2).clamp(min=1).rsqrt()
     return edges * scale.unsqueeze(2) * scale.unsqueeze(1)
