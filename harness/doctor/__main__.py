@@ -2,8 +2,8 @@
 
 Versions, devices, memory, store and checkpoints are looked at; then the embedded model answers on the processor and
 on each GPU: ratio 0 to the bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
-each), layers spread over the GPUs, FlashAttention. A table says ok, failed or not here; the exit code is 1 if anything failed.
-About a minute without a GPU.
+each), layers spread over the GPUs, FlashAttention. A table says ok, failed or not here; the exit code is 1 if a check
+failed. About a minute without a GPU.
 """
 
 from __future__ import annotations
