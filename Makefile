@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make test | make check | make bench | make bench-engine | make bench-select | make bench-sd | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run test check lint types bench bench-engine bench-select bench-sd train-seedling quickstart sweep clean
+.PHONY: run doctor test check mutants lint types bench bench-engine bench-select bench-sd train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -14,6 +14,9 @@ $(STAMP): requirements.txt constraints.txt
 
 run: $(STAMP)  ## the default job, or any other with ARGS
 	$(PY) run.py $(ARGS)
+
+doctor: $(STAMP)  ## can this machine run it, and does it compute what it should?
+	$(PY) -m harness.doctor $(ARGS)
 
 test: $(STAMP)  ## everything that runs in minutes on two cores
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
@@ -26,6 +29,9 @@ types: $(STAMP)
 	$(PY) -m mypy
 
 check: lint types test  ## what CI runs
+
+mutants: $(STAMP)  ## small mistakes made on purpose: do the tests notice? ARGS="--sample 20" in minutes
+	$(PY) -m tests.mutants $(ARGS)
 
 bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
 	$(PY) -m harness.measure.bench_engine --write docs $(ARGS)

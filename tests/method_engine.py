@@ -18,6 +18,8 @@ from tests.method_runs import adapter_of, kept_by
 
 #: Raster and class token, crops and newlines, merged patches and windows, shrunk planes, video, pixel shuffle.
 NAMES = ("llava", "llava_next", "qwen2_5_vl", "onevision_image", "onevision_video", "internvl")
+#: Of these, the ones that tests/test_method_matrix.py does not run every method on.
+OTHERS = NAMES[3:]
 
 #: What a refusal says that a method can reach.
 RANGE = re.compile(r"reaches (\S+) <= ratio < (\S+) ")

@@ -212,6 +212,30 @@ def test_flops_rule_costs_what_dropping_before_layer_0_costs(
     assert keep <= target
 
 
+@pytest.mark.parametrize("places", [(1,), (1, 3), (2, 3)])
+def test_flops_rule_counts_a_dense_first_layer_where_it_is(places: tuple[int, ...]) -> None:
+    """Layer 0 may be six times as wide as an expert: it must cost that once, and nowhere else."""
+    plain = facts_of(4, kv_heads=2)
+    text = replace(plain.text, first_intermediate=6 * plain.text.intermediate, experts=8)
+    facts, method = replace(plain, text=text), At(layers(*places))
+    n, words = 400, 30
+    found = {}
+    for one in (plain, facts):
+        kept = Budget("flops", 0.1).keep(method, one, n, words)
+        entering, alive = [], n
+        for layer in range(4):
+            alive = kept[places.index(layer)] if layer in places else alive
+            entering.append(alive)
+        spent = text_flops(one, entering, words)
+        (target,) = Budget("kept", 0.1).keep(PREFIX, one, n, words)
+        assert text_flops(one, (target - 2,) * 4, words) < spent
+        assert spent < text_flops(one, (target + 2,) * 4, words)
+        reached = achieved(method, one, n, words, kept).flops
+        assert reached == pytest.approx(target, abs=2)
+        found[one is facts] = kept
+    assert found[True] != found[False]
+
+
 def test_unreachable_budget_names_the_reachable_range_before_any_sample() -> None:
     method, facts = At(layers(4)), facts_of(32)
     with pytest.raises(

@@ -32,7 +32,9 @@ from methods.parallelvlm import ParallelVLM
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
-#: Overrides of every decoder, and of the ablations of ParallelVLM.
+#: Overrides of every decoder, and of ParallelVLM where the way of an answer is another: the target guides by what it
+#: computed, nobody guides, the draft guides itself, or sees no image. Which tokens a guidance keeps changes no answer;
+#: tests/test_method_decoders_choice.py holds each of them to its formula.
 DECODERS = (
     "autoregressive",
     "vanilla_sd",
@@ -46,11 +48,7 @@ DECODERS = (
         f"parallelvlm method.params.guidance={guidance}"
         for guidance in (
             "similarity_variation",
-            "similarity",
             "attention_variation method.params.L=2",
-            "attention",
-            "random",
-            "uniform",
             "self",
             "none",
         )

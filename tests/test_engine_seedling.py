@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,8 +16,20 @@ from harness.engine.session import Session
 from methods.registry import build_method
 from tests.method_cases import CASES, build, case_id
 
-#: The embedded model takes images only.
-ON_IMAGES = [case for case in CASES if not build(case).needs_frames()]
+#: Layers of the embedded model's tower and decoder.
+TOWER, DEPTH = 3, 6
+
+
+def kind_of(case: tuple[str, dict[str, Any]]) -> tuple[object, ...]:
+    """What the engine does for a method: where it acts, and how."""
+    method = build(case)
+    places = [site.where for site in method.all_sites(TOWER, DEPTH)]
+    return tuple(places), method.decode_site(DEPTH), method.adaptive, method.proportional
+
+
+#: The first case of each kind; the embedded model takes images only. tests/test_method_matrix.py has every case.
+KINDS = {kind_of(case): case for case in reversed(CASES) if not build(case).needs_frames()}
+ON_IMAGES = list(KINDS.values())
 
 QUESTIONS = ["where is the red frame ?", "describe the image .", "read all digits ."]
 GENERATION = {"max_new_tokens": 24, "do_sample": False, "output_logits": True}
@@ -58,7 +72,7 @@ def run(adapter, spec, case, budget, chats, samples, **options):
 
 
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
-def test_every_method_at_ratio_zero_is_bit_identical(adapter, spec, chats, case):
+def test_every_kind_of_method_at_ratio_zero_is_bit_identical(adapter, spec, chats, case):
     inputs = adapter.encode(chats)
     with torch.inference_mode():
         plain = adapter.model.generate(**inputs, **GENERATION, return_dict_in_generate=True)
@@ -67,7 +81,7 @@ def test_every_method_at_ratio_zero_is_bit_identical(adapter, spec, chats, case)
 
 
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
-def test_every_method_drops_as_it_emulates(adapter, spec, chats, case):
+def test_every_kind_of_method_drops_as_it_emulates(adapter, spec, chats, case):
     budget, names = Budget("kept", 0.8), ["a", "b", "c"]
     fast = run(adapter, spec, case, budget, chats, names)
     slow = run(adapter, spec, case, budget, chats, names, backend="emulate")
@@ -78,7 +92,7 @@ def test_every_method_drops_as_it_emulates(adapter, spec, chats, case):
 
 
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
-def test_every_method_gives_a_batch_what_it_gives_its_rows(adapter, spec, chats, case):
+def test_every_kind_of_method_gives_a_batch_what_it_gives_its_rows(adapter, spec, chats, case):
     budget, names = Budget("kept", 0.8), ["a", "b", "c"]
     batch = run(adapter, spec, case, budget, chats, names)
     for row, chat in enumerate(chats):

@@ -113,7 +113,7 @@ def test_resumed_run_gives_the_same(
 
 
 @pytest.mark.parametrize("method", ["method=none ratio=0", "method=divprune ratio=0.75"])
-@pytest.mark.parametrize("benchmark", ["vqa", "exist", "rec", "ocr", "caption"])
+@pytest.mark.parametrize("benchmark", ["vqa", "caption"])
 def test_batches_do_not_change_answers(
     adapter: Adapter, tmp_path: Path, benchmark: str, method: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_batches_do_not_change_answers(
     for size in (8, 1):
         spec = make_spec(
             f"benchmark=seedling_{benchmark}",
-            "limit=24",
+            "limit=16",
             f"engine.batch_size={size}",
             "engine.warmup=0",
             *method.split(),

@@ -34,7 +34,7 @@ def span(tensor):
 
 
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
-@pytest.mark.parametrize("kind", ["float64-sdpa", "float32-sdpa", "float32-eager"])
+@pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
 def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
     """Nothing is gathered when every token stays; gathering them all must change no bit either."""

@@ -16,7 +16,7 @@ from methods.select.cosines import Held
 from methods.select.dpp import dpp_map
 from methods.select.similarity import cosine
 from tests.method_cases import generators_for, make_view, permuted, replaced
-from tests.method_engine import NAMES, check_method
+from tests.method_engine import OTHERS, check_method
 
 SQUARE = [((0, 0, 6, 8),)]
 
@@ -199,6 +199,6 @@ def test_clusters_are_covered():
     assert all(len(cluster[row].unique()) == 16 for row in kept)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str):
     check_method(name, CDPruner())

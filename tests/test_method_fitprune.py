@@ -26,7 +26,7 @@ from methods.fitprune import FitPrune
 from methods.registry import build_method
 from tests.families import FAMILIES
 from tests.method_cases import make_view, replaced
-from tests.method_engine import NAMES, check_method
+from tests.method_engine import OTHERS, check_method
 from tests.method_runs import adapter_of, kept_by, recall
 
 #: Four sites, as the tiny models have.
@@ -238,7 +238,7 @@ def test_another_model_asks_for_images_of_its_own():
 # ---------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_on_models(name: str):
     check_method(name, METHOD)
 

@@ -18,7 +18,7 @@ from methods.select.cells import cells, distances_from, place_in_cell
 from methods.select.surroundings import above_quantile
 from tests.families import FAMILIES
 from tests.method_cases import SAMPLES, grid_of, make_view, replaced
-from tests.method_engine import NAMES, check_method
+from tests.method_engine import NAMES, OTHERS, check_method
 from tests.method_runs import adapter_of, recall
 from tests.tiny import Recorder, tiny_spec
 
@@ -393,6 +393,6 @@ def blocks_of(adapter: object) -> list[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["p", "o"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str, method: Nuwa):
     check_method(name, method)

@@ -17,7 +17,7 @@ from methods.select.nearest import nearest
 from methods.select.ranking import ranking
 from tests.families import FAMILIES
 from tests.method_cases import generators_for, make_view, replaced
-from tests.method_engine import NAMES, check_method
+from tests.method_engine import OTHERS, check_method
 from tests.method_runs import adapter_of
 from tests.tiny import Recorder
 
@@ -236,6 +236,6 @@ def test_without_a_class_token_it_is_the_attention_received_in_one_head():
 
 
 @pytest.mark.parametrize("method", [PruMerge(), PruMerge(merging="sum", uniform=True)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str, method: PruMerge):
     check_method(name, method)

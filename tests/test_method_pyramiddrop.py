@@ -20,7 +20,7 @@ from methods.base import MethodError, Need, Site
 from methods.pyramiddrop import PyramidDrop
 from tests.families import FAMILIES
 from tests.method_cases import make_view, replaced
-from tests.method_engine import NAMES, check_method
+from tests.method_engine import NAMES, OTHERS, check_method
 from tests.method_runs import adapter_of, kept_by, recall
 from tests.tiny import DEPTH, Recorder, load_tiny, save_tiny
 
@@ -265,6 +265,6 @@ def test_a_layer_that_never_attends_is_an_error():
     )  # outside `last` it lets the layer run
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_the_release_in_the_engine(name: str):
     check_method(name, RELEASED)

@@ -28,6 +28,17 @@ def test_bootstrap_of_a_mean_agrees_with_the_normal_interval() -> None:
     assert found.high == pytest.approx(scores.mean() + half, abs=0.1 * half)
 
 
+def test_the_bootstrap_is_the_percentile_of_resampled_means() -> None:
+    """On skewed scores the usual kinds of bootstrap disagree: reflected, corrected, or with normal ends."""
+    scores = np.random.default_rng(7).exponential(size=12) ** 2
+    found = stats.mean_interval(scores)
+    means = np.random.default_rng(8).choice(scores, (200_000, 12)).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    assert (found.low, found.high) == pytest.approx((low, high), rel=0.02)
+    reflected = 2 * scores.mean() - high
+    assert abs(found.low - low) < 0.2 * abs(reflected - low)
+
+
 def test_same_seed_same_interval_and_wider_level_wider_interval() -> None:
     scores = np.random.default_rng(2).random(50)
     assert stats.mean_interval(scores, seed=3) == stats.mean_interval(scores, seed=3)

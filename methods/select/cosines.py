@@ -1,9 +1,7 @@
 """Cosines of all pairs of tokens, held in memory where there is room and computed as they are asked for elsewhere.
 
-On one thread both ways give the same numbers, to the last bit, and so the same picks. A product's rounding depends on
-the order in which it sums over D, and matrix products choose that order by their shape. Here every cosine comes from a
-product of 16 or more rows with 256 or more tokens (all of them, if there are fewer), for which it is the same. Several
-threads may share the two products in two ways: then picks that differ by rounding alone can change places.
+Both ways give the same cosines but for rounding, which depends on the shape of a product, the threads that share it and
+the library that computes it. Picks that differ by rounding alone can change places from one machine to another.
 """
 
 from __future__ import annotations

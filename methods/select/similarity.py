@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 #: Rows of one block of the upper triangle: few enough to stay in the cache, and enough for a product at full speed.
 BLOCK = 192
-#: Blocks have at least this many rows and columns, where there are as many tokens: thinner products are summed in
-#: another order, and so round in another way.
+#: Blocks have at least this many rows and columns, where there are as many tokens: thinner products are slower, and
+#: round in another way with some libraries.
 FEWEST, NARROWEST = 16, 256
 
 
@@ -33,7 +33,10 @@ def cosine(features: Tensor) -> Tensor:
     for row, column, block in upper_blocks(units):
         end = row + block.shape[1]
         matrix[:, row:end, column:] = block
-        matrix[:, end:, row:end] = block[:, :, end - column :].transpose(1, 2)
+        matrix[:, column:, row:end] = block.transpose(1, 2)
+        # A library may round x . y in another way than y . x, so of the square on the diagonal one half counts.
+        upper = block[:, :, row - column : end - column].triu()
+        matrix[:, row:end, row:end] = upper + upper.triu(1).transpose(1, 2)
     return matrix
 
 

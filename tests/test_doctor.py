@@ -1,0 +1,84 @@
+"""The doctor finds what is wrong with a machine, and says what it could not look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.doctor import exactness, machine
+from harness.doctor.__main__ import checks, main
+from harness.doctor.findings import NotHere, examine
+
+
+def test_this_machine_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--store", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "0 failed" in said
+    for name, _ in checks(tmp_path):
+        assert name in said
+
+
+def test_each_ending_has_its_word() -> None:
+    def broken() -> str:
+        raise RuntimeError("no kernel\nfor this device")
+
+    def missing() -> str:
+        raise NotHere("needs a CUDA device")
+
+    found = [examine("a", check) for check in (lambda: "fine", missing, broken)]
+    assert [(one.status, one.detail) for one in found] == [
+        ("ok", "fine"),
+        ("not here", "needs a CUDA device"),
+        ("failed", "RuntimeError: no kernel for this device"),
+    ]
+
+
+def test_a_package_outside_its_range_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine.version
+    monkeypatch.setattr(machine, "version", lambda n: "1.13.0" if n == "torch" else real(n))
+    found = examine("packages", machine.packages)
+    assert found.status == "failed"
+    assert "torch" in found.detail
+    assert "1.13.0" in found.detail
+    assert "transformers" not in found.detail
+
+
+def test_a_store_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert examine("store", lambda: machine.store(tmp_path / "file")).status == "failed"
+
+
+def test_one_bit_of_one_logit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = exactness.reduced
+
+    def off(*arguments: Any) -> Any:
+        done = real(*arguments)
+        logits = done.logits.clone()
+        logits[0, 0, 0] = torch.nextafter(logits[0, 0, 0], torch.tensor(torch.inf))
+        return replace(done, logits=logits)
+
+    monkeypatch.setattr(exactness, "reduced", off)
+    found = examine("ratio 0", lambda: exactness.ratio_zero("cpu"))
+    assert found.status == "failed"
+    assert "visionzip" in found.detail
+
+
+def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path keeps one other token than the slow reference."""
+    real = exactness.reduced
+
+    def off(adapter: Any, method: str, ratio: float, backend: str) -> Any:
+        return real(adapter, method, 0.9 if backend == "drop" else ratio, backend)
+
+    monkeypatch.setattr(exactness, "reduced", off)
+    assert examine("drop", lambda: exactness.drop_as_emulated("cpu")).status == "failed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_its_checks_are_not_here(tmp_path: Path) -> None:
+    found = [examine(*one) for one in checks(tmp_path) if "stream" in one[0] or one[0] == "GPUs"]
+    assert [one.status for one in found] == ["not here", "not here"]
