@@ -1,9 +1,9 @@
 """Do two commits give the same answers? `python -m tests.compare_commits OLD [NEW]` runs the same cells on both.
 
-Every method file on one of the five embedded benchmarks, position policies and the slow reference (with `--families`, tiny
-checkpoints of three families, too) are run in a work tree of each commit, each with a store of its own. Then answers,
-token counts and metrics are compared byte for byte, whatever became of run keys, rows and times. The exit code says
-whether all are equal. About 12 minutes on one core with the default of 10 samples.
+Every method file on one of the five embedded benchmarks, position policies and the slow reference (with `--families`,
+tiny checkpoints of three families, too) are run in a work tree of each commit, each with a store of its own. Then
+answers, token counts and metrics are compared byte for byte, whatever became of run keys, rows and times. The exit code
+says whether all are equal. About 12 minutes on one core with the default of 10 samples.
 """
 
 from __future__ import annotations
