@@ -234,7 +234,7 @@ def spec_of(store: Path, *overrides: str) -> RunSpec:
 def test_the_key_holds_auto(tmp_path: Path) -> None:
     job = check(spec_of(tmp_path, "engine.batch_size=auto"), Digests())
     assert job.spec.engine.batch_size == AUTO_BATCH
-    assert job.parts["config"]["engine"]["batch_size"] == "auto"
+    assert job.parts["settings"]["engine"]["batch_size"] == "auto"
     assert job.key != check(spec_of(tmp_path, "engine.batch_size=8"), Digests()).key
 
 

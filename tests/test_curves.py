@@ -20,6 +20,7 @@ from harness.curves.report import config_names, groups
 from harness.errors import UserError
 from harness.evaluation.samples import score_entries
 from harness.store import Store
+from tests.stored_rows import settings
 
 N = 200
 
@@ -33,11 +34,14 @@ def add_run(
     layer: int | None = 0,
     benchmark: str = "boxes",
     n: int = N,
+    under: dict[str, object] | None = None,
     **changes: object,
 ) -> None:
-    """Write a run whose scores share each sample's difficulty with all other runs."""
+    """Write a run whose scores share each sample's difficulty with all others; `under` are settings off the usual."""
     difficulty = np.random.default_rng(0).permutation(n) / n
-    name = "-".join(map(str, (benchmark, method, label, ratio, n, *changes.values())))
+    name = "-".join(
+        map(str, (benchmark, method, label, ratio, n, *(under or {}).values(), *changes.values()))
+    )
     directory = Store(root).run(name.replace(" ", "_"))
     scores = {(benchmark, i): {"acc": float(d < mean)} for i, d in enumerate(difficulty)}
     directory.journal.append(*score_entries(scores))
@@ -47,12 +51,14 @@ def add_run(
         "run_key": name,
         "model": "tiny",
         "method": method,
+        "variant": "paper",
         "benchmark": benchmark,
         "ratio": ratio,
         "budget_rule": "kept",
         "seed": 0,
         "n_samples": n,
         "metrics": {"acc": {"value": mean, "stderr": None}},
+        "settings": settings(**(under or {})),
         "extra": {"headline": "acc", "label": label, "sites": sites},
     }
     directory.commit(row | changes)

@@ -27,6 +27,7 @@ from harness.store import Store
 from methods.base import Decoder
 from methods.parallelvlm import ParallelVLM
 from methods.registry import names_of
+from tests.stored_rows import settings
 
 STEPS = Steps(target=0.004, draft=0.001)
 
@@ -60,18 +61,24 @@ def add(
     decodings = [one.entry() for one in tellings]
     if journal:
         directory.journal.append(*(sample(i, one) for i, one in enumerate(decodings)))
-    directory.describe(
-        {"config": {"draft": draft and {"name": draft}, "engine": {"transport": transport}}}
-    )
     row = {
         "schema": 1,
         "run_key": directory.path.name,
         "model": "tiny",
         "method": method,
+        "variant": "paper",
         "benchmark": benchmark,
         "ratio": ratio,
+        "budget_rule": "kept",
         "seed": 0,
         "n_samples": len(tellings),
+        "settings": settings(
+            draft=draft and {"name": draft},
+            engine_transport=transport if draft else None,
+            engine_positions=None,
+            engine_compare=tellings[0].plain is not None,
+            method_params=params or {},
+        ),
         "extra": {
             "label": label,
             "params": params or {},
@@ -241,7 +248,7 @@ def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) 
 
 
 def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
-    add(tmp_path, "vanilla_sd", 0, transport="sequential")
+    add(tmp_path, "vanilla_sd", 0)
     for ratio in (0.5, 0.9):
         guided(tmp_path, ratio, transport="sequential")
     guided(tmp_path, 0.9, transport="sequential", params={"guidance": "uniform"})

@@ -32,6 +32,7 @@ CONTRACT: dict[str, Any] = {
     "flops": dict.fromkeys(("prefill_exact", "prefill_paper", "share_of_full"), NUMBER),
     "time": dict.fromkeys(("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"), NUMBER),
     "memory": dict.fromkeys(("kv_bytes", "peak_bytes"), NUMBER),
+    "settings": dict.fromkeys(("model", "method", "benchmark", "engine"), dict),
     "extra": dict,
 }
 
@@ -85,7 +86,7 @@ def test_row_is_stored_beside_what_its_key_was_made_from(bench: Bench) -> None:
     row = bench("method=fastv").last
     run = Store(bench.store).run(row["run_key"])
     assert run.row() == row
-    assert json.loads((run.path / "spec.json").read_text())["config"]["method"]["name"] == "fastv"
+    assert json.loads((run.path / "spec.json").read_text())["cell"]["method"] == "fastv"
     frame = Store(bench.store).load()
     assert frame.loc[0, "tokens.kept_final"] == 36
 

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.curves import write_curves
+from harness.curves.data import read_panels
+from harness.curves.stored import WHERE
+from harness.curves.write import write_panels
 from harness.errors import UserError
 
 
@@ -19,15 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
         benchmarks = [name for name in options.benchmarks.split(",") if name]
-        paths = write_curves(
-            options.store, options.out, benchmarks, model=options.model, rule=options.rule
+        panels = read_panels(
+            options.store, benchmarks, options.model, options.rule, where=options.where
         )
+        paths = write_panels(panels, options.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for panel in panels:
+        for note in panel.notes:
+            print(f"{panel.benchmark}: {note}", file=sys.stderr)
     for path in paths:
         print(path)
     return 0

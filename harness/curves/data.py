@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.cells import name as name_of
+from harness.cells import policy
+from harness.curves.stored import Stored, chosen, one_of_each, passed_over, stored, telling
 from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import Key, read_scores
 from harness.stats import Interval, difference_interval, mean_interval, permutation_pvalue
@@ -27,20 +30,18 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Run:
-    """One row with the headline score of each sample; tokens go first at layer `place`."""
+    """One row with the headline score of each sample; tokens go first at layer `place`.
 
+    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
+    """
+
+    name: str
     method: str
-    label: str
+    policy: str
     ratio: float
-    seed: int
     place: int | None
     metric: str
     scores: Mapping[Key, float]
-
-    @property
-    def name(self) -> str:
-        """Method with what differs from its defaults: the name of the curve."""
-        return f"{self.method} {self.label}".strip()
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Point:
         ratio: share of visual tokens removed.
         score: mean over samples (seeds averaged first).
         retention: score over the unpruned score, paired by sample; None without an unpruned run.
-        gain: score minus that of random dropping at the same place; None where there is none.
+        gain: score minus that of random dropping at the same place under the same policy; None where there is none.
         pvalue: of the paired permutation test behind `gain`.
     """
 
@@ -78,13 +79,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One benchmark: its headline metric, the unpruned score if measured, and the curves."""
+    """One benchmark: its headline metric, the unpruned score if measured, and the curves.
+
+    `notes` say which rows are not in it, a line each.
+    """
 
     benchmark: str
     metric: str
     n_samples: int
     full: Interval | None
     curves: tuple[Curve, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -99,50 +104,56 @@ def read_panels(
     rule: str = "kept",
     run_keys: Collection[str] | None = None,
     nearest: bool = False,
+    where: Sequence[str] = (),
 ) -> list[Panel]:
     """Return a panel for each benchmark (for all in the store, in alphabetical order, if empty).
 
-    Of several rows for one (method, ratio, seed) the newest counts, and only rows with the largest
-    number of samples, because curves are compared sample by sample. A curve's floor is random dropping at its own
-    place; with `nearest`, methods between layers may take the random dropping between layers nearest to theirs.
+    Of several rows of one cell under the same settings, which are of different code, the newest counts, and only rows
+    with the largest number of samples, because curves are compared sample by sample. Rows without settings are passed
+    over. A curve's floor is random dropping at its own place under the same policy; with `nearest`, methods between
+    layers may take the random dropping between layers nearest to theirs.
+
+    Args:
+        store: root of the run store.
+        benchmarks: which, in this order.
+        model: which, if the store has several.
+        rule: budget rule of the rows.
+        run_keys: restrict to these runs.
+        nearest: see above.
+        where: settings that rows must have, `key=value` each (harness/cells.py).
 
     Raises:
-        UserError: no rows for a benchmark, several models and none chosen, or a run without
-            per-sample scores.
+        UserError: no rows for a benchmark, several models and none chosen, rows that differ in a setting that must be
+            the same, or a run without per-sample scores.
     """
     rows = [
-        (path.parent, row)
-        for path in sorted(store.glob("runs/*/row.json"), key=lambda path: path.stat().st_mtime)
-        if (row := RunDir(path.parent).row()) is not None
-        and row["budget_rule"] == rule
-        and (run_keys is None or row["run_key"] in run_keys)
+        one
+        for one in stored(store)
+        if one.row["budget_rule"] == rule and (run_keys is None or one.row["run_key"] in run_keys)
     ]
     if not rows:
         raise UserError(f"store={str(store)!r} holds no finished runs with budget={rule}")
-    models = sorted({row["model"] for _, row in rows})
+    models = sorted({one.row["model"] for one in rows})
     if model is None and len(models) > 1:
         raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
     if model is not None and model not in models:
         raise unknown_name("--model", model, models)
-    rows = [(path, row) for path, row in rows if row["model"] == (model or models[0])]
-    present = sorted({row["benchmark"] for _, row in rows})
+    rows = [one for one in rows if one.row["model"] == (model or models[0])]
+    present = sorted({one.row["benchmark"] for one in rows})
     panels = []
     for name in benchmarks or present:
         if name not in present:
             raise unknown_name("--benchmarks", name, present)
-        ours = [(path, row) for path, row in rows if row["benchmark"] == name]
-        panels.append(_panel(name, ours, nearest))
+        ours, notes = telling([one for one in rows if one.row["benchmark"] == name])
+        panels.append(_panel(name, chosen(ours, where), nearest, notes))
     return panels
 
 
-def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]], nearest: bool) -> Panel:
-    most = max(row["n_samples"] for _, row in rows)
-    newest = {}
-    for path, row in rows:
-        if row["n_samples"] == most:
-            run = _read(path, row)
-            newest[run.name, run.ratio, run.seed] = run
-    runs = list(newest.values())
+def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequence[str]) -> Panel:
+    most = max(one.row["n_samples"] for one in rows)
+    whole = [one for one in rows if one.row["n_samples"] == most]
+    newest = one_of_each(whole)
+    runs = [_read(one) for one in newest]
     if len({frozenset(run.scores) for run in runs}) > 1:
         raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
     order = sorted(runs[0].scores)
@@ -158,9 +169,9 @@ def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]], neare
     plain = next((name for name, run in first.items() if run.method == FULL), None)
     unpruned = {} if plain is None else groups.pop(plain)
     full = unpruned[min(unpruned)] if unpruned else None
-    floors = {run.place: name for name, run in first.items() if run.method == FLOOR}
+    floors = {(run.policy, run.place): name for name, run in first.items() if run.method == FLOOR}
     curves = [
-        _curve(first[name], groups, _floor(first[name].place, floors, nearest), full)
+        _curve(first[name], groups, _floor(first[name], floors, nearest), full)
         for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
     ]
     return Panel(
@@ -169,15 +180,22 @@ def _panel(benchmark: str, rows: Sequence[tuple[Path, Mapping[str, Any]]], neare
         n_samples=most,
         full=None if full is None else _mean(full),
         curves=tuple(curves),
+        notes=(
+            *notes,
+            *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
+            *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
+        ),
     )
 
 
-def _floor(place: int | None, floors: Mapping[int | None, str], nearest: bool) -> str | None:
-    """Return the name of the random dropping that a method at `place` is compared with."""
-    if place in floors or not nearest or not place:
-        return floors.get(place)
-    others = [other for other in floors if other]
-    return floors[min(others, key=lambda other: (abs(other - place), other))] if others else None
+def _floor(run: Run, floors: Mapping[tuple[str, int | None], str], nearest: bool) -> str | None:
+    """Return the name of the random dropping that a run is compared with: at its place, under its policy."""
+    ours = {place: name for (policy, place), name in floors.items() if policy == run.policy}
+    if run.place in ours or not nearest or not run.place:
+        return ours.get(run.place)
+    place = run.place
+    others = [other for other in ours if other]
+    return ours[min(others, key=lambda other: (abs(other - place), other))] if others else None
 
 
 def _curve(
@@ -212,12 +230,12 @@ def _mean(scores: Iterable[float]) -> Interval:
     return mean_interval(np.asarray(list(scores)), resamples=RESAMPLES)
 
 
-def _read(path: Path, row: Mapping[str, Any]) -> Run:
-    extra = row["extra"]
+def _read(one: Stored) -> Run:
+    row, extra = one.row, one.row["extra"]
     metric = extra["headline"]
     scores = {
         key: values[metric]
-        for key, values in read_scores(RunDir(path).journal.entries()).items()
+        for key, values in read_scores(RunDir(one.path).journal.entries()).items()
         if metric in values
     }
     if len(scores) != row["n_samples"]:
@@ -227,10 +245,10 @@ def _read(path: Path, row: Mapping[str, Any]) -> Run:
         )
     sites = extra.get("sites") or []
     return Run(
+        name=name_of(row),
         method=row["method"],
-        label=extra.get("label") or "",
+        policy=policy(row),
         ratio=row["ratio"],
-        seed=row["seed"],
         place=_place(sites[0]) if sites else None,
         metric=metric,
         scores=scores,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.cells import identity, name
 from harness.curves.data import RESAMPLES
+from harness.curves.stored import Stored, chosen, one_of_each, stored, telling
 from harness.decoding.summary import steady_rounds
 from harness.decoding.telling import Telling
 from harness.errors import UserError, unknown_name
@@ -31,12 +32,8 @@ USUAL = ParallelVLM()
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One row of a decoder; `config` is what its run key was computed from."""
-
-    path: Path
-    row: Mapping[str, Any]
-    config: Mapping[str, Any]
+class Cell(Stored):
+    """One row of a decoder."""
 
     @property
     def block(self) -> Mapping[str, Any]:
@@ -53,7 +50,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Method with what differs from its defaults."""
-        return f"{self.row['method']} {self.row['extra'].get('label') or ''}".strip()
+        return name(self.row)
 
     @property
     def ratio(self) -> float:
@@ -63,7 +60,7 @@ class Cell:
     @property
     def draft(self) -> str | None:
         """Name of the draft model; None if the target drafts itself, or nobody does."""
-        found = (self.config.get("draft") or {}).get("name")
+        found = (self.row["settings"]["draft"] or {}).get("name")
         return None if found is None else str(found)
 
     @property
@@ -74,7 +71,7 @@ class Cell:
     @property
     def timed(self) -> bool:
         """Whether draft and target worked side by side if the method says so; else its times are not the method's."""
-        transport = (self.config.get("engine") or {}).get("transport")
+        transport = self.row["settings"]["engine"]["transport"]
         return not (self.block["overlap"] and transport == "sequential")
 
     @property
@@ -87,25 +84,27 @@ class Cell:
 
     @property
     def setting(self) -> tuple[Hashable, ...]:
-        """What rows must share to be compared."""
+        """What rows must share to be compared, beside their settings."""
         around = self.row["extra"].get("environment", {})
-        where = (around.get(key) for key in ("device_name", "dtype", "threads"))
+        where = (around.get(key) for key in ("device_name", "threads"))
         return (self.row["benchmark"], self.row["n_samples"], self.row["seed"], *where)
 
 
-def read_cells(store: Path, model: str | None = None) -> list[Cell]:
+def read_cells(store: Path, model: str | None = None, where: Sequence[str] = ()) -> list[Cell]:
     """Return the decoders' rows, the oldest first; those with speed-ups stand behind those without.
 
+    Rows without settings are passed over.
+
+    Args:
+        store: root of the run store.
+        model: which, if the store has several.
+        where: settings that rows must have, `key=value` each (harness/curves/stored.py).
+
     Raises:
-        UserError: there are none, or they are of several models and none was chosen.
+        UserError: there are none, they are of several models and none was chosen, or none has the settings asked for.
     """
-    paths = sorted(store.glob("runs/*/row.json"), key=lambda path: path.stat().st_mtime)
-    rows = [(path.parent, RunDir(path.parent).row()) for path in paths]
-    cells = [
-        Cell(path, row, _config(path))
-        for path, row in rows
-        if row and row["extra"].get("speculative")
-    ]
+    found = [one for one in stored(store) if one.row["extra"].get("speculative")]
+    cells = [Cell(one.path, one.row) for one in telling(found)[0]]
     if not cells:
         raise UserError(
             f"store={str(store)!r} holds no finished runs of a decoder; valid: a store of `python run.py "
@@ -116,8 +115,8 @@ def read_cells(store: Path, model: str | None = None) -> list[Cell]:
         raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
     if model is not None and model not in models:
         raise unknown_name("--model", model, models)
-    chosen = [cell for cell in cells if cell.row["model"] == (model or models[0])]
-    return sorted(chosen, key=lambda cell: cell.compared)
+    ours = [cell for cell in cells if cell.row["model"] == (model or models[0])]
+    return sorted(chosen(ours, where), key=lambda cell: cell.compared)
 
 
 def decoders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
@@ -151,7 +150,8 @@ def guidances(cells: Sequence[Cell]) -> list[Cell]:
         for cell in cells
         if cell.row["method"] == GUIDED and cell.ratio < 1 and (cell.ratio > 0 or _keeps(cell))
     ]
-    found = _together(ours, lambda cell: (cell.name, cell.ratio), _window)
+    # Which tokens are accepted depends on the window, not on who waits for whom.
+    found = _together(ours, lambda cell: identity(cell.row), _window, free=("engine.transport",))
     return found if any(cell.studied for cell in found) else []
 
 
@@ -175,14 +175,6 @@ def acceptance(cell: Cell) -> Interval | None:
     return retention_interval(accepted, judged, resamples=RESAMPLES)
 
 
-def _config(path: Path) -> Mapping[str, Any]:
-    file = path / "spec.json"
-    if not file.is_file():
-        return {}
-    found: Mapping[str, Any] = json.loads(file.read_text())["config"]
-    return found
-
-
 def _blind(cell: Cell) -> bool:
     return bool(cell.params.get("text_only"))
 
@@ -200,6 +192,7 @@ def _together(
     cells: Iterable[Cell],
     what: Callable[[Cell], Hashable],
     also: Callable[[Cell], Hashable] = lambda cell: None,
+    free: Sequence[str] = (),
 ) -> list[Cell]:
     """Return rows that share setting, `also` and draft: as many different ones as possible, the newest of equals.
 
@@ -207,6 +200,10 @@ def _together(
         cells: the oldest first.
         what: makes rows different.
         also: must be shared too.
+        free: settings in which rows of one cell may differ.
+
+    Raises:
+        UserError: rows differ in another setting that must be the same.
     """
     groups: dict[Hashable, list[Cell]] = {}
     for cell in cells:
@@ -219,8 +216,10 @@ def _together(
     )
     drafts = Counter(cell.draft for cell in best if cell.draft)
     usual = drafts.most_common(1)[0][0] if drafts else None
-    newest = {(cell.name, cell.ratio): cell for cell in best if cell.draft in (None, usual)}
-    return list(newest.values())
+    # Rows with a speed-up stand behind those without, so that these give way to them.
+    return one_of_each(
+        [cell for cell in best if cell.draft in (None, usual)], ("engine.compare", *free)
+    )
 
 
 def _at_one_ratio(cells: Sequence[Cell]) -> list[Cell]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -23,6 +24,7 @@ from harness.curves.decoder_rows import (
     read_cells,
 )
 from harness.curves.figure import STYLE
+from harness.curves.stored import WHERE, passed_over, stored
 from harness.curves.write import RESOLUTION
 from harness.errors import UserError
 from harness.running.speculative_table import figures, headings
@@ -44,7 +46,7 @@ speed-ups are over plain decoding of the same answers, and `differ` counts answe
 
 
 def write_decoders(
-    store: Path, folder: Path, model: str | None = None
+    store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
     """Write `README.md` and up to three pictures (`decoders`, `ratio`, `guidance`, each .png and .svg) into `folder`.
 
@@ -52,14 +54,16 @@ def write_decoders(
         store: root of the run store.
         folder: created if needed.
         model: which, if the store has several.
+        where: settings that rows must have, `key=value` each (harness/curves/stored.py).
 
     Returns:
         The paths written, and a line for each piece that was left out.
 
     Raises:
-        UserError: the store has no rows of a decoder, or of several models and none was chosen.
+        UserError: the store has no rows of a decoder, or of several models and none was chosen, or rows that differ in
+            a setting that must be the same.
     """
-    cells = read_cells(store, model)
+    cells = read_cells(store, model, where)
     by_benchmark, by_ratio, by_guidance = decoders(cells), ratios(cells), guidances(cells)
     folder.mkdir(parents=True, exist_ok=True)
     written, parts, missing = [], [INTRO], []
@@ -74,6 +78,7 @@ def write_decoders(
                 missing.append(f"no rows for {name}; run: python run.py {PRESETS[name]}")
             else:
                 written += _save(figure, folder / name)
+    missing += _unseen(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])
     if by_benchmark:
         parts.append(_decoders_part(by_benchmark, pictured=bool(bars)))
     if by_ratio:
@@ -87,6 +92,20 @@ def write_decoders(
     page = folder / "README.md"
     page.write_text("\n".join(parts))
     return [*written, page], missing
+
+
+def _unseen(store: Path, cells: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
+    """Return a line for the rows that tell no settings, and one for those that no piece shows."""
+    silent = [one for one in stored(store) if "settings" not in one.row]
+    ours = [one for one in silent if one.row["extra"].get("speculative")]
+    hidden = {cell.path for cell in cells} - {cell.path for cell in shown}
+    return [
+        *passed_over(len(ours), "without settings, from an older version"),
+        *passed_over(
+            len(hidden),
+            "no piece shows them (older ones of a cell, other drafts, windows, answers or machines)",
+        ),
+    ]
 
 
 def _fast(cells: Sequence[Cell]) -> list[Cell]:
@@ -147,9 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and pictures")
     parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths, missing = write_decoders(options.store, options.write, options.model)
+        paths, missing = write_decoders(options.store, options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -145,7 +145,7 @@ def at(curve: Curve, ratio: float) -> Point | None:
 
 def title_of(curve: Curve, names: Mapping[str, str]) -> str:
     """Return the name of the curve's config file, or its own where no file says the same."""
-    return names.get(curve.name, curve.name)
+    return title(curve.name, names)
 
 
 def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]) -> str:
@@ -193,8 +193,13 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
 
 
 def title(name: str, names: Mapping[str, str]) -> str:
-    """Return the config file's name for a curve's name."""
-    return names.get(name, name)
+    """Return the config file's name for a curve's name, with what the name says beyond it: the engine's policy."""
+    words = name.split()
+    for end in range(len(words), 0, -1):
+        file = names.get(" ".join(words[:end]))
+        if file is not None:
+            return " ".join([file, *words[end:]])
+    return name
 
 
 def _table(panel: Panel, group: Group, names: Mapping[str, str]) -> str:

@@ -40,7 +40,7 @@ def write_curves(
         UserError: the store lacks what is asked for.
     """
     panels = read_panels(store, benchmarks, model, rule, run_keys)
-    return _write(panels, out)
+    return write_panels(panels, out)
 
 
 def write_quickstart(
@@ -50,7 +50,8 @@ def write_quickstart(
     return write_curves(store, out, run_keys=run_keys)
 
 
-def _write(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
+def write_panels(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
+    """Write `<out>.png`, `<out>.svg` and `<out>.md` and return the three paths."""
     out.parent.mkdir(parents=True, exist_ok=True)
     png, svg, table = (out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "md"))
     with rc_context(STYLE):

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from harness.cells import brief, differences
+from harness.cells import name as curve_name
 from harness.running.speculative_table import lines, table_of
 
 Hook = Callable[[int, int], None]
@@ -65,10 +67,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("metric", no_wrap=True)
     for heading in ("n", "kept", "FLOPs", "vision", "select", "prefill", "decode", "KV", ""):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in _once(rows):
+    shown = _once(rows)
+    for row in shown:
         table.add_row(
             row["benchmark"],
-            _method(row),
+            " ".join([_method(row), *_apart(row, shown)]),
             f"{row['ratio']:g}",
             _metric(*_headline_first(row)[0]),
             str(row["n_samples"]),
@@ -130,8 +133,22 @@ def _sheet(row: Mapping[str, Any]) -> Table:
 
 
 def _method(row: Mapping[str, Any]) -> str:
-    name = " ".join(part for part in (row["method"], row["extra"].get("label")) if part)
+    name = curve_name(row)
     return name if row["budget_rule"] == "kept" else f"{name} ({row['budget_rule']})"
+
+
+def _apart(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings that tell a row from others that the table would call the same."""
+    same = [
+        one
+        for one in rows
+        if all(one[key] == row[key] for key in ("model", "benchmark", "ratio"))
+        and _method(one) == _method(row)
+    ]
+    if len(same) == 1:
+        return []
+    place = same.index(row)
+    return [f"{key}={brief(values[place])}" for key, values in differences(same).items()]
 
 
 def _times(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,17 +14,21 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
-from harness.config.spec import ROOT, BenchmarkSpec, EngineSpec, ModelSpec, RunSpec
+from harness.config.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
+from harness.running.settings import Contents, cell_of, settings_of
 from methods.base import Decoder, Method
 
 #: Raised when the meaning of the key itself changes.
-KEY_VERSION = 1
+KEY_VERSION = 2
 
 #: Packages whose version can change an answer or a measurement.
 PACKAGES = (
     "torch",
+    "torchvision",
     "transformers",
     "tokenizers",
+    "accelerate",
+    "datasets",
     "lmms-eval",
     "numpy",
     "pillow",
@@ -33,7 +37,8 @@ PACKAGES = (
     "rapidfuzz",
 )
 
-#: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py).
+#: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py). What these
+#: files import of `methods` is added.
 ENGINE_SOURCES = (
     "harness/adapters",
     "harness/media",
@@ -45,11 +50,15 @@ ENGINE_SOURCES = (
     "harness/budget.py",
     "harness/facts.py",
     "harness/calibration/priors.py",
+    "harness/config/speculative.py",
     "harness/running/row.py",
 )
 
 #: Files of a model directory that shape its input or output.
-MODEL_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model")
+MODEL_FILES = (
+    *("*.json", "*.jinja", "additional_chat_templates/*.jinja"),
+    *("*.safetensors", "*.model", "merges.txt", "vocab.txt"),
+)
 
 #: Files of a benchmark's folder that shape its samples or its scores.
 TASK_FILES = ("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
@@ -86,7 +95,8 @@ def key_parts(
 ) -> dict[str, Any]:
     """Return everything that the key is computed from, ready for JSON.
 
-    Left out on purpose: names of log back ends, the store, `force`, threads, error limits, where files lie.
+    `cell` and `settings` stand in the row, so that a row says what made its numbers; the rest is code. Left out on
+    purpose: names of log back ends, the store, `force`, threads, error limits, where files lie.
 
     Args:
         spec: the run.
@@ -96,86 +106,36 @@ def key_parts(
     """
     return {
         "key_version": KEY_VERSION,
-        "config": _config(spec, method, digests),
+        "cell": cell_of(spec),
+        "settings": settings_of(spec, method, _contents(spec, method, digests, artifacts)),
+        "method_class": type(method).__qualname__,
         "method_source": digests.files(_method_files(method), ROOT),
-        "engine_source": digests.files(_python_files(ENGINE_SOURCES), ROOT),
-        "model_revision": model_revision(spec.model, digests),
-        "task_version": _task_version(spec.benchmark, digests),
-        "artifacts": sorted(digests.file(path) for path in artifacts),
+        "engine_source": digests.files(_with_methods(_python_files(ENGINE_SOURCES)), ROOT),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
     }
 
 
-def _config(spec: RunSpec, method: Method, digests: Digests) -> dict[str, Any]:
-    benchmark = spec.benchmark
-    return {
-        "model": _model(spec.model),
-        "method": {
-            "name": spec.method.name,
-            "variant": spec.method.variant,
-            "class": type(method).__qualname__,
-            "params": asdict(method),
-        },
-        "draft": _draft(spec, method, digests),
-        "benchmark": {
-            "name": benchmark.name,
-            "task": benchmark.task,
-            "limit": benchmark.limit,
-            "metrics": list(benchmark.metrics),
-            "headline": benchmark.headline,
-            "generation": dict(benchmark.generation),
-        },
-        "budget": asdict(spec.budget),
-        "engine": _engine(spec.engine, method),
-        "seed": spec.seed,
-    }
-
-
-def _model(model: ModelSpec) -> dict[str, Any]:
-    facts = asdict(model.facts)
-    facts["signals"] = sorted(facts["signals"])
-    return {
-        "name": model.name,
-        "adapter": model.adapter,
-        "dtype": model.dtype,
-        "attention": model.attention,
-        "weights": model.weights,
-        "device": model.device,
-        "device_map": model.device_map,
-        "template": model.template,
-        "generation": dict(model.generation),
-        "processor": dict(model.processor),
-        "video": asdict(model.video),
-        "architecture": dict(model.architecture) if model.weights == "random" else None,
-        "facts": facts,
-    }
-
-
-def _draft(spec: RunSpec, method: Method, digests: Digests) -> dict[str, Any] | None:
-    draft = spec.method.draft
-    if draft is None or not isinstance(method, Decoder):
-        return None
-    return {**_model(draft), "revision": model_revision(draft, digests)}
-
-
-def _engine(engine: EngineSpec, method: Method) -> dict[str, Any]:
-    """Return the engine's settings that matter to a method of this kind."""
-    common = {
-        "backend": engine.backend,
-        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
-        "batch_size": engine.batch_size or "auto",
-        "positions": engine.positions,
-        "warmup": engine.warmup,
-    }
-    if isinstance(method, Decoder):
-        return {**common, "transport": engine.transport, "compare": engine.compare}
-    return {**common, "rescore": engine.rescore}
+def _contents(
+    spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path]
+) -> Contents:
+    draft = spec.method.draft if isinstance(method, Decoder) else None
+    return Contents(
+        model=model_revision(spec.model, digests),
+        draft=None if draft is None else model_revision(draft, digests),
+        tasks=_task_files(spec.benchmark, digests),
+        artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
+    )
 
 
 def _method_files(method: Method) -> set[Path]:
-    """Return the file of the method's class, and those of `methods` that it imports from, directly or not."""
+    """Return the file of the method's class, and those of `methods` that it imports, directly or not."""
+    return _with_methods([Path(getfile(type(method)))])
+
+
+def _with_methods(files: Iterable[Path]) -> set[Path]:
+    """Return files of the repository and those of `methods` that they import, directly or not."""
     found: set[Path] = set()
-    waiting = {Path(getfile(type(method)))}
+    waiting = set(files)
     while waiting:
         path = waiting.pop()
         found.add(path)
@@ -185,9 +145,13 @@ def _method_files(method: Method) -> set[Path]:
 
 @cache
 def _imported_methods(path: Path) -> frozenset[Path]:
-    """Return the files of `methods` that a Python file imports names from."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    """Return the files of `methods` that a Python file imports, or imports names from."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
     inside = [name.replace(".", "/") for name in names if name.split(".")[0] == "methods"]
     return frozenset(file for name in inside if (file := ROOT / f"{name}.py").is_file())
 
@@ -229,8 +193,10 @@ def cached_file(model: ModelSpec, name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _task_version(benchmark: BenchmarkSpec, digests: Digests) -> list[str]:
-    return [_tree(source, digests) for source in benchmark.sources]
+def _task_files(benchmark: BenchmarkSpec, digests: Digests) -> tuple[str, ...]:
+    """Return digests of the benchmark's sources; without any, of the folder that its task is read from."""
+    folder = () if benchmark.include_path is None else (benchmark.include_path,)
+    return tuple(_tree(source, digests) for source in benchmark.sources or folder)
 
 
 def _tree(source: Path, digests: Digests) -> str:

@@ -42,19 +42,15 @@ def build_row(
         "schema": SCHEMA,
         "status": status,
         "run_key": job.key,
-        "model": spec.model.name,
-        "method": spec.method.name,
-        "variant": spec.method.variant,
-        "benchmark": spec.benchmark.name,
-        "ratio": spec.budget.ratio,
-        "budget_rule": spec.budget.rule,
-        "seed": spec.seed,
+        **job.parts["cell"],
         "n_samples": evaluation.n_samples,
         "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
         "tokens": evaluation.tokens | {"positions": _positions(records)},
         "flops": flops_block(_flops(job, record) for record in records),
         "time": evaluation.time,
         "memory": {"kv_bytes": evaluation.kv_bytes, "peak_bytes": peak.bytes},
+        # The very block that the key was computed from.
+        "settings": job.parts["settings"],
         "extra": {
             "label": label_of(spec),
             "params": asdict(job.method),
@@ -79,6 +75,16 @@ def build_row(
             "task_versions": dict(evaluation.versions),
             "environment": dict(environment),
         },
+    }
+
+
+def outline(job: Job) -> dict[str, Any]:
+    """Return what is known of a row before its run: the cell, with the samples asked for, and the settings."""
+    return {
+        **job.parts["cell"],
+        "n_samples": job.spec.benchmark.limit,
+        "settings": job.parts["settings"],
+        "extra": {"label": label_of(job.spec)},
     }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.calibration.priors import prior_for
+from harness.cells import check_comparable
 from harness.config import preflight
 from harness.config.preflight import Job
 from harness.config.spec import ModelSpec, RunSpec
@@ -19,7 +20,7 @@ from harness.errors import Refused, UserError
 from harness.ranks import Ranks
 from harness.running import console, environment, wandb_log
 from harness.running.keys import Digests
-from harness.running.row import bound, build_row, label_of
+from harness.running.row import bound, build_row, label_of, outline
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
@@ -83,18 +84,21 @@ class Runner:
         """Check all cells before the first one runs; with `refused=skip`, note those that cannot run.
 
         Raises:
-            UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run.
+            UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run; or curves or a report are
+                asked for and the rows could not stand beside each other.
         """
         self.cells = len(specs)
+        jobs = []
         for spec in specs:
             try:
-                self.check(spec)
+                jobs.append(self.check(spec))
             except Refused as error:
                 if spec.refused == "error":
                     raise
                 self.left_out.append((spec, str(error)))
         if len(self.left_out) == len(specs):
             raise UserError(self.left_out[0][1])
+        _check_drawn([job for job in jobs if job.spec.curves or job.spec.report])
 
     def check(self, spec: RunSpec) -> Job:
         """Return the job of a spec that can run; see harness.config.preflight.check."""
@@ -230,6 +234,17 @@ class Runner:
 
     def _print_json(self) -> None:
         print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
+
+
+def _check_drawn(jobs: Sequence[Job]) -> None:
+    """Raise UserError if what `curves` or `report` asks for would mix rows of different settings."""
+    try:
+        check_comparable(map(outline, jobs))
+    except UserError as error:
+        key = "curves" if jobs[0].spec.curves else "report"
+        raise UserError(
+            f"{key}={str(getattr(jobs[0].spec, key))!r}: {error}; or {key}=null"
+        ) from error
 
 
 def _begin(job: Job, directory: RunDir) -> str:

@@ -1,0 +1,103 @@
+"""Rows of a store as readers take them: with their folder, only those that tell their settings, one for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from harness.cells import Row, brief, check_comparable, identity, settings, text
+from harness.errors import UserError, unknown_name
+from harness.store import RunDir
+
+#: What `--where` is, for the help of a reader's command line.
+WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
+
+#: Blocks of settings in which null says that a setting does not concern the method.
+UNCONCERNED = ("engine", "draft")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed row and the folder of its run."""
+
+    path: Path
+    row: Row
+
+
+Some = TypeVar("Some", bound=Stored)
+
+
+def stored(store: Path) -> list[Stored]:
+    """Return all committed rows of a store, the oldest first."""
+    paths = sorted(store.glob("runs/*/row.json"), key=lambda path: path.stat().st_mtime)
+    rows = [(path.parent, RunDir(path.parent).row()) for path in paths]
+    return [Stored(path, row) for path, row in rows if row is not None]
+
+
+def telling(rows: Sequence[Some]) -> tuple[list[Some], list[str]]:
+    """Return the rows that tell their settings, and a line that counts the others: older versions did not write them.
+
+    Raises:
+        UserError: there are rows, and none tells.
+    """
+    found = [one for one in rows if "settings" in one.row]
+    if rows and not found:
+        raise UserError(
+            f"{len(rows)} rows on {rows[0].row['benchmark']} and others do not tell their settings, so that nobody "
+            "knows what can be compared; valid: rows of this version (the same commands write them)"
+        )
+    return found, passed_over(len(rows) - len(found), "without settings, from an older version")
+
+
+def chosen(rows: Sequence[Some], where: Sequence[str]) -> list[Some]:
+    """Return the rows that have the settings asked for, or that these do not concern.
+
+    Args:
+        rows: all with settings.
+        where: `key=value` each, as error lines print them.
+
+    Raises:
+        UserError: a condition is no `key=value`, no row has such a setting, or none has that value.
+    """
+    found = list(rows)
+    for condition in where:
+        key, _, value = condition.partition("=")
+        known = {name for one in found for name in settings(one.row)}
+        if key not in known:
+            raise unknown_name("--where", key, known)
+        values = {text(settings(one.row).get(key)) for one in found}
+        if not any(value in (full, brief(full)) for full in values):
+            raise unknown_name(f"--where {key}", value, map(brief, values))
+        found = [one for one in found if _agrees(one.row, key, value)]
+    return found
+
+
+def one_of_each(rows: Sequence[Some], indifferent: Collection[str] = ()) -> list[Some]:
+    """Return the newest row of each cell, after checking that all can be compared.
+
+    Rows of one cell with equal settings differ in code or in packages, so the newest is the one to read.
+
+    Args:
+        rows: of one comparison, the oldest first, all with settings.
+        indifferent: settings that make no difference to what the reader shows; rows may differ in them.
+
+    Raises:
+        UserError: rows differ in a setting that must be the same (harness/cells.py).
+    """
+    check_comparable((one.row for one in rows), indifferent)
+    return list({identity(one.row): one for one in rows}.values())
+
+
+def passed_over(number: int, what: str) -> list[str]:
+    """Return a line that says how many rows are left out and what they are; none for none."""
+    return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []
+
+
+def _agrees(row: Row, key: str, value: str) -> bool:
+    table, block = settings(row), key.partition(".")[0]
+    if block in UNCONCERNED and any(one in table and table[one] is None for one in (key, block)):
+        return True
+    full = text(table.get(key))
+    return value in (full, brief(full))

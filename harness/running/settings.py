@@ -1,0 +1,138 @@
+"""What changes a run's numbers and is not code: the block `settings` of its row, and that part of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config.spec import BenchmarkSpec, ModelSpec, RunSpec
+from methods.base import Decoder, Method, TokenReducer
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What identifies the files that a run reads, whatever their names.
+
+    Attributes:
+        model: revision of the model's directory, or hub id and commit.
+        draft: the same of the draft model; None where nobody drafts.
+        tasks: digests of the files that make a benchmark's samples and scores.
+        artifacts: digests of the calibration files that the method reads.
+    """
+
+    model: str
+    draft: str | None = None
+    tasks: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+
+
+def cell_of(spec: RunSpec) -> dict[str, Any]:
+    """Return what names the cell of a table that a run fills: these are keys of the row itself."""
+    return {
+        "model": spec.model.name,
+        "method": spec.method.name,
+        "variant": spec.method.variant,
+        "benchmark": spec.benchmark.name,
+        "ratio": spec.budget.ratio,
+        "budget_rule": spec.budget.rule,
+        "seed": spec.seed,
+    }
+
+
+def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, Any]:
+    """Return everything else that changes the run's numbers and is not code, as JSON has it.
+
+    Keys are those of the config where it has them. A setting of the engine that does not concern the method is null, so
+    that it makes no difference there.
+
+    Args:
+        spec: the run.
+        method: the built method; its fields are the hyper-parameters with defaults filled in.
+        contents: what identifies the files that the run reads.
+    """
+    draft = spec.method.draft if isinstance(method, Decoder) else None
+    found = {
+        "model": _model(spec.model, contents.model),
+        "method": {"params": asdict(method)},
+        "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
+        "benchmark": _benchmark(spec.benchmark, contents.tasks),
+        "engine": _engine(spec, method),
+        "artifacts": contents.artifacts,
+    }
+    return {key: _plain(value) for key, value in found.items()}
+
+
+def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
+    return {
+        "adapter": model.adapter,
+        "revision": revision,
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "weights": model.weights,
+        "device": model.device,
+        "device_map": model.device_map,
+        "template": model.template,
+        "generation": model.generation,
+        "processor": model.processor,
+        "video": asdict(model.video),
+        # A checkpoint brings its own configuration, which its revision covers.
+        "architecture": model.architecture if model.weights == "random" else None,
+        "facts": asdict(model.facts),
+    }
+
+
+def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
+    return {
+        "task": benchmark.task,
+        "limit": benchmark.limit,
+        "metrics": benchmark.metrics,
+        "headline": benchmark.headline,
+        "higher_is_better": benchmark.higher_is_better,
+        "generation": benchmark.generation,
+        "files": tasks,
+    }
+
+
+def _engine(spec: RunSpec, method: Method) -> dict[str, Any]:
+    engine, decodes = spec.engine, isinstance(method, Decoder)
+    of_reducers = {
+        "backend": engine.backend,
+        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
+        "batch_size": engine.batch_size or "auto",
+        "positions": engine.positions if _acts(spec, method) else None,
+        "rescore": engine.rescore,
+    }
+    of_decoders = {"transport": _transport(engine.transport, method), "compare": engine.compare}
+    return {
+        "warmup": engine.warmup,
+        **(dict.fromkeys(of_reducers) if decodes else of_reducers),
+        **(of_decoders if decodes else dict.fromkeys(of_decoders)),
+    }
+
+
+def _transport(asked: str, method: Method) -> str | None:
+    if not isinstance(method, Decoder) or method.source != "model":
+        return None
+    # Sides that never work at once take turns in one process under `auto` too.
+    return "auto" if asked == "sequential" and not method.overlap else asked
+
+
+def _acts(spec: RunSpec, method: Method) -> bool:
+    """Say whether the method takes tokens out of the prompt: otherwise there are no gaps and no policy for them."""
+    facts = spec.model.facts
+    return isinstance(method, TokenReducer) and bool(
+        method.all_sites(facts.tower.layers, facts.text.layers)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would give it back."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(one) for one in value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
