@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,7 @@ def plain(store: Path) -> str:
 
 
 def test_key_is_short_hex_and_repeats(store: Path, plain: str) -> None:
-    assert len(plain) == 16
-    assert int(plain, 16) >= 0
+    assert re.fullmatch("[0-9a-f]{16}", plain)
     assert key_of(store) == plain
 
 
@@ -105,41 +104,11 @@ def parts_of(spec: RunSpec) -> dict[str, Any]:
     return key_parts(job.spec, job.method, Digests())
 
 
-def test_weights_and_tokenizer_are_part_of_the_key(tmp_path: Path) -> None:
-    import shutil
-
-    source = spec_of(tmp_path).model.path
-    assert source is not None
-    for name in ("model.safetensors", "tokenizer.json"):
-        copy = tmp_path / name
-        shutil.copytree(source, copy)
-        content = bytearray((copy / name).read_bytes())
-        content[-1] ^= 1
-        (copy / name).write_bytes(content)
-        spec = spec_of(tmp_path)
-        moved = replace(spec, model=replace(spec.model, path=copy))
-        assert keys.model_revision(moved.model, Digests()) != keys.model_revision(
-            spec.model, Digests()
-        )
-
-
-def test_sources_and_versions_are_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_of(tmp_path)
-    before = parts_of(spec)
-    for name in (
-        "config",
-        "method_source",
-        "engine_source",
-        "model_revision",
-        "task_version",
-        "packages",
-    ):
-        assert run_key(before | {name: "other"}) != run_key(before)
+def test_all_parts_are_part_of_the_key(tmp_path: Path) -> None:
+    before = parts_of(spec_of(tmp_path))
     assert before["packages"]["torch"]
-    monkeypatch.setattr(keys, "ENGINE_SOURCES", ("harness/engine",))
-    assert parts_of(spec)["engine_source"] != before["engine_source"]
+    for name in before:
+        assert run_key(before | {name: "other"}) != run_key(before)
 
 
 def test_source_digests_follow_content_and_name_but_not_order(tmp_path: Path) -> None:
@@ -153,19 +122,6 @@ def test_source_digests_follow_content_and_name_but_not_order(tmp_path: Path) ->
     two.write_text("y = 1\n")
     two.rename(tmp_path / "c.py")
     assert Digests().files([one, tmp_path / "c.py"], tmp_path) != before
-
-
-def test_task_files_are_part_of_the_key(tmp_path: Path) -> None:
-    task = tmp_path / "task"
-    task.mkdir()
-    (task / "utils.py").write_text("def score(): return 1\n")
-    spec = spec_of(tmp_path, f"benchmark.sources=[{task}]")
-    before = run_key(parts_of(spec))
-    (task / "utils.py").write_text("def score(): return 2\n")
-    assert run_key(parts_of(spec)) != before
-    (task / "notes.txt").write_text("not read by anything")
-    (task / "utils.py").write_text("def score(): return 1\n")
-    assert run_key(parts_of(spec)) == before
 
 
 def test_method_source_covers_its_own_file(tmp_path: Path) -> None:
@@ -214,6 +170,7 @@ def test_a_decoder_is_its_draft_and_how_both_run(store: Path, change: str) -> No
         "method.draft=seedling_draft",
         "engine.patience=5",
         "engine.batch_size=2",
+        "engine.positions=method",
         "ratio=0.9",
     ],
 )
@@ -232,6 +189,23 @@ def test_the_weights_of_the_draft_are_part_of_the_key(store: Path, tmp_path: Pat
     assert decoder_key(store, options) == decoder_key(store)
     (copy / "generation_config.json").write_text("{}")
     assert decoder_key(store, options) != decoder_key(store)
+
+
+@pytest.mark.parametrize("method", ["vanilla_sd", "onsd", "autoregressive"])
+def test_sides_that_never_work_at_once_take_turns_anyway(store: Path, method: str) -> None:
+    asked, left = (
+        key_of(store, f"method={method}", f"engine.transport={how}")
+        for how in ("sequential", "auto")
+    )
+    assert asked == left
+
+
+def test_where_no_token_goes_there_is_no_policy_for_gaps(store: Path) -> None:
+    keys_of = {
+        key_of(store, "method=none", f"engine.positions={policy}")
+        for policy in ("original", "renumbered", "method")
+    }
+    assert len(keys_of) == 1
 
 
 def test_a_reducer_is_not_what_drafts_but_whether_it_is_judged(store: Path, plain: str) -> None:
