@@ -16,7 +16,7 @@ from harness.curves.__main__ import main
 from harness.curves.data import read_panels
 from harness.curves.dots import DOTS, draw_dots
 from harness.curves.figure import spread
-from harness.curves.report import config_names, groups
+from harness.curves.report import config_names, groups, title
 from harness.errors import UserError
 from harness.evaluation.samples import score_entries
 from harness.store import Store
@@ -268,6 +268,19 @@ def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Pa
     assert "## Left out" in page
     assert "| fastv_paper | 10 % | no way |" in page
     assert "nor" not in page.split("## Left out")[1]
+
+
+def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
+    names = {"random": "random", "random layer=2": "random_layer2"}
+    assert title("random layer=2", names) == "random_layer2"
+    assert title("random layer=2 backend=emulate", names) == "random_layer2 backend=emulate"
+    assert title("divprune layer=2", names) == "divprune layer=2"
+
+
+def test_a_row_that_lacks_samples_is_counted_on_the_page(against: Path, tmp_path: Path) -> None:
+    add_run(against, "divprune", 0.75, 0.5, n=N - 1)
+    page = report_of(against, tmp_path / "report")["boxes.md"]
+    assert f"1 row passed over: with fewer than {N} samples." in page
 
 
 def test_a_report_without_random_says_what_it_needs(against: Path, tmp_path: Path) -> None:

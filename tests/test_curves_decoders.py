@@ -51,6 +51,7 @@ def add(
     transport: str = "auto",
     benchmark: str = "captions",
     draft: str | None = "small",
+    draft_dtype: str = "float32",
     label: str = "",
     params: dict[str, Any] | None = None,
     journal: bool = True,
@@ -73,7 +74,7 @@ def add(
         "seed": 0,
         "n_samples": len(tellings),
         "settings": settings(
-            draft=draft and {"name": draft},
+            draft=draft and {"name": draft, "dtype": draft_dtype},
             engine_transport=transport if draft else None,
             engine_positions=None,
             engine_compare=tellings[0].plain is not None,

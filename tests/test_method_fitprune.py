@@ -175,7 +175,7 @@ def test_a_run_finds_the_shipped_scheme_and_carries_it_in_its_key():
     job = run_of("ratio=0.6")
     assert isinstance(job.method, FitPrune)
     assert {len(row) for row in job.method.scheme} == {5}
-    assert job.parts["settings"]["method"]["params"]["scheme"] == job.method.scheme
+    assert job.parts["settings"]["method"]["params"]["scheme"] == list(map(list, job.method.scheme))
     row = "method.params.scheme=[[0.9,0.8,0.7,0.6,0.5]]"
     given = run_of("ratio=0.6", row)
     assert given.method == FitPrune(((0.9, 0.8, 0.7, 0.6, 0.5),))

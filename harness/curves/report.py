@@ -15,6 +15,7 @@ from harness.config.compose import CONF
 from harness.config.spec import RunSpec
 from harness.curves.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.curves.figure import STYLE
+from harness.curves.table import said
 from harness.errors import UserError
 from harness.running.row import label
 from methods.registry import build_method
@@ -165,6 +166,7 @@ def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]
         if group.floor.place:
             parts.append(EARLIER.format(layer=group.floor.place))
         parts.append(_table(panel, group, names))
+    parts += said(panel)
     if gaps:
         parts += ["## Left out\n", _left_out(gaps)]
     return "\n".join(parts)

@@ -30,8 +30,12 @@ def _benchmark(panel: Panel) -> str:
             "the two-sided permutation test.\n",
             _table(panel, _against, only=lambda curve: curve.floor is not None),
         ]
-    parts += [f"{note[0].upper()}{note[1:]}.\n" for note in panel.notes]
-    return "\n".join(parts)
+    return "\n".join([*parts, *said(panel)])
+
+
+def said(panel: Panel) -> list[str]:
+    """Return the panel's notes as paragraphs."""
+    return [f"{note[0].upper()}{note[1:]}.\n" for note in panel.notes]
 
 
 def _table(
