@@ -165,7 +165,8 @@ class Store:
         Columns are those of the last line of run.py: `run_key`, `model`, `method`, `variant`, `benchmark`, `ratio`,
         `budget_rule`, `seed`, `n_samples`, `metrics.<name>.value`, `metrics.<name>.stderr`, `tokens.*`, `flops.*`,
         `time.*`, `memory.*`, `settings.*` (what else changed the numbers) and `extra.*` (the headline metric is
-        `extra.headline`, the environment `extra.environment.*`). Lists stay lists. A column that a row lacks is NaN there.
+        `extra.headline`, the environment `extra.environment.*`). Lists stay lists. A column that a row lacks is NaN
+        there.
         """
         import pandas as pd
 
