@@ -130,7 +130,7 @@ def _line(row: Row, other: Row, found: Mapping[str, Sequence[str]]) -> str:
     key, values = next(iter(found.items()))
     return (
         f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {rows} differ in {', '.join(named)}{more}; "
-        f"valid: one value, with --where '{key}={brief(values[0])}' of python -m harness.curves, or a store for each"
+        f"valid: one value, with --where '{key}={brief(values[0])}' of python -m harness.curves[.decoders], or a store for each"
     )
 
 
