@@ -128,9 +128,10 @@ def _line(row: Row, other: Row, found: Mapping[str, Sequence[str]]) -> str:
     ]
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     key, values = next(iter(found.items()))
+    choice = f"--where '{key}={brief(values[0])}' of python -m harness.curves[.decoders]"
     return (
         f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {rows} differ in {', '.join(named)}{more}; "
-        f"valid: one value, with --where '{key}={brief(values[0])}' of python -m harness.curves[.decoders], or a store for each"
+        f"valid: one value, with {choice}, or a store for each"
     )
 
 

@@ -187,6 +187,15 @@ def test_every_hyper_parameter_is_part_of_the_settings(name: str) -> None:
     assert set(found["method"]["params"]) == {one.name for one in fields(method)}
 
 
+def test_random_weights_say_what_they_were_built_as() -> None:
+    built_as = {
+        base: key_parts(bases()[base], built(base), DIGESTS)["settings"]["model"]["architecture"]
+        for base in ("reducer", "random weights")
+    }
+    assert built_as["reducer"] is None
+    assert built_as["random weights"] == bases()["random weights"].model.architecture != {}
+
+
 def test_settings_are_as_a_stored_row_gives_them_back() -> None:
     for base, spec in bases().items():
         found = key_parts(spec, built(base), DIGESTS)["settings"]
