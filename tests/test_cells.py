@@ -167,6 +167,16 @@ def test_a_condition_chooses_and_keeps_what_it_does_not_concern(store: Path) -> 
     assert closed.full == usual.full
 
 
+def test_a_condition_on_the_draft_keeps_methods_without_one(tmp_path: Path) -> None:
+    add_run(tmp_path, "random", 0.5, 0.5)
+    for draft, score in (("small", 0.9), ("large", 0.9)):
+        add_run(tmp_path, "pearl", 0.5, score, layer=None, under={"draft_name": draft})
+    with pytest.raises(UserError, match=r"draft\.name \(small, large\)"):
+        read_panels(tmp_path, ["boxes"])
+    (panel,) = read_panels(tmp_path, ["boxes"], where=["draft.name=small"])
+    assert set(curves(panel)) == {"pearl", "random"}
+
+
 def test_a_gain_is_over_random_under_the_same_policy(tmp_path: Path) -> None:
     closed = {"engine_positions": "renumbered"}
     add_run(tmp_path, "random", 0.5, 0.5)

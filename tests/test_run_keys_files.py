@@ -193,6 +193,12 @@ def test_every_source_counts(parallel: Job, name: str) -> None:
     assert key_of(parallel.spec, parallel, Edited(changed=file)) != parallel.key
 
 
+def test_what_the_engine_imports_of_methods_counts_for_every_method(plain: Job) -> None:
+    tiles = ROOT / "methods" / "select" / "tiles.py"
+    assert tiles not in keys._method_files(plain.method)
+    assert key_of(plain.spec, plain, Edited(changed=tiles)) != plain.key
+
+
 def test_modules_count_however_they_are_imported(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     for line in (
