@@ -88,6 +88,32 @@ def retention_interval(
     return _bootstrap((first, second), _ratio, value, level, seed, resamples)
 
 
+def rate_ratio_interval(
+    seconds: ArrayLike,
+    counts: ArrayLike,
+    other_seconds: ArrayLike,
+    other_counts: ArrayLike,
+    level: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Return (sum(seconds) / sum(counts)) / (sum(other_seconds) / sum(other_counts)) with its paired bootstrap.
+
+    The four belong to one list of samples, and a resample draws whole samples.
+
+    Raises:
+        ValueError: as `difference_interval`, or a count or a time of the second that is not above 0.
+    """
+    first, second = _pair(seconds, counts)
+    third, fourth = _pair(other_seconds, other_counts)
+    data = (first, second, third, fourth)
+    if len(first) != len(third):
+        raise ValueError(f"paired scores differ in length: {len(first)} and {len(third)}")
+    if min(second.min(), third.min(), fourth.min()) <= 0:
+        raise ValueError("counts and the times divided by must be above 0")
+    return _bootstrap(data, _rates, float(_rates(*data)), level, seed, resamples)
+
+
 def permutation_pvalue(
     ours: ArrayLike, theirs: ArrayLike, seed: int = 0, resamples: int = RESAMPLES
 ) -> float:
@@ -148,6 +174,12 @@ def _ratio(ours: Array, full: Array, axis: int = -1) -> Array:
     # A resample without a single right unpruned answer has no ratio; its limit is infinite.
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below == 0, np.inf, ours.mean(axis=axis) / below)
+
+
+def _rates(own: Array, many: Array, other: Array, count: Array, axis: int = -1) -> Array:
+    mine = own.sum(axis=axis) / many.sum(axis=axis)
+    ratio: Array = mine / (other.sum(axis=axis) / count.sum(axis=axis))
+    return ratio
 
 
 def _scores(values: ArrayLike) -> Array:

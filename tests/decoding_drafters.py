@@ -12,6 +12,13 @@ from harness.decoding.drafts import Draft
 STEP = 0.03
 
 
+def work(seconds: float) -> None:
+    """Use a processor for so long, however long that takes."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 def following(tokens: Sequence[int]) -> int:
     """The language that the tests decode: hardly any repetition, known to both sides."""
     return (sum(tokens[-3:]) * 7 + len(tokens) * 3) % 101
@@ -20,17 +27,31 @@ def following(tokens: Sequence[int]) -> int:
 class Guesser:
     """Right but for every fifth place; may be slow, may die, may hang."""
 
-    def __init__(self, step: float = 0.0, die_at: int | None = None, hang_at: int | None = None):
-        self._step, self._die_at, self._hang_at = step, die_at, hang_at
+    def __init__(
+        self,
+        step: float = 0.0,
+        die_at: int | None = None,
+        hang_at: int | None = None,
+        reads: float = 0.0,
+    ):
+        self._step, self._die_at, self._hang_at, self._reads = step, die_at, hang_at, reads
+
+    def begin(self, order: float) -> None:
+        """Read for so many seconds, and as long again before the first draft."""
+        time.sleep(order)
+        self._reads = order
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         if self._die_at is not None and len(tokens) >= self._die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._hang_at is not None and len(tokens) >= self._hang_at:
             time.sleep(60)
+        if self._reads:
+            time.sleep(self._reads)
+            self._reads = 0.0
         found = list(tokens)
         for _ in range(count):
-            time.sleep(self._step)
+            work(self._step)
             found.append(following(found) + (len(found) % 5 == 4))
         return Draft(tuple(found[len(tokens) :]))
 

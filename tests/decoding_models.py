@@ -71,13 +71,14 @@ def side(
     *,
     prefill: Callable[[Adapter, dict[str, Any]], Prefill] | None = None,
     attention: str = "sdpa",
+    adapter: Adapter | None = None,
     common: int | None = None,
     chance: Chance | None = None,
     room: int = ROOM,
     **settings: Any,
 ) -> Side:
-    """A side that nobody has asked yet."""
-    adapter, inputs = in_doubles(name, attention), encoded(name)
+    """A side that nobody has asked yet, of the family's tiny model or another one."""
+    adapter, inputs = adapter or in_doubles(name, attention), encoded(name)
     config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
     voice = voice_of(adapter, config, inputs["input_ids"], common, chance)
     run = running(adapter, inputs, method or NoReduction(), ratio)

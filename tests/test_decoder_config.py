@@ -92,9 +92,21 @@ def test_the_draft_inherits_what_both_see_and_nothing_else() -> None:
     draft = spec.method.draft
     assert draft is not None
     assert draft.name == "qwen2_5_vl_7b"
-    assert (draft.dtype, draft.attention) == ("bfloat16", "sdpa")
+    assert (draft.dtype, draft.attention) == ("float32", "sdpa")
     assert (draft.video, draft.processor) == (spec.model.video, spec.model.processor)
     assert (draft.video.frames, draft.processor["max_pixels"]) == (128, 401408)
+
+
+def test_the_draft_computes_in_the_targets_type_unless_asked() -> None:
+    wide = ("model=llava_ov_72b", "method=pearl", "model.device_map=auto")
+    for more, dtype in (
+        ((), "bfloat16"),
+        (("model.dtype=float16",), "float16"),
+        (("method.draft_options={dtype: float32}",), "float32"),
+    ):
+        draft = spec_of(*wide, *more).method.draft
+        assert draft is not None
+        assert (draft.name, draft.dtype) == ("llava_ov_7b", dtype)
 
 
 def test_the_processor_of_another_family_is_not_taken_over() -> None:

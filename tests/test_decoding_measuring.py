@@ -9,7 +9,11 @@ import pytest
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import DrafterLost, Timed
 from harness.decoding.measuring import AHEAD, ENOUGH, TIMED, WARMING, best_of, steps_of
+from harness.decoding.meter import Lap
 from harness.decoding.trace import Round, Trace
+
+#: A quarter of the rounds is fast, a quarter slow.
+SPEEDS = (1.0, 2.0, 2.0, 8.0)
 
 
 class Echo:
@@ -42,8 +46,9 @@ class Clock:
     def _round(self, how: str, draft: Draft) -> Timed:
         self.played.append(how)
         self.number += 1
-        slow = 100.0 if self.number <= WARMING else 2.0 if self.number % 2 else 1.0
-        return Timed(draft, [0], slow, slow * AHEAD, slow * self.ratio)
+        slow = 100.0 if self.number <= WARMING else SPEEDS[self.number % len(SPEEDS)]
+        drafting, verifying = slow * AHEAD, slow * self.ratio
+        return Timed(draft, [0], slow, Lap(drafting, drafting), Lap(verifying, verifying))
 
     def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], list[int]]) -> Timed:
         proposed = draft()
@@ -67,7 +72,10 @@ def test_a_drafter_that_guesses_the_answer_is_not_measured_too_fast(overlap: boo
 def test_a_machine_that_changes_its_speed_changes_both_sides() -> None:
     found = steps_of(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
     assert found.ratio == pytest.approx(2.5)
-    assert found.draft <= 2.0  # the slow beginning does not count
+    assert (
+        found.draft == 2.0
+    )  # the middle one: neither the fastest nor the mean, and not the slow beginning
+    assert found.target == 5.0
 
 
 def test_a_tree_is_timed_by_the_level() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.decoding.drafts import Draft
-from harness.decoding.machine import DrafterLost, Machine
+from harness.decoding.machine import READING, DrafterLost, Machine
 from harness.decoding.processes import Factory, Processes
 from harness.decoding.rules import Greedy
 from tests import decoding_drafters as drafters
@@ -23,7 +23,7 @@ class Target:
         self._step = step
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[torch.Tensor]:
-        time.sleep(self._step)
+        drafters.work(self._step)
         ends = range(len(draft.tokens) + 1)
         return [torch.tensor(drafters.following([*tokens, *draft.tokens[:end]])) for end in ends]
 
@@ -35,11 +35,13 @@ def plain() -> list[int]:
     return tokens
 
 
-def decode(factory: Factory, gamma: int, overlap: bool, step: float = 0.0, **settings):
+def decode(
+    factory: Factory, gamma: int, overlap: bool, step: float = 0.0, limit: int = LIMIT, **settings
+):
     with Processes(factory, **settings) as transport:
         process = transport.process_id
         machine = Machine(transport.drafter, Target(step), Greedy(), transport, gamma, overlap)
-        trace = machine.run(LIMIT)
+        trace = machine.run(limit)
     assert process is not None
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)  # it is gone, and has been waited for
@@ -54,15 +56,60 @@ def test_the_answer_is_the_targets(overlap: bool) -> None:
     assert trace.rollbacks > 3
 
 
-def test_both_sides_are_busy_at_the_same_time() -> None:
+def overlap(core: int, other: int) -> float:
+    """How far two equally busy sides work at the same time on these cores."""
     gamma = 2
-    trace = decode(drafters.slow, gamma, True, gamma * drafters.STEP)
-    assert trace.tokens == plain()
+    target = Target(gamma * drafters.STEP)
+    with Processes(drafters.slow, cores=((core,), (other,))) as transport:
+        trace = Machine(transport.drafter, target, Greedy(), transport, gamma, True).run(8)
+    assert trace.tokens == plain()[:8]
     assert trace.overlap is not None
-    assert trace.overlap > 0.6  # 1 but for what messages and a busy machine cost
-    in_turn = decode(drafters.slow, gamma, False, gamma * drafters.STEP)
-    assert in_turn.overlap is not None
-    assert in_turn.overlap < 0.2
+    return trace.overlap
+
+
+def share_of(core: int) -> float:
+    """What part of a core's time this process gets just now."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, (core,))
+    try:
+        start = time.perf_counter()
+        drafters.work(0.1)
+        return 0.1 / (time.perf_counter() - start)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_sides_overlap_on_two_cores_and_not_on_one() -> None:
+    """However long each side takes; on one core only one works at a time."""
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    assert overlap(first, first) < 0.3
+    for _ in range(3):
+        free = min(share_of(first), share_of(second)) > 0.9
+        if free and overlap(first, second) > 0.6:
+            return
+    assert not free, "both cores were free, and the sides did not work at once"
+    pytest.skip("other work keeps the cores busy: nothing can overlap here now")
+
+
+def test_sides_in_turn_do_not_overlap() -> None:
+    trace = decode(drafters.slow, 2, False, 2 * drafters.STEP, limit=6)
+    assert trace.overlap is not None
+    assert trace.overlap < 0.2
+
+
+def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_round() -> None:
+    """Both take longer than a round may; a draft behind that takes no longer than one."""
+    patience = 0.4
+    with Processes(drafters.hanging, patience=patience) as transport:
+        transport.drafter.begin(1.5 * patience)
+        machine = Machine(transport.drafter, Target(), Greedy(), transport, 3, True)
+        start = time.perf_counter()
+        trace = machine.run(LIMIT)
+    assert trace.tokens == plain()
+    assert trace.degraded == "the drafter did not answer within 0.4 s"
+    assert len(trace.rounds) > 3  # some were drafted for before it hung
+    assert time.perf_counter() - start < patience * READING  # that much a prompt alone may take
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -19,7 +19,6 @@ from harness.config.compose import read_command
 from harness.config.spec import RunSpec
 from harness.decoding.guidance import Given, Guidance, Onlooker
 from harness.decoding.measuring import TIMES, best_of
-from harness.decoding.partners import halves, transport_of
 from harness.decoding.speculation import Speculation
 from harness.decoding.telling import Steps, Telling
 from harness.engine.session import Session
@@ -324,17 +323,6 @@ def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> No
             assert found == plainly(scene)
             assert expected in (None, telling.gamma)
         assert expected is not None  # two answers have rounds enough
-
-
-def test_where_both_sides_run() -> None:
-    cpu, one, two = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
-    assert transport_of("auto", False, one, two) == "sequential"
-    assert transport_of("auto", True, cpu, cpu) == "processes"
-    assert transport_of("auto", True, one, one) == "threads"
-    assert transport_of("auto", True, one, two) == "processes"
-    assert transport_of("sequential", True, one, two) == "sequential"
-    assert halves([0, 1, 2]) == ([0, 1], [2])
-    assert halves([0]) is None
 
 
 def test_the_target_chooses_by_what_its_layers_did_to_the_tokens() -> None:

@@ -17,9 +17,9 @@ def telling(**changed: Any) -> Telling:
     made = {
         "gamma": 2,
         "rounds": (
-            Round(0, 2, 1, 1, False, 9.0, 5.0, 9.0),
-            Round(1, 2, 2, 2, False, 4.0, 3.0, 4.0),
-            Round(1, 2, 2, 1, True, 4.0, 3.0, 4.0),
+            Round(0, 2, 1, 1, False, 9.0, 5.0, 9.0, 5.0, 9.0),
+            Round(1, 2, 2, 2, False, 4.0, 3.0, 4.0, 2.0, 4.0),
+            Round(1, 2, 2, 1, True, 4.0, 3.0, 4.0, 2.0, 3.0),
         ),
         "spent": Spent(9.0, 1.0, 8.0, 5),
         "plain": Spent(9.0, 0.0, 16.0, 5),
@@ -40,7 +40,8 @@ def test_the_figures_of_a_row() -> None:
     assert block["speedup_decode"] == pytest.approx(2.0)
     assert block["speedup_end_to_end"] == pytest.approx(25 / 18)
     assert block["speedup_per_device"] == pytest.approx(25 / 36)
-    assert block["overlap_efficiency"] == pytest.approx(1.0)  # the first round is the prefill
+    # Of the time that processors worked, 2 of the draft and 4 and 3 of the target; the first round is the prefill.
+    assert block["overlap_efficiency"] == pytest.approx((2 + 4 - 4 + 2 + 3 - 4) / (2 + 2))
     assert block["acceptance"] == pytest.approx(3 / 4)
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
     assert block["mean_run"] == pytest.approx(3.0)
@@ -72,18 +73,106 @@ def test_the_figures_of_a_row() -> None:
     assert alone["predicted_reached"] is None
 
 
-def test_degraded_answers_and_mismatches_are_counted() -> None:
-    found = [
-        telling(),
-        telling(degraded="it hangs", rounds=(Round(0, 0, 0, 0, True),)),
-        telling(mismatch=Mismatch(3, 0.25)),
-    ]
+def test_mismatches_are_counted() -> None:
+    found = [telling(), telling(mismatch=Mismatch(3, 0.25)), telling(mismatch=Mismatch(2, 0.125))]
     block = speculative_block([one.entry() for one in found], overlap=True)
+    assert block["mismatches"] == {
+        "compared": 3,
+        "answers": 2,
+        "first_place": 2,
+        "largest_gap": 0.25,
+    }
+
+
+def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_nowhere_else() -> (
+    None
+):
+    """Its rounds are of two kinds, and its time is of one side and the patience that was lost."""
+    late = telling(
+        degraded="it hangs",
+        rounds=(*telling().rounds, Round(1, 3, 3, 0, True, 90.0, 70.0, 8.0, 70.0, 8.0)),
+        spent=Spent(9.0, 1.0, 98.0, 5),
+        plain=Spent(9.0, 0.0, 16.0, 5),
+    )
+    alone = speculative_block([telling().entry()] * 2, overlap=True)
+    block = speculative_block([one.entry() for one in (telling(), late, telling())], overlap=True)
     assert block["degraded"] == {"answers": 1, "why": "it hangs"}
-    assert block["mismatches"]["answers"] == 1
-    assert block["mismatches"]["first_place"] == 3
-    assert block["mismatches"]["largest_gap"] == 0.25
-    assert block["rounds"] == 4  # none of the degraded answer's
+    assert block["rounds"] == 4  # of eight behind the prefills
+    gained = {name for name in block if name.startswith("speedup") and "predicted" not in name}
+    apart = gained | {"degraded", "mismatches"}
+    assert {name: block[name] for name in block.keys() - apart} == {
+        name: alone[name] for name in alone.keys() - apart
+    }
+    assert block["speedup_decode"] == pytest.approx(3 * 16 / (8 + 98 + 8))
+    assert block["speedup_end_to_end"] == pytest.approx(3 * 25 / (18 + 108 + 18))
+
+
+def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
+    """A short answer that gains four times and a long one that gains a quarter, nine times as many tokens."""
+    short = telling(spent=Spent(2.0, 0.0, 1.0, 3), plain=Spent(2.0, 0.0, 4.0, 3))
+    long = telling(spent=Spent(2.0, 0.0, 72.0, 19), plain=Spent(2.0, 0.0, 90.0, 19))
+    block = speculative_block([short.entry(), long.entry()], overlap=True)
+    assert block["speedup_decode"] == pytest.approx(94 / 73)
+    assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 + 1.25) / 2)
+    assert block["speedup_end_to_end"] == pytest.approx(98 / 77)
+    assert block["speedup_end_to_end_mean_of_ratios"] == pytest.approx((6 / 3 + 92 / 74) / 2)
+    # The prediction weighs its answers in the same way: a step of plain decoding is that of all tokens.
+    assert block["target_ms"] == pytest.approx(1000 * 94 / 20)
+    assert block["predicted_reached"] == pytest.approx(94 / 73 / block["speedup_predicted"])
+
+
+def test_sampled_answers_of_other_lengths_are_compared_by_the_token() -> None:
+    one = telling(spent=Spent(1.0, 0.0, 8.0, 9), plain=Spent(1.0, 0.0, 4.0, 3))
+    block = speculative_block([one.entry()], overlap=True)
+    assert block["speedup_decode"] == pytest.approx((4 / 2) / (8 / 8))
+    assert block["speedup_end_to_end"] == pytest.approx((5 / 3) / (9 / 9))
+
+
+def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
+    single = telling(spent=Spent(2.0, 0.0, 0.5, 1), plain=Spent(2.0, 0.0, 0.1, 1))
+    block = speculative_block([single.entry(), telling().entry()], overlap=True)
+    assert block["speedup_decode"] == pytest.approx(2.0)
+    assert block["speedup_end_to_end"] == pytest.approx((27.1 / 6) / (20.5 / 6))
+    alone = speculative_block([single.entry()], overlap=True)
+    assert alone["speedup_decode"] is None
+    assert alone["predicted_reached"] is None
+
+
+def test_an_interval_is_over_answers() -> None:
+    pairs = [
+        telling(spent=Spent(1.0, 0.0, own, 5), plain=Spent(1.0, 0.0, 16.0, 5))
+        for own in (8.0, 8.0, 4.0, 16.0, 8.0, 6.0)
+    ]
+    block = speculative_block([one.entry() for one in pairs], overlap=True)
+    for name in ("speedup_decode", "speedup_end_to_end"):
+        low, high = block[f"{name}_interval"]
+        assert low < block[name] < high
+    assert 1.0 < block["speedup_decode_interval"][0] < 1.6
+    assert 2.2 < block["speedup_decode_interval"][1] < 4.0
+    assert speculative_block([pairs[0].entry()], True)["speedup_decode_interval"] is None
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "expected"), [(1, 0, 1.0), (1, 1, 1 / 2), (4, 1, 4 / 5), (4, 0, 1.0)]
+)
+def test_a_device_is_compared_with_one_of_plain_decoding(target, more, expected) -> None:
+    """Plain decoding occupies the target's devices, and both sides those and the draft's own."""
+    lost = telling(devices=0, target_devices=target, degraded="it hangs")
+    one = telling(devices=more, target_devices=target)
+    block = speculative_block([lost.entry(), one.entry()], overlap=True)
+    assert block["devices"] == target + more
+    assert block["target_devices"] == target
+    assert block["speedup_per_device"] == pytest.approx(block["speedup_end_to_end"] * expected)
+
+
+def test_two_streams_of_one_gpu_have_no_overlap_to_tell() -> None:
+    """Each counts the other's kernels as its own time."""
+    assert speculative_block([telling(apart=False).entry()], True)["overlap_efficiency"] is None
+
+
+def test_the_window_of_a_row_is_the_middle_one() -> None:
+    rows = [telling(gamma=gamma).entry() for gamma in (9, 2, 3)]
+    assert speculative_block(rows, overlap=True)["gamma"] == 3
 
 
 def test_answers_with_windows_of_their_own_add_up() -> None:

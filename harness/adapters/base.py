@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -215,6 +216,12 @@ class Adapter(ABC):
         """Device of the first parameter, where inputs go."""
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    @cached_property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
+        found = dict.fromkeys(parameter.device for parameter in self.model.parameters())
+        return tuple(one for one in found if one.type == "cuda") or (self.device,)
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Turn chats into one left-padded batch on the model's device.

@@ -379,14 +379,14 @@ def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> 
     """Return the draft model: the one asked for, else the first that the target names, with the user's options.
 
     It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
-    what the target chooses is for both of them.
+    what the target chooses is for both of them. It computes in the target's type, which the machine at hand has.
     """
     if asked is None and not target.drafts:
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
         )
     part = compose_model(asked or target.drafts[0])
-    part["video"] = asdict(target.video)
+    part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)
     with in_words_of_the_draft():

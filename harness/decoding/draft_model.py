@@ -123,9 +123,14 @@ class DraftModel(Drafter):
         self._side.start()
 
     @property
-    def device(self) -> torch.device:
+    def devices(self) -> tuple[torch.device, ...]:
         """Where the model is."""
-        return self._adapter.device
+        return self._adapter.devices
+
+    @property
+    def unread(self) -> bool:
+        """Whether the next draft begins with the prompt."""
+        return self._side is not None and not self._side.started
 
     def guide(self, guidance: Guidance) -> None:
         """Take what the target chose."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.decoding.drafts import Draft, walk
+from harness.decoding.meter import NO_TIME, Lap
 from harness.decoding.rules import Row, Rule
 from harness.decoding.trace import Round, Trace
 
@@ -36,19 +37,27 @@ class Verifier(Protocol):
         """Return the target's row behind the verified `tokens`, then behind each token of `draft`, in one forward."""
 
 
+#: A drafter that reads its chat, or whose draft begins with its prompt, has so many times the patience for a round: a
+#: video is decoded, cut and run through the tower before the first token, and that is no sign of trouble.
+READING = 20
+
+
 class DrafterLost(Exception):
     """The drafter died or does not answer; the message says which."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Results of one round's work and the seconds it took: by the wall, and each side's own."""
+    """Results of one round's work and the seconds it took: the whole of it by the wall, and each side's part.
+
+    A side that had nothing to do has no lap.
+    """
 
     draft: Draft
     rows: Sequence[Row]
     seconds: float
-    draft_seconds: float
-    target_seconds: float
+    drafting: Lap = NO_TIME
+    verifying: Lap = NO_TIME
 
 
 class Transport(Protocol):
@@ -158,8 +167,10 @@ class Machine:
                 accepted=len(verdict.path),
                 own=verdict.own is not None,
                 seconds=done.seconds,
-                draft_seconds=done.draft_seconds,
-                target_seconds=done.target_seconds,
+                draft_seconds=done.drafting.wall,
+                target_seconds=done.verifying.wall,
+                draft_busy=done.drafting.busy,
+                target_busy=done.verifying.busy,
             )
         )
         clean = self.overlap and drafter is not None and verdict.own is None

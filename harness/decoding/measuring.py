@@ -76,6 +76,6 @@ def steps_of(
         # Never what was drafted: a drafter that has run its next token already has one forward less to do.
         answer.append(token if rounds[-1].draft.tokens[0] != token else other)
     return Steps(
-        target=median(one.target_seconds for one in rounds[WARMING:]),
-        draft=median(one.draft_seconds for one in rounds[WARMING:]) / (levels or AHEAD),
+        target=median(one.verifying.wall for one in rounds[WARMING:]),
+        draft=median(one.drafting.wall for one in rounds[WARMING:]) / (levels or AHEAD),
     )

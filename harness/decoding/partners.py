@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
-from harness.config.spec import ModelSpec
 from harness.decoding.draft_model import DraftModel, DraftSpec, Order
 from harness.decoding.guidance import Guidance
-from harness.decoding.machine import Drafter, DrafterLost, Transport
+from harness.decoding.machine import READING, Drafter, DrafterLost, Transport
+from harness.decoding.meter import Meter
+from harness.decoding.places import besides, devices_of, placed
 from harness.decoding.processes import Processes
 from harness.decoding.sides import Side
 from harness.decoding.sparse import SparseDrafter
@@ -143,10 +144,11 @@ class OwnProcess:
 
     Args:
         launch: starts the process.
+        target: the devices of the target.
     """
 
     launch: Callable[[], Processes]
-    devices: int = 1
+    target: Sequence[torch.device]
     why: str | None = None
     _open: Processes | None = None
     _losses: int = 0
@@ -161,9 +163,16 @@ class OwnProcess:
         self._close()
 
     @property
+    def devices(self) -> int:
+        """Devices besides the target's: GPUs, or on the CPU the other half of the cores."""
+        there = () if self._open is None else self._open.devices
+        on_cpu = all(device.type == "cpu" for device in (*self.target, *there))
+        return 1 if on_cpu else besides(self.target, there)
+
+    @property
     def transport(self) -> Transport:
         """The process, or this thread alone where there is none."""
-        return self._open or Sequential()
+        return self._open or Sequential(Meter.of(self.target))
 
     @property
     def drafter(self) -> Drafter | None:
@@ -230,42 +239,32 @@ def open_partner(
         DrafterLost: the draft's process could not be started.
         UserError: the draft could not be loaded.
     """
+    meter = Meter.of(target.devices)
     if draft is None:
-        yield OwnCache() if source == "cache" else Nobody()
-    elif kind == "processes":
-        on_cpu = target.device.type == draft_device(draft.model).type == "cpu"
+        kind_of = OwnCache if source == "cache" else Nobody
+        yield kind_of(transport=Sequential(meter, meter))
+        return
+    draft = replace(draft, model=placed(draft.model))
+    if kind == "processes":
+        there = (*target.devices, *devices_of(draft.model))
+        on_cpu = all(device.type == "cpu" for device in there)
         cores = halves(sorted(os.sched_getaffinity(0))) if on_cpu else None
         own, its = (None, None) if cores is None else map(len, cores)
         spec = replace(draft, threads=draft.threads or its)
-        launch = partial(Processes, spec.build, patience, cores)
-        with OwnProcess(launch) as process, _threads(draft.threads or own):
+        launch = partial(Processes, spec.build, patience, cores, target=meter)
+        with OwnProcess(launch, target.devices) as process, _threads(draft.threads or own):
             yield process
     elif kind == "threads":
         # Its own copy of the weights, even where target and draft are one model: attention is switched model by model.
-        model = DraftModel(draft, load_adapter(draft.model), patience)
-        with Threads(target.device, model.device, patience) as transport:
-            yield InProcess(model, transport, devices=int(model.device != target.device))
+        model = DraftModel(draft, load_adapter(draft.model), READING * patience)
+        extra = besides(target.devices, model.devices)
+        with Threads(target.devices, model.devices, patience, lambda: model.unread) as transport:
+            yield InProcess(model, transport, extra)
     else:
-        shared = draft.model == target.spec
-        yield InProcess(DraftModel(draft, target if shared else load_adapter(draft.model)))
-
-
-def transport_of(asked: str, overlap: bool, target: torch.device, draft: torch.device) -> str:
-    """Return how two sides run where `engine.transport=auto` leaves it open.
-
-    Who works in turn needs no second process. Two models on one GPU share it by streams, for two processes would only
-    take turns on it; two models elsewhere get a process each, for Python runs one thread at a time.
-    """
-    if asked != "auto":
-        return asked
-    if not overlap:
-        return "sequential"
-    return "threads" if target == draft and target.type == "cuda" else "processes"
-
-
-def draft_device(model: ModelSpec) -> torch.device:
-    """Return where a draft will be."""
-    return torch.device(model.device)
+        shared = draft.model == placed(target.spec)
+        model = DraftModel(draft, target if shared else load_adapter(draft.model))
+        extra = besides(target.devices, model.devices)
+        yield InProcess(model, Sequential(meter, Meter.of(model.devices)), extra)
 
 
 @contextmanager

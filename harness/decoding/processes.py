@@ -10,9 +10,12 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.guidance import Guidance
-from harness.decoding.machine import Drafter, DrafterLost, Timed
+from harness.decoding.machine import READING, Drafter, DrafterLost, Timed
+from harness.decoding.meter import Lap, Meter
 from harness.decoding.rules import Row
 from harness.decoding.serving import Packed, Request, guide_request, serve, unpack
 from harness.decoding.transports import alone
@@ -33,8 +36,10 @@ class Processes:
 
     Args:
         factory: builds the drafter, in its own process.
-        patience: seconds to wait for any answer of the drafter.
+        patience: seconds to wait for a draft; for one that begins with a prompt, and for the reading of a chat,
+            `READING` times as long. A process that dies is noticed at once.
         cores: core numbers for this process and for the drafter's; None leaves both where they are.
+        target: times the verifier.
         start: seconds to wait for the factory.
 
     Raises:
@@ -48,6 +53,7 @@ class Processes:
         patience: float = 30.0,
         cores: tuple[Collection[int], Collection[int]] | None = None,
         start: float = 600.0,
+        target: Meter | None = None,
     ) -> None:
         self._factory = factory
         self._patience = patience
@@ -55,6 +61,11 @@ class Processes:
         self._start = start
         self._own_cores: Collection[int] | None = None
         self._asked = 0
+        self._unread = False
+        self._allowed = patience
+        self._target = target or Meter()
+        #: Devices on which the drafter works.
+        self.devices: tuple[torch.device, ...] = ()
         #: Why the drafter is gone; None while it is there.
         self.lost: str | None = None
 
@@ -70,9 +81,10 @@ class Processes:
         self._process.start()
         theirs.close()  # or the end of the process would not be the end of the pipe
         try:
-            refusal = self._receive(self._start)
-            if refusal is not None:
-                raise refusal
+            built = self._receive(self._start)
+            if isinstance(built, UserError):
+                raise built
+            self.devices = tuple(torch.device(name) for name in built)
         except (DrafterLost, UserError):
             self.close()
             raise
@@ -116,26 +128,30 @@ class Processes:
     def ask(self, what: str, *arguments: Any) -> None:
         """Ask for an answer without waiting for it."""
         self._asked += 1
+        self._unread = self._unread or what == "begin"
+        self._allowed = self._patience * (READING if self._unread else 1)
+        if what in ("start", "draft"):
+            self._unread = False
         self._send((what, self._asked, arguments))
 
     def tell(self, guidance: Guidance) -> None:
         """Hand on what the target chose; nothing is answered."""
         self._send(guide_request(guidance))
 
-    def answer(self) -> tuple[Packed | None, float]:
-        """Return what was asked for last, and the seconds that the process was busy with it."""
+    def answer(self) -> tuple[Packed | None, Lap]:
+        """Return what was asked for last, and the seconds that it took the process, waiting for guidance left out."""
         while True:
-            number, found, seconds = self._receive(self._patience)
+            number, found, lap = self._receive(self._allowed)
             if number != self._asked:
                 continue  # to a question whose asker has failed since
             if isinstance(found, UserError):
                 raise found
-            return found, seconds
+            return found, lap
 
-    def _draft(self) -> tuple[Draft, float]:
-        packed, seconds = self.answer()
+    def _draft(self) -> tuple[Draft, Lap]:
+        packed, lap = self.answer()
         assert packed is not None  # a draft was asked for
-        return unpack(packed), seconds
+        return unpack(packed), lap
 
     def _send(self, request: Request) -> None:
         try:
@@ -169,23 +185,20 @@ class Processes:
         start = time.perf_counter()
         draft()
         proposed, drafting = self._draft()
-        between = time.perf_counter()
-        found = rows(proposed)
-        end = time.perf_counter()
-        return Timed(proposed, found, end - start, drafting, end - between)
+        found, verifying = self._target.run(lambda: rows(proposed))
+        return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft there while verifying here."""
         start = time.perf_counter()
         draft()
-        found = rows()
-        verified = time.perf_counter()
+        found, verifying = self._target.run(rows)
         proposed, drafting = self._draft()
-        return Timed(proposed, found, time.perf_counter() - start, drafting, verified - start)
+        return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
 
     def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify here."""
-        return alone(rows)
+        return alone(rows, self._target)
 
 
 class Remote:

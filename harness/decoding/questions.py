@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from harness.adapters.chats import Chat
 from harness.decoding.chance import Chance
+from harness.decoding.meter import Meter
 from harness.decoding.sides import Side
 from harness.decoding.telling import Spent
 from harness.decoding.trace import Trace
@@ -59,6 +60,7 @@ class Target:
 
         def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
             self.prefilled = session.prefilled(inputs, cache, question.sample)
+            Meter.of(adapter.devices).rest()
             self.ready = time.perf_counter()
             return self.prefilled.logits, self.prefilled.next
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from harness.decoding.drafts import Draft
 from harness.decoding.guidance import Guidance
 from harness.decoding.machine import Drafter
+from harness.decoding.meter import Lap, Meter
 from harness.errors import UserError
 from methods.base import MethodError
 
@@ -90,8 +92,9 @@ class Mailbox:
 def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[int] | None) -> None:
     """Answer until the other end closes the pipe.
 
-    An answer is (number, what was asked for or the UserError that says why not, seconds of work). Any other error ends
-    the process, which the other end sees.
+    The first message names the devices on which the drafter works, none where it does not say. An answer is (number,
+    what was asked for or the UserError that says why not, its `Lap`). Any other error ends the process, which the other
+    end sees.
     """
     if cores is not None:
         os.sched_setaffinity(0, cores)
@@ -102,26 +105,40 @@ def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[in
         return
     mailbox = Mailbox(pipe, drafter)
     drafter.listen = mailbox.listen
-    pipe.send(None)
+    devices: tuple[torch.device, ...] = getattr(drafter, "devices", ())
+    meter = Meter.of(devices)
+    pipe.send([str(device) for device in devices])
     while True:
         try:
             what, number, arguments = mailbox.next()
         except EOFError:
             return
-        start = time.perf_counter()
-        answer: Packed | UserError | None = None
         try:
-            if what == "draft":
-                answer = pack(drafter.draft(*arguments))
-            elif what == "begin":
-                drafter.begin(*arguments)
-            elif what == "start":
-                drafter.start()
-            else:
-                mailbox.hand_over(arguments)
-        except (UserError, MethodError) as error:
-            answer = UserError(str(error))
+            answer, lap = meter.run(partial(_answer, mailbox, drafter, what, arguments))
         except Abandoned:
             continue
         if number:
-            pipe.send((number, answer, time.perf_counter() - start - mailbox.waited))
+            pipe.send((number, answer, _working(lap, mailbox.waited, bool(meter.devices))))
+
+
+def _answer(
+    mailbox: Mailbox, drafter: Any, what: str, arguments: tuple[Any, ...]
+) -> Packed | UserError | None:
+    """Do what a request asks for."""
+    try:
+        if what == "draft":
+            return pack(drafter.draft(*arguments))
+        if what == "begin":
+            drafter.begin(*arguments)
+        elif what == "start":
+            drafter.start()
+        else:
+            mailbox.hand_over(arguments)
+    except (UserError, MethodError) as error:
+        return UserError(str(error))
+    return None
+
+
+def _working(lap: Lap, waited: float, by_events: bool) -> Lap:
+    """Take waiting for the target off a lap; a thread's processor time has none of it, the time between events has."""
+    return Lap(lap.wall - waited, max(lap.busy - waited, 0.0) if by_events else lap.busy)

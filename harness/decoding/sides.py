@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import NOTHING, Draft
+from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
 from harness.decoding.stack import TextStack, tree_sight
 from harness.decoding.voices import Voice
@@ -49,6 +50,11 @@ class Side:
         """Keys and values of the prompt and of what is held behind it."""
         return self.stack.cache
 
+    @property
+    def started(self) -> bool:
+        """Whether the prompt has been run."""
+        return self._prefill is None
+
     @torch.inference_mode()
     def start(self) -> None:
         """Run the prompt, once."""
@@ -56,6 +62,8 @@ class Side:
             return
         self.first, self.stack.following = self._prefill(self.cache)
         self._prefill = None
+        # Whoever takes the time of a prefill takes that of its kernels, not of their launch.
+        Meter.of(self.adapter.devices).rest()
         self._rows[0] = self.voice.rows(self.first[None], self._pasts([], 0))[0]
 
     @torch.inference_mode()

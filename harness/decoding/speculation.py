@@ -23,7 +23,9 @@ from harness.decoding.draft_model import DraftSpec, Order
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
 from harness.decoding.measuring import ROOM, TIMES, best_of, steps_of
-from harness.decoding.partners import Answering, Partner, draft_device, open_partner, transport_of
+from harness.decoding.meter import Meter
+from harness.decoding.partners import Answering, Partner, open_partner
+from harness.decoding.places import devices_of, one_gpu, transport_of
 from harness.decoding.questions import Answer, Question, Target
 from harness.decoding.sides import common_length
 from harness.decoding.summary import steady_rounds
@@ -60,6 +62,7 @@ class Speculation:
         self._timings: list[Steps] = []
         self._played = Trace()
         self._answered = 0
+        self._by_itself = Sequential(Meter.of(adapter.devices))
 
     def __enter__(self) -> Speculation:
         """Open the target's sessions, and start whoever drafts."""
@@ -73,9 +76,11 @@ class Speculation:
             self._looking = self._stack.enter_context(looking)
         engine, draft = spec.engine, self._draft_spec()
         self.transport = "sequential"
+        self._apart = True
         if draft is not None:
-            there = draft_device(draft.model)
-            self.transport = transport_of(engine.transport, method.overlap, adapter.device, there)
+            there = devices_of(draft.model)
+            self.transport = transport_of(engine.transport, method.overlap, adapter.devices, there)
+            self._apart = self.transport != "threads" or not one_gpu(adapter.devices, there)
         opened = open_partner(draft, adapter, method.source, self.transport, engine.patience)
         self._partner: Partner = self._stack.enter_context(opened)
         return self
@@ -153,6 +158,8 @@ class Speculation:
             steps=self._steps,
             draft_visual=own.draft_visual,
             devices=self._partner.devices,
+            target_devices=len(self._adapter.devices),
+            apart=self._apart,
             first=self.hides_prefill,
             degraded=own.trace.degraded,
         )
@@ -211,7 +218,7 @@ class Speculation:
         start = time.perf_counter()
         target.side.start()
         rule, ends = rule_of(question.config, question.chance), ends_of(question.config)
-        machine = Machine(None, target.side, rule, Sequential(), ends=ends)
+        machine = Machine(None, target.side, rule, self._by_itself, ends=ends)
         trace = machine.run(limit_of(question.config))
         end = time.perf_counter()
         spent = Spent(target.ready - start, 0.0, end - target.ready, len(trace.tokens))
@@ -233,7 +240,7 @@ class Speculation:
             drafter,
             target.side,
             rule_of(question.config, question.chance),
-            partner.transport if drafter is not None else Sequential(),
+            partner.transport if drafter is not None else self._by_itself,
             self.gamma,
             method.overlap,
             ends_of(question.config),

@@ -45,7 +45,7 @@ class TextStack:
         return folded(self._configs)
 
     def run(self, ids: Tensor, places: Sequence[int], seen: Tensor | None = None) -> Tensor:
-        """Run new tokens and return the logits (t, V) behind each.
+        """Run new tokens and return the logits (t, V) behind each, on the device that inputs go to.
 
         Args:
             ids: (t,) behind whatever the cache holds.
@@ -94,7 +94,8 @@ class TextStack:
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        logits: Tensor = self._head(hidden)[0]
+        # A spread model ends on its last device; what listens to prompt and answer is on the first.
+        logits: Tensor = self._head(hidden)[0].to(self.device)
         return logits
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from harness.decoding import renewal
-from harness.decoding.telling import Spent, Telling
+from harness.decoding.pace import decoding, pace, whole
+from harness.decoding.telling import Telling
 from harness.decoding.trace import Trace
+
+#: Keys of what is predicted.
+PREDICTED = (
+    "speedup_predicted",
+    "predicted_reached",
+    "speedup_predicted_window",
+    "predicted_window_reached",
+)
 
 
 def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> dict[str, Any]:
@@ -20,7 +29,8 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         overlap: whether draft and target work at once.
     """
     tellings = [Telling.from_entry(one) for one in decodings]
-    devices = 1 + tellings[0].devices
+    # A draft whose process was lost occupies nothing for the answers after; the others say what it takes.
+    devices = max(one.target_devices + one.devices for one in tellings)
     steady = [one for one in tellings if one.degraded is None]
     rounds = steady_rounds(steady)
     gamma = median(one.gamma for one in tellings)
@@ -28,11 +38,12 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         "gamma": gamma,
         "overlap": overlap,
         "devices": devices,
+        "target_devices": tellings[0].target_devices,
         "draft_visual": fmean(one.draft_visual for one in tellings),
         **_lengths(rounds),
         **_times(steady, rounds),
-        **_speedups(tellings, devices),
-        "overlap_efficiency": rounds.overlap if overlap else None,
+        **_speedups(tellings, tellings[0].target_devices / devices),
+        "overlap_efficiency": rounds.overlap if overlap and tellings[0].apart else None,
         "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in tellings),
         "mismatches": _mismatches(tellings),
         "degraded": _degraded(tellings),
@@ -99,37 +110,21 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _speedups(tellings: Sequence[Telling], devices: int) -> dict[str, float | None]:
-    """Return speed-ups over plain decoding of the same answers by the same loop."""
-    pairs = [(one.plain, one.spent) for one in tellings if one.plain is not None]
-    if not pairs:
-        names = ("decode", "decode_mean_of_ratios", "end_to_end", "end_to_end_mean_of_ratios")
-        return dict.fromkeys([f"speedup_{name}" for name in (*names, "per_device")])
-    whole = _ratio(pairs, lambda one: one.total / one.tokens)
+def _speedups(tellings: Sequence[Telling], share: float) -> dict[str, Any]:
+    """Return speed-ups over plain decoding of the same answers by the same loop.
+
+    Args:
+        tellings: all answers, those that the target had to finish alone included.
+        share: devices of plain decoding over those of both sides.
+    """
+    found = {"decode": pace(tellings, decoding), "end_to_end": pace(tellings, whole)}
+    end_to_end = found["end_to_end"]
     return {
-        "speedup_decode": _ratio(pairs, _decoding),
-        "speedup_decode_mean_of_ratios": _mean_of_ratios(pairs, _decoding),
-        "speedup_end_to_end": whole,
-        "speedup_end_to_end_mean_of_ratios": _mean_of_ratios(pairs, lambda one: one.total),
-        "speedup_per_device": whole / devices,
+        **{f"speedup_{name}": one and one.ratio.value for name, one in found.items()},
+        **{f"speedup_{name}_interval": one and one.bounds for name, one in found.items()},
+        **{f"speedup_{name}_mean_of_ratios": one and one.mean for name, one in found.items()},
+        "speedup_per_device": end_to_end and end_to_end.ratio.value * share,
     }
-
-
-def _decoding(one: Spent) -> float:
-    """Return seconds a token behind the first, which the prefill brings."""
-    return one.decode / max(one.tokens - 1, 1)
-
-
-def _ratio(pairs: Sequence[tuple[Spent, Spent]], seconds: Callable[[Spent], float]) -> float:
-    """Return the ratio of the means."""
-    return fmean(seconds(plain) for plain, _ in pairs) / fmean(seconds(own) for _, own in pairs)
-
-
-def _mean_of_ratios(
-    pairs: Sequence[tuple[Spent, Spent]], seconds: Callable[[Spent], float]
-) -> float:
-    """Return the mean over answers of their own ratios."""
-    return fmean(seconds(plain) / seconds(own) for plain, own in pairs)
 
 
 def _predicted(
@@ -137,20 +132,24 @@ def _predicted(
 ) -> dict[str, float | None]:
     """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
     acceptance, target = found.get("acceptance"), found["target_ms"]
-    draft, window, measured = found["draft_ms"], found["window_ms"], found["speedup_decode"]
+    draft, window = found["draft_ms"], found["window_ms"]
     if acceptance is None or not target or not draft:
-        names = ("speedup_predicted", "predicted_reached")
-        return dict.fromkeys((*names, "speedup_predicted_window", "predicted_window_reached"))
+        return dict.fromkeys(PREDICTED)
+    # Of the answers that the prediction is about, and each by its tokens, as there.
+    reached = pace(tellings, decoding)
+    measured = reached and reached.ratio.value
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
         """Return the speed-up over all answers, whose times add up, whatever the window of each."""
         tokens = Counter[int]()
         for one in tellings:
-            tokens[one.gamma] += one.spent.tokens
+            tokens[one.gamma] += max(one.spent.tokens - 1, 0)
         spent = (count / formula(acceptance, gamma, step, draft) for gamma, count in tokens.items())
         return tokens.total() / sum(spent)
 
+    if all(one.spent.tokens < 2 for one in tellings):
+        return dict.fromkeys(PREDICTED)
     promised = expected(target)
     # A window is verified in another time than plain decoding takes for a token.
     windows = expected(window) * target / window

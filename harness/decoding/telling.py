@@ -57,6 +57,10 @@ class Mismatch:
     gap: float
 
 
+#: Fields of an answer that its JSON form has as they are.
+PLAIN = ("gamma", "draft_visual", "devices", "target_devices", "apart", "first", "degraded")
+
+
 @dataclass(frozen=True)
 class Telling:
     """One answer.
@@ -70,6 +74,8 @@ class Telling:
         steps: as measured so far; None where nobody drafts.
         draft_visual: visual tokens that the draft saw (entries, on average over layers, of a partial cache).
         devices: that are busy besides the target's.
+        target_devices: those of the target.
+        apart: False where both sides are streams of one GPU: neither's time then is its own.
         first: whether the first round is the prefill, at once with the draft's.
         degraded: why the target went on alone; None if it did not.
     """
@@ -84,12 +90,13 @@ class Telling:
     devices: int
     first: bool
     degraded: str | None
+    target_devices: int = 1
+    apart: bool = True
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form; a round is a list of its fields."""
         return {
-            **{name: getattr(self, name) for name in ("gamma", "draft_visual", "devices", "first")},
-            "degraded": self.degraded,
+            **{name: getattr(self, name) for name in PLAIN},
             "rounds": [list(astuple(one)) for one in self.rounds],
             "spent": asdict(self.spent),
             "plain": self.plain and asdict(self.plain),
@@ -101,14 +108,10 @@ class Telling:
     def from_entry(cls, entry: Mapping[str, Any]) -> Telling:
         """Rebuild from the JSON form."""
         return cls(
-            gamma=entry["gamma"],
+            **{name: entry[name] for name in PLAIN},
             rounds=tuple(Round(*one) for one in entry["rounds"]),
             spent=Spent(**entry["spent"]),
             plain=entry["plain"] and Spent(**entry["plain"]),
             mismatch=entry["mismatch"] and Mismatch(**entry["mismatch"]),
             steps=entry["steps"] and Steps(**entry["steps"]),
-            draft_visual=entry["draft_visual"],
-            devices=entry["devices"],
-            first=entry["first"],
-            degraded=entry["degraded"],
         )

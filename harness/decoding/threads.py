@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from harness.decoding.drafts import Draft
-from harness.decoding.machine import DrafterLost, Timed
+from harness.decoding.machine import READING, DrafterLost, Timed
+from harness.decoding.meter import Lap, Meter
 from harness.decoding.rules import Row
 from harness.decoding.transports import Sequential, alone
 
@@ -28,18 +29,26 @@ class Threads:
     the CPU it is of use for tests alone.
 
     Args:
-        target: the target's device.
-        draft: the drafter's device.
+        target: the target's devices, the one that inputs go to first.
+        draft: the drafter's.
         patience: seconds to wait for a draft after the target has finished.
+        reading: says whether the drafter's next draft begins with its prompt, for which it has `READING` times as long.
 
     Raises:
         DrafterLost: a draft did not come in time. Its thread cannot be stopped; no more drafts are asked of it.
     """
 
-    def __init__(self, target: torch.device, draft: torch.device, patience: float = 30.0) -> None:
+    def __init__(
+        self,
+        target: Sequence[torch.device],
+        draft: Sequence[torch.device],
+        patience: float = 30.0,
+        reading: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._target = Lane(target)
         self._draft = Lane(draft)
         self._patience = patience
+        self._reading = reading
         self._lost = False
 
     def __enter__(self) -> Threads:
@@ -58,40 +67,42 @@ class Threads:
 
     def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Draft, then verify, both in this thread."""
-        return Sequential().in_turn(draft, rows)
+        return Sequential(self._target.meter, self._draft.meter).in_turn(draft, rows)
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft in the drafter's thread while verifying in this one."""
         if self._lost:
             raise DrafterLost("the drafter's thread hangs")
+        patience = self._patience * (READING if self._reading() else 1)
         start = time.perf_counter()
         future = self._pool.submit(self._draft.run, draft)
         found, verifying = self._target.run(rows)
         try:
-            proposed, drafting = future.result(timeout=self._patience)
+            proposed, drafting = future.result(timeout=patience)
         except Late as error:
             self._lost = True
-            reason = f"the drafter did not answer within {self._patience:g} s"
+            reason = f"the drafter did not answer within {patience:g} s"
             raise DrafterLost(reason) from error
         return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
 
     def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify."""
-        return alone(rows)
+        return alone(rows, self._target.meter)
 
 
 class Lane:
-    """Where one side works: a stream of its own on a GPU, just the calling thread elsewhere."""
+    """Where one side works: a stream of its own on its first GPU, just the calling thread elsewhere."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        on_gpu = devices[0].type == "cuda"
+        self._stream: Any = torch.cuda.Stream(devices[0]) if on_gpu else None
+        #: Times what goes on in the calling thread's streams.
+        self.meter = Meter.of(devices)
 
-    def run(self, work: Callable[[], Found]) -> tuple[Found, float]:
-        """Do the work and return its result and its seconds, which end when the stream has finished."""
-        start = time.perf_counter()
+    def run(self, work: Callable[[], Found]) -> tuple[Found, Lap]:
+        """Do the work and return its result and its times, which end when the stream has finished."""
         with self._entered():
-            found = work()
-        return found, time.perf_counter() - start
+            return self.meter.run(work)
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
@@ -102,4 +113,3 @@ class Lane:
         self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
-            self._stream.synchronize()

@@ -18,8 +18,10 @@ class Round:
         accepted: how many of them, from the first on, stood.
         own: whether the target added a token of its own.
         seconds: by the clock of the run.
-        draft_seconds: the drafter's part.
-        target_seconds: the target's part.
+        draft_seconds: the drafter's part of them.
+        target_seconds: the target's.
+        draft_busy: of the drafter's part, the seconds in which its processor worked.
+        target_busy: of the target's.
     """
 
     pending: int
@@ -30,6 +32,8 @@ class Round:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    draft_busy: float = 0.0
+    target_busy: float = 0.0
 
     @property
     def refused(self) -> bool:
@@ -105,12 +109,14 @@ class Trace:
 
     @property
     def overlap(self) -> float | None:
-        """Time both sides were busy at once over what the shorter side had to do; None if nothing was to overlap.
+        """Time both sides worked at once over what the shorter side had to do; None if nothing was to overlap.
 
-        (T_draft + T_target - T_wall) / min(T_draft, T_target), summed over rounds.
+        (B_draft + B_target - T_wall) / min(B_draft, B_target), summed over rounds, where B is the time in which a
+        side's processor worked. Two sides that share a core take turns on it and come out at 0 or, for the time that
+        nobody works, a little below.
         """
-        shorter = sum(min(one.draft_seconds, one.target_seconds) for one in self.rounds)
-        both = sum(one.draft_seconds + one.target_seconds - one.seconds for one in self.rounds)
+        shorter = sum(min(one.draft_busy, one.target_busy) for one in self.rounds)
+        both = sum(one.draft_busy + one.target_busy - one.seconds for one in self.rounds)
         return both / shorter if shorter > 0 else None
 
 

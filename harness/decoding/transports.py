@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.machine import Timed
+from harness.decoding.meter import Lap, Meter
 from harness.decoding.rules import Row
 
 
-def alone(rows: Callable[[], Sequence[Row]]) -> Timed:
+def alone(rows: Callable[[], Sequence[Row]], target: Meter) -> Timed:
     """Verify without drafting, by the wall clock."""
-    start = time.perf_counter()
-    found = rows()
-    seconds = time.perf_counter() - start
-    return Timed(NOTHING, found, seconds, 0.0, seconds)
+    found, verifying = target.run(rows)
+    return Timed(NOTHING, found, verifying.wall, verifying=verifying)
 
 
+@dataclass(frozen=True)
 class Sequential:
-    """Both sides in this thread, one after the other, by the wall clock."""
+    """Both sides in this thread, one after the other, by the wall clock.
+
+    Attributes:
+        target: times the target, where it works.
+        draft: times the drafter.
+    """
+
+    target: Meter = field(default_factory=Meter)
+    draft: Meter = field(default_factory=Meter)
 
     def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
         """Draft, then verify."""
         start = time.perf_counter()
-        proposed = draft()
-        between = time.perf_counter()
-        found = rows(proposed)
-        end = time.perf_counter()
-        return Timed(proposed, found, end - start, between - start, end - between)
+        proposed, drafting = self.draft.run(draft)
+        found, verifying = self.target.run(lambda: rows(proposed))
+        return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Draft, then verify what was there before: the same answer as at the same time, without the gain."""
@@ -37,7 +43,7 @@ class Sequential:
 
     def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Verify."""
-        return alone(rows)
+        return alone(rows, self.target)
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,19 @@ class Virtual:
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = drafting + self.target + self.message
-        return Timed(proposed, rows(proposed), total, drafting, self.target)
+        return Timed(proposed, rows(proposed), total, _lap(drafting), _lap(self.target))
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
         """Charge the longer side."""
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = max(drafting, self.target) + self.message
-        return Timed(proposed, rows(), total, drafting, self.target)
+        return Timed(proposed, rows(), total, _lap(drafting), _lap(self.target))
 
     def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
         """Charge the target."""
-        return Timed(NOTHING, rows(), self.target, 0.0, self.target)
+        return Timed(NOTHING, rows(), self.target, verifying=_lap(self.target))
+
+
+def _lap(seconds: float) -> Lap:
+    return Lap(seconds, seconds)

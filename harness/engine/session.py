@@ -32,6 +32,8 @@ Backend = Literal["drop", "emulate"]
 class Prefilled:
     """A prompt that has been run: `logits` (V,) behind it, the `next` position (..., 1), and how its record is closed.
 
+    Logits and position are on the device that inputs go to.
+
     `finish` takes the answer's ids (1, T) when decoding is over, and counts the time since the prefill as decoding.
     """
 
@@ -240,9 +242,10 @@ class Session:
         finally:
             self._pass = None
         assert this.positions is not None  # the decoder has run
-        following = this.positions.amax() + 1
+        # Wherever a spread model ends, what goes on from here begins on its first device.
+        following = this.positions.amax().to(self.adapter.device) + 1
         return Prefilled(
-            logits=output.logits[0, -1],
+            logits=output.logits[0, -1].to(self.adapter.device),
             next=following.expand(*this.positions.shape[:-1], 1),
             finish=lambda ids: this.finish(ids, None),
         )

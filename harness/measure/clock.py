@@ -76,7 +76,8 @@ class Clock:
     def drain(self) -> None:
         """Wait until the device has finished all queued work; a no-op off CUDA."""
         if self._drains:
-            torch.cuda.synchronize(self.device)
+            # Of the side's own stream alone: another thread may be at work on the same device.
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 class _Phase(AbstractContextManager[None]):
