@@ -24,7 +24,9 @@ class Elsewhere(Tensor):
             if where or func is Tensor.cpu:
                 return args[0].as_subclass(Tensor).to(*args[1:], **kwargs)
         leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        here = [one for one in leaves if not isinstance(one, Elsewhere) and one.dim() > 0]
+        joins = func in (torch.stack, torch.cat)
+        # Numbers of the CPU may meet any tensor, but for those that join tensors.
+        here = [one for one in leaves if not isinstance(one, Elsewhere) and (one.dim() or joins)]
         if here and func is not Tensor.copy_:
             name = getattr(func, "__name__", func)
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")

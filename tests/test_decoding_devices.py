@@ -35,7 +35,7 @@ def test_the_second_device_is_one() -> None:
 @pytest.mark.parametrize("settings", [{}, LISTENING], ids=["deaf", "listening"])
 def test_rows_of_a_spread_model_meet_on_its_first_device(name: str, settings: dict) -> None:
     expected = plain(name, **settings)
-    with ending_elsewhere(in_doubles(name).model):
+    with ending_elsewhere(in_doubles(name, "sdpa").model):
         target, draft = side(name, **settings), side(name, **settings)
         trace = Machine(draft, target, Greedy(), Sequential(), 2).run(LIMIT)
         assert trace.tokens == expected
@@ -54,7 +54,7 @@ def test_a_spread_model_samples() -> None:
         return Machine(draft, target, rule, Sequential(), 2, True).run(LIMIT).tokens
 
     whole = answer()
-    with ending_elsewhere(in_doubles("qwen2_5_vl").model):
+    with ending_elsewhere(in_doubles("qwen2_5_vl", "sdpa").model):
         assert answer() == whole
 
 
