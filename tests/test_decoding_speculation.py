@@ -258,6 +258,28 @@ def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
     assert other != found["sequential"]
 
 
+def test_a_question_draws_by_its_id() -> None:
+    """Two samples of one run that ask the same draw other numbers, and each the same ones again."""
+    settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 24}
+    with speculation("autoregressive", "engine.transport=sequential") as both:
+        inputs = both.encode([chat_of((3,))])
+        one, other, again = (
+            both.generate(inputs, [name], **settings).ids[0].tolist() for name in ("a", "b", "a")
+        )
+    assert one == again
+    assert one != other
+
+
+def test_a_record_has_milliseconds() -> None:
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
+        found, telling, record = answer(both, 3)
+    spent = telling.spent.decode
+    assert record.times_ms["decode"] == pytest.approx(1000 * spent)
+    assert record.times_ms["decode_per_token"] == pytest.approx(1000 * spent / (len(found) - 1))
+    # Its clock is that of the rounds, which are in seconds.
+    assert sum(one.seconds for one in telling.rounds) == pytest.approx(spent, rel=0.2)
+
+
 def test_what_looks_on_changes_no_bit() -> None:
     chosen: list[Guidance] = []
     inputs = target().encode([chat_of((3,))])

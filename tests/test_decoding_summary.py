@@ -42,6 +42,10 @@ def test_the_figures_of_a_row() -> None:
     assert block["speedup_per_device"] == pytest.approx(25 / 36)
     # Of the time that processors worked, 2 of the draft and 4 and 3 of the target; the first round is the prefill.
     assert block["overlap_efficiency"] == pytest.approx((2 + 4 - 4 + 2 + 3 - 4) / (2 + 2))
+    waiting = tuple(
+        replace(part, seconds=9.0) for part in one.rounds
+    )  # nobody works for most of the time
+    assert speculative_block([telling(rounds=waiting).entry()], True)["overlap_efficiency"] == 0
     assert block["acceptance"] == pytest.approx(3 / 4)
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
     assert block["mean_run"] == pytest.approx(3.0)

@@ -48,7 +48,7 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         "mismatches": _mismatches(tellings),
         "degraded": _degraded(tellings),
     }
-    return found | _predicted(found, steady, overlap)
+    return found | _predicted(found, steady, overlap) | {"speedup_bound": _bound(found, steady)}
 
 
 def steady_rounds(tellings: Sequence[Telling]) -> Trace:
@@ -159,6 +159,22 @@ def _predicted(
         "speedup_predicted_window": windows,
         "predicted_window_reached": None if measured is None else measured / windows,
     }
+
+
+def _bound(found: Mapping[str, Any], tellings: Sequence[Telling]) -> float | None:
+    """Return what decoding cannot exceed with the tokens that were accepted and with these times of single forwards.
+
+    A round lasts as long as a step of the target at least, and as long as its draft: at once the longer of both, in
+    turn their sum. Nothing is said of how acceptance is spread, unlike in what is predicted.
+    """
+    target, draft = found["target_ms"], found["draft_ms"]
+    rounds = [(one.gamma, part) for one in tellings for part in steady_rounds([one]).rounds]
+    if not target or not draft or not rounds:
+        return None
+    tokens = sum(part.accepted + part.own for _, part in rounds)
+    together = max if found["overlap"] else lambda *sides: sum(sides)
+    least = sum(together(gamma * draft, target) for gamma, _ in rounds)
+    return target * tokens / least
 
 
 def _mismatches(tellings: Sequence[Telling]) -> dict[str, Any] | None:

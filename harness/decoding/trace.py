@@ -111,13 +111,13 @@ class Trace:
     def overlap(self) -> float | None:
         """Time both sides worked at once over what the shorter side had to do; None if nothing was to overlap.
 
-        (B_draft + B_target - T_wall) / min(B_draft, B_target), summed over rounds, where B is the time in which a
-        side's processor worked. Two sides that share a core take turns on it and come out at 0 or, for the time that
-        nobody works, a little below.
+        max(B_draft + B_target - T_wall, 0) over min(B_draft, B_target), both summed over rounds, where B is the time in
+        which a side's processor worked. So much they worked at once at least, and just so much if one always did. Two
+        sides that share a core take turns on it and come out at 0.
         """
         shorter = sum(min(one.draft_busy, one.target_busy) for one in self.rounds)
-        both = sum(one.draft_busy + one.target_busy - one.seconds for one in self.rounds)
-        return both / shorter if shorter > 0 else None
+        both = (one.draft_busy + one.target_busy - one.seconds for one in self.rounds)
+        return sum(max(time, 0.0) for time in both) / shorter if shorter > 0 else None
 
 
 def pooled(traces: Sequence[Trace]) -> Trace:

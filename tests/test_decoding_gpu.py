@@ -1,0 +1,76 @@
+"""Both sides on GPUs, where there are any: the same answers, and figures that GPUs can have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.adapters.base import load_adapter
+from harness.config import preflight
+from harness.config.compose import read_command
+from harness.config.spec import RunSpec
+from harness.decoding.speculation import Speculation
+from harness.decoding.telling import Telling
+from harness.measure.bench_sd import chat_of
+from harness.running.keys import Digests
+from methods.base import Decoder
+
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+
+
+def answered(*overrides: str) -> tuple[str, list[Telling]]:
+    """Two answers whose ids are those of `generate` on the same device; the transport taken."""
+    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
+    assert command is not None
+    job = preflight.check(RunSpec.from_config(command.cells[0]), Digests())
+    assert isinstance(job.method, Decoder)
+    adapter, found = load_adapter(job.spec.model), []
+    with Speculation(job.spec, adapter, job.method) as both:
+        for scene in (3, 4):
+            inputs = both.encode([chat_of((scene,))])
+            plain = {name: value for name, value in inputs.items() if name != "chats"}
+            ids = adapter.model.generate(**plain, **GREEDY)[:, plain["input_ids"].shape[1] :]
+            generated = both.generate(inputs, [str(scene)], **GREEDY)
+            assert torch.equal(generated.ids, ids)
+            (record,) = generated.records
+            assert record.decoding is not None
+            found.append(Telling.from_entry(record.decoding))
+    assert all(one.degraded is None and one.mismatch is None for one in found)
+    return both.transport, found
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_two_models_on_one_gpu_are_streams_of_it(device: str) -> None:
+    transport, found = answered("method=parallelvlm", "ratio=0.5", f"model.device={device}")
+    assert transport == "threads"
+    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(0, 1, False)] * 2
+
+
+def test_in_turn_each_side_is_timed_by_its_events() -> None:
+    _, found = answered("method=vanilla_sd", "model.device=cuda")
+    for one in (part for answer in found for part in answer.rounds):
+        assert 0 < one.draft_busy <= one.draft_seconds
+        assert 0 < one.target_busy <= one.target_seconds
+
+
+@several
+def test_a_draft_on_its_own_gpu_has_a_process() -> None:
+    transport, found = answered(
+        "method=parallelvlm",
+        "ratio=0.5",
+        "model.device=cuda:0",
+        "method.draft_options={device: 'cuda:1'}",
+    )
+    assert transport == "processes"
+    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(1, 1, True)] * 2
+
+
+@several
+def test_a_target_on_all_gpus() -> None:
+    _, found = answered(
+        "method=pearl", "model.device_map=auto", "method.draft_options={device: 'cuda:0'}"
+    )
+    assert all(one.target_devices >= 1 for one in found)
