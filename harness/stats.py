@@ -89,28 +89,24 @@ def retention_interval(
 
 
 def rate_ratio_interval(
-    seconds: ArrayLike,
-    counts: ArrayLike,
-    other_seconds: ArrayLike,
-    other_counts: ArrayLike,
+    samples: Sequence[Sequence[float]],
     level: float = 0.95,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return (sum(seconds) / sum(counts)) / (sum(other_seconds) / sum(other_counts)) with its paired bootstrap.
-
-    The four belong to one list of samples, and a resample draws whole samples.
+    """Return (sum(a) / sum(b)) / (sum(c) / sum(d)) over samples (a, b, c, d) with its paired bootstrap interval.
 
     Raises:
-        ValueError: as `difference_interval`, or a count or a time of the second that is not above 0.
+        ValueError: no samples, samples of another length, or numbers that are not finite and above 0.
     """
-    first, second = _pair(seconds, counts)
-    third, fourth = _pair(other_seconds, other_counts)
-    data = (first, second, third, fourth)
-    if len(first) != len(third):
-        raise ValueError(f"paired scores differ in length: {len(first)} and {len(third)}")
-    if min(second.min(), third.min(), fourth.min()) <= 0:
-        raise ValueError("counts and the times divided by must be above 0")
+    table = np.asarray(samples, dtype=np.float64)
+    if table.ndim != 2 or table.shape[1] != 4 or not len(table):
+        raise ValueError(
+            f"samples must be a non-empty list of four numbers each, got {table.shape}"
+        )
+    if not (np.isfinite(table) & (table > 0)).all():
+        raise ValueError("samples must be finite and above 0")
+    data = tuple(table.T)
     return _bootstrap(data, _rates, float(_rates(*data)), level, seed, resamples)
 
 

@@ -105,3 +105,20 @@ def test_bad_scores_are_refused_and_one_sample_has_no_interval() -> None:
     with pytest.raises(ValueError, match="differ in length: 2 and 1"):
         stats.difference_interval([1, 0], [1])
     assert math.isnan(stats.mean_interval([0.3]).low)
+
+
+def test_a_ratio_of_rates_is_of_totals_and_resamples_whole_samples() -> None:
+    samples = [(8.0, 2, 2.0, 2), (90.0, 18, 72.0, 18), (10.0, 5, 5.0, 5), (30.0, 10, 20.0, 10)]
+    found = stats.rate_ratio_interval(samples)
+    assert found.value == pytest.approx((138 / 35) / (99 / 35))
+    assert found.low < found.value < found.high
+    # No mix of these samples is beyond the ratios of the single ones.
+    assert found.low >= 1.25
+    assert found.high <= 4.0
+    assert found == stats.rate_ratio_interval(samples)
+    # Samples that are in proportion leave nothing open.
+    same = stats.rate_ratio_interval([(2.0 * n, n, 1.0 * n, n) for n in (1, 5, 9)])
+    assert (same.low, same.high) == (pytest.approx(2), pytest.approx(2))
+    for wrong in ([], [(1.0, 2, 3.0)], [(1.0, 0, 1.0, 1)], [(1.0, 1, float("nan"), 1)]):
+        with pytest.raises(ValueError, match="samples must be"):
+            stats.rate_ratio_interval(wrong)

@@ -49,8 +49,8 @@ def pace(tellings: Sequence[Telling], part: Callable[[Spent], tuple[float, int]]
         part: the seconds and the tokens of an answer that count; answers without such tokens do not.
     """
     found = [(*part(one.plain), *part(one.spent)) for one in tellings if one.plain is not None]
-    counted = [one for one in found if one[1] > 0 and one[3] > 0]
+    counted = [one for one in found if min(one) > 0]
     if not counted:
         return None
     mean = fmean((slow / many) / (quick / own) for slow, many, quick, own in counted)
-    return Pace(rate_ratio_interval(*zip(*counted, strict=True)), mean)
+    return Pace(rate_ratio_interval(counted), mean)

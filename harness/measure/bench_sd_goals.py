@@ -70,7 +70,7 @@ def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> l
     block, other = row["extra"]["speculative"], best["extra"]["speculative"]
     decode, bound = block["speedup_decode_interval"], block["speedup_bound"]
     over = rate_ratio_interval(
-        *zip(*row["seconds"], strict=True), *zip(*best["seconds"], strict=True)
+        [[*ours, *theirs] for ours, theirs in zip(row["seconds"], best["seconds"], strict=True)]
     )
     found = [
         Goal("decode over plain decoding", block["speedup_decode"], 1.0, decode, bound),

@@ -1,0 +1,36 @@
+"""A drafter in a thread of its own: how long it is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import DrafterLost
+from harness.decoding.threads import Threads
+
+CPU = (torch.device("cpu"),)
+SAID = Draft((1,))
+
+
+def after(seconds: float) -> Callable[[], Draft]:
+    def draft() -> Draft:
+        time.sleep(seconds)
+        return SAID
+
+    return draft
+
+
+def test_a_drafts_prompt_does_not_count_against_the_patience_of_a_round() -> None:
+    unread = True
+    with Threads(CPU, CPU, patience=0.1, reading=lambda: unread) as transport:
+        assert transport.at_once(after(0.5), lambda: [0]).draft is SAID
+        unread = False
+        assert transport.at_once(after(0.0), lambda: [0]).draft is SAID
+        with pytest.raises(DrafterLost, match=r"within 0\.1 s"):
+            transport.at_once(after(1.0), lambda: [0])
+        with pytest.raises(DrafterLost, match="hangs"):
+            transport.at_once(after(0.0), lambda: [0])
