@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,7 +110,11 @@ def test_only_cuda_is_drained_at_both_ends(
     device: str, drains: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+
+    def stream_of(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waits.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
     with Clock(device).phase("a"):
         assert len(waits) == drains // 2
     assert waits == [torch.device(device)] * drains

@@ -45,8 +45,9 @@ class Answering:
 class Partner(Protocol):
     """Drafts for one answer after another."""
 
-    #: Devices that are busy besides the target's.
-    devices: int
+    @property
+    def devices(self) -> int:
+        """Devices that are busy besides the target's."""
 
     @property
     def transport(self) -> Transport:

@@ -137,7 +137,7 @@ def _predicted(
         return dict.fromkeys(PREDICTED)
     # Of the answers that the prediction is about, and each by its tokens, as there.
     reached = pace(tellings, decoding)
-    measured = reached and reached.ratio.value
+    measured = None if reached is None else reached.ratio.value
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
@@ -167,13 +167,14 @@ def _bound(found: Mapping[str, Any], tellings: Sequence[Telling]) -> float | Non
     A round lasts as long as a step of the target at least, and as long as its draft: at once the longer of both, in
     turn their sum. Nothing is said of how acceptance is spread, unlike in what is predicted.
     """
-    target, draft = found["target_ms"], found["draft_ms"]
+    target: float | None = found["target_ms"]
+    draft: float | None = found["draft_ms"]
     rounds = [(one.gamma, part) for one in tellings for part in steady_rounds([one]).rounds]
     if not target or not draft or not rounds:
         return None
     tokens = sum(part.accepted + part.own for _, part in rounds)
-    together = max if found["overlap"] else lambda *sides: sum(sides)
-    least = sum(together(gamma * draft, target) for gamma, _ in rounds)
+    sides = [(gamma * draft, target) for gamma, _ in rounds]
+    least = sum(max(one) if found["overlap"] else sum(one) for one in sides)
     return target * tokens / least
 
 

@@ -248,14 +248,16 @@ def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
     return [
         Line(
             name,
-            {
-                places: retention_interval(*zip(*counts[name, places], strict=True))
-                for places in PLACES
-            },
+            {places: _share(counts[name, places]) for places in PLACES},
             {part: fmean(one[part] for one in found) for part in found[0]},
         )
         for name, found in parts.items()
     ]
+
+
+def _share(counts: Sequence[tuple[int, int]]) -> Interval:
+    """Return accepted over judged tokens of all answers."""
+    return retention_interval([one for one, _ in counts], [judged for _, judged in counts])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
