@@ -59,6 +59,8 @@ def add_run(
         "n_samples": n,
         "metrics": {"acc": {"value": mean, "stderr": None}},
         "settings": settings(**(under or {})),
+        # What acts later leaves more.
+        "flops": {"share_of_full": 1 - ratio * (0.6 if layer else 0.9)},
         "extra": {"headline": "acc", "label": label, "sites": sites},
     }
     directory.commit(row | changes)
@@ -106,7 +108,11 @@ def test_files_and_table(root: Path, tmp_path: Path) -> None:
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "clever layer=2" in svg.read_text()
     text = table.read_text()
-    assert "| method | 100 % | 50 % | 10 % |" in text
+    assert "| method | 100 % | 50 % | 10 % | FLOPs |" in text
+    # Equal counts are no equal cost: what acts later leaves more of the prefill.
+    lines = {line.split(" | ")[0]: line for line in reversed(text.splitlines())}
+    assert lines["| clever"].endswith("| 100 / 55 / 19 % |")
+    assert lines["| clever layer=2"].endswith("| 100 / 70 / 46 % |")
     assert "| unpruned | 90.0 [85.0, 93.8] |" in text
     assert "+36.0 [" in text
     first = svg.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ RESAMPLES = 2000
 class Run:
     """One row with the headline score of each sample; tokens go first at layer `place`.
 
-    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
+    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does. `flops`
+    is the prefill's share of the unreduced one's.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Run:
     ratio: float
     place: int | None
     metric: str
+    flops: float
     scores: Mapping[Key, float]
 
 
@@ -54,6 +57,7 @@ class Point:
         retention: score over the unpruned score, paired by sample; None without an unpruned run.
         gain: score minus that of random dropping at the same place under the same policy; None where there is none.
         pvalue: of the paired permutation test behind `gain`.
+        flops: share of the unreduced prefill's FLOPs: methods that act later cost more at the same count of tokens.
     """
 
     ratio: float
@@ -61,6 +65,7 @@ class Point:
     retention: Interval | None = None
     gain: Interval | None = None
     pvalue: float | None = None
+    flops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,12 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
     unpruned = {} if plain is None else groups.pop(plain)
     full = unpruned[min(unpruned)] if unpruned else None
     floors = {(run.policy, run.place): name for name, run in first.items() if run.method == FLOOR}
+    costs = {
+        name: {ratio: _cost(runs, name, ratio) for ratio in ratios}
+        for name, ratios in groups.items()
+    }
     curves = [
-        _curve(first[name], groups, _floor(first[name], floors, nearest), full)
+        _curve(first[name], groups, costs[name], _floor(first[name], floors, nearest), full)
         for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
     ]
     return Panel(
@@ -188,6 +197,11 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
     )
 
 
+def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
+    """Return the mean share of FLOPs of a curve's runs at one ratio."""
+    return fmean(run.flops for run in runs if (run.name, run.ratio) == (name, ratio))
+
+
 def _floor(run: Run, floors: Mapping[tuple[str, int | None], str], nearest: bool) -> str | None:
     """Return the name of the random dropping that a run is compared with: at its place, under its policy."""
     ours = {place: name for (policy, place), name in floors.items() if policy == run.policy}
@@ -201,6 +215,7 @@ def _floor(run: Run, floors: Mapping[tuple[str, int | None], str], nearest: bool
 def _curve(
     run: Run,
     groups: Mapping[str, Mapping[float, NDArray[np.float64]]],
+    costs: Mapping[float, float],
     floor: str | None,
     full: NDArray[np.float64] | None,
 ) -> Curve:
@@ -220,6 +235,7 @@ def _curve(
                 retention=kept,
                 gain=gain,
                 pvalue=None if below is None else permutation_pvalue(scores, below),
+                flops=costs[ratio],
             )
         )
     floor = None if floor == run.name else floor
@@ -251,6 +267,7 @@ def _read(one: Stored) -> Run:
         ratio=row["ratio"],
         place=_place(sites[0]) if sites else None,
         metric=metric,
+        flops=row["flops"]["share_of_full"],
         scores=scores,
     )
 

@@ -16,7 +16,8 @@ def markdown(panels: Sequence[Panel]) -> str:
 def _benchmark(panel: Panel) -> str:
     parts = [
         f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
-        "Score in percent with its 95 % interval, by share of visual tokens kept.\n",
+        "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
+        "shares leave.\n",
         _table(panel, lambda point: _interval(point.score), full=True),
     ]
     if panel.full is not None:
@@ -45,16 +46,14 @@ def _table(
     only: Callable[[Curve], bool] = lambda curve: True,
 ) -> str:
     ratios = panel.ratios
-    lines = [
-        "| method | " + " | ".join(f"{100 * (1 - ratio):.4g} %" for ratio in ratios) + " |",
-        "| --- |" + " ---: |" * len(ratios),
-    ]
+    titles = [f"{100 * (1 - ratio):.4g} %" for ratio in ratios] + ["FLOPs"] * full
+    lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
     if full and panel.full is not None:
-        cells = [_interval(panel.full)] + [""] * (len(ratios) - 1)
+        cells = [_interval(panel.full), *[""] * (len(ratios) - 1), "100 %"]
         lines.append(f"| unpruned | {' | '.join(cells)} |")
     for curve in filter(only, panel.curves):
         found = {point.ratio: cell(point) for point in curve.points}
-        cells = [found.get(ratio, "") for ratio in ratios]
+        cells = [found.get(ratio, "") for ratio in ratios] + [_costs(curve)] * full
         lines.append(f"| {curve.name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -63,6 +62,12 @@ def _interval(interval: Interval | None) -> str:
     if interval is None:
         return ""
     return f"{100 * interval.value:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _costs(curve: Curve) -> str:
+    """Return the shares of prefill FLOPs along a curve in percent."""
+    shares = [point.flops for point in curve.points if point.flops is not None]
+    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %" if shares else ""
 
 
 def _against(point: Point) -> str:
