@@ -33,8 +33,8 @@ RESAMPLES = 2000
 class Run:
     """One row with the headline score of each sample; tokens go first at layer `place`.
 
-    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does. `flops`
-    is the prefill's share of the unreduced one's.
+    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
+    `flops` is the share of the unreduced prefill.
     """
 
     name: str
