@@ -85,6 +85,7 @@ class Answerer:
                 input_tokens=record.visual + record.text,
                 output_tokens=record.new_tokens,
                 record=record,
+                raw=text,
             )
             for key, text, record in zip(keys, texts, generated.records, strict=True)
         ]

@@ -38,9 +38,15 @@ def settings(
 
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
+
+    `until` is the other way about: what the model's or the benchmark's file names, [] and null for none, goes before
+    the strings that the task's author wrote. They never stop the generation, as in lmms-eval's model classes: the whole
+    answer is generated, counted and timed, and then cut.
     """
     merged = {**(model or {}), **task, **(benchmark or {})}
-    until = merged.pop("until", None) or ()
+    merged.pop("until", None)
+    named = [table["until"] for table in (benchmark, model, task) if table and "until" in table]
+    until = (named[0] if named else None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
     known = _known()
     unknown = sorted(name for name in merged if name not in known)
