@@ -295,7 +295,7 @@ def test_settings_precedence_and_cleaning() -> None:
     )
     assert merged.generate == {"max_new_tokens": 5, "num_beams": 1, "do_sample": False}
     sampling = settings({"temperature": 0.7, "top_p": 0.9, "image_aspect_ratio": "pad"})
-    expected = {"temperature": 0.7, "top_p": 0.9, "do_sample": True}
+    expected = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "do_sample": True}
     assert sampling.generate == {**expected, "max_new_tokens": DEFAULT_NEW_TOKENS}
     assert settings({"until": "\n"}).until == ("\n",)
     assert settings({"until": None}).until == ()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
-from harness.adapters.chats import Chat, media_of
+from harness.adapters.chats import MARK, Chat, marked, media_of
 from harness.adapters.loading import check_facts, load_checkpoint
 from harness.adapters.random_weights import build_random
 from harness.engine.items import Item
@@ -54,6 +55,12 @@ class Adapter(ABC):
     #: What `model.processor` may hold.
     settings: ClassVar[tuple[str, ...]] = ()
 
+    #: Texts that the processor replaces by the tokens of a picture or a video.
+    placeholders: ClassVar[tuple[str, ...]] = (MARK,)
+
+    #: The one of a picture where texts may say where pictures belong, as they may to lmms-eval's class of the family.
+    inline: ClassVar[str | None] = MARK
+
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Put the model in inference mode and left padding on the tokenizer."""
         self.model = model.eval()
@@ -66,8 +73,20 @@ class Adapter(ABC):
             tokenizer.pad_token = tokenizer.eos_token
         #: Token that fills answers after their end.
         self.pad_id = int(tokenizer.pad_token_id)
-        # A checkpoint that states none would fill up answers with a warning each.
-        model.generation_config.pad_token_id = self.pad_id
+        model.generation_config = self._ends_alone(model.generation_config)
+
+    def _ends_alone(self, released: GenerationConfig) -> GenerationConfig:
+        """Return the special tokens of a checkpoint's generation settings and nothing else of them.
+
+        What it says of penalties and sampling would change answers without standing in any row: `generate` fills in from
+        there whatever a call leaves out. Such settings belong into `model.generation`.
+        """
+        return GenerationConfig(
+            bos_token_id=released.bos_token_id,
+            eos_token_id=released.eos_token_id,
+            # A checkpoint that states none would fill up answers with a warning each.
+            pad_token_id=self.pad_id,
+        )
 
     # ------------------------------------------------------------------ loading
 
@@ -224,8 +243,8 @@ class Adapter(ABC):
                 {"type": "video", "video": file} and {"type": "text", "text": str}.
 
         Raises:
-            UserError: a chat without an image or video, a picture or video that cannot be read, a prompt that is longer
-                than the model's context.
+            UserError: a chat without an image or video where `model.media=required`, a picture or video that cannot be
+                read, a prompt that is longer than the model's context.
         """
         for number, chat in enumerate(chats):
             kinds = {part["type"] for turn in chat for part in turn["content"]}
@@ -233,8 +252,9 @@ class Adapter(ABC):
                 raise UserError(
                     f"chat {number} of the batch holds a video; model={self.spec.name!r} takes images only"
                 )
-        found = [media_of(number, chat, self.spec.video) for number, chat in enumerate(chats)]
-        texts = [self.prompt(chat) for chat in chats]
+        required = self.spec.media == "required"
+        found = [media_of(n, chat, self.spec.video, required) for n, chat in enumerate(chats)]
+        texts = [self.prompt(marked(chat, self.placeholders, self.inline)) for chat in chats]
         batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
         self._check_context(batch)
         return {name: self._place(value) for name, value in batch.items()}

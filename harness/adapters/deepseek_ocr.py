@@ -103,7 +103,7 @@ class DeepseekOcrAdapter(Adapter):
         """Run the processor; the prompt holds its begin-of-sequence already."""
         return self.processor(
             text=texts,
-            images=pictures,
+            images=pictures if any(pictures) else None,
             padding=True,
             add_special_tokens=False,
             return_tensors="pt",
@@ -111,6 +111,8 @@ class DeepseekOcrAdapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
         whole = inputs["pixel_values"]
         # A batch without crops has no pixels of them; its counts are all 0.
         crop = inputs.get("pixel_values_local", whole)

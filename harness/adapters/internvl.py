@@ -35,6 +35,8 @@ class InternVLAdapter(Adapter):
 
     model_class = InternVLForConditionalGeneration
     takes_video = True
+    placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
+    inline = TOKENS["context_image_token"]
     settings = ("crop_to_patches", "min_patches", "max_patches")
 
     @classmethod
@@ -82,7 +84,9 @@ class InternVLAdapter(Adapter):
         rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
-        batch["pixel_values"] = torch.cat([row["pixel_values"] for row in rows])
+        pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
+        if pixels:
+            batch["pixel_values"] = torch.cat(pixels)
         return batch
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:

@@ -100,6 +100,8 @@ class LlavaAdapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Patches in raster order, image by image."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
         config = self.model.config.vision_config
         side = config.image_size // config.patch_size
         grid, n = rectangle(1, side, side), side**2

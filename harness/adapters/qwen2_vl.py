@@ -34,6 +34,8 @@ class Qwen2VLAdapter(Adapter):
     config_class: ClassVar[Any] = Qwen2VLConfig
     processor_class: ClassVar[Any] = Qwen2VLProcessor
     takes_video = True
+    placeholders = ("<|image_pad|>", "<|video_pad|>")
+    inline = None
     settings = tuple(BOUNDS)
 
     @classmethod

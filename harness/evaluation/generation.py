@@ -20,6 +20,9 @@ DEFAULT_NEW_TOKENS = 1024
 #: Settings that only mean something when sampling; `generate` warns about them otherwise.
 SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
+#: What sampling means where nothing is said of it: the library's defaults, stated so that a row can tell them.
+SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -56,7 +59,9 @@ def settings(
     sample = bool(chosen.get("do_sample", float(chosen.get("temperature", 0)) > 0))
     if float(chosen.get("temperature", 1)) == 0:
         sample = False
-    if not sample:
+    if sample:
+        chosen = {**SAMPLING, **chosen}
+    else:
         chosen = {name: value for name, value in chosen.items() if name not in SAMPLING_ONLY}
     chosen["do_sample"] = sample
     chosen.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)

@@ -146,6 +146,7 @@ def _model(model: ModelSpec) -> dict[str, Any]:
         "generation": dict(model.generation),
         "processor": dict(model.processor),
         "video": asdict(model.video),
+        "media": model.media,
         "architecture": dict(model.architecture) if model.weights == "random" else None,
         "facts": facts,
     }
