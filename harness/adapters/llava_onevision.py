@@ -41,6 +41,7 @@ class LlavaOnevisionAdapter(Adapter):
     config_class: ClassVar[Any] = LlavaOnevisionConfig
     processor_class: ClassVar[Any] = LlavaOnevisionProcessor
     takes_video = True
+    conversation: ClassVar[str] = "qwen_1_5"
     placeholders = (MARK, "<video>")
 
     #: Whether a newline token ends each row of each video frame, or a single one the whole video.

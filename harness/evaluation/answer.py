@@ -95,6 +95,12 @@ class Answerer:
         with _whole_images():
             return self._adapter.encode([self._messages(request) for request in block])
 
+    def told(self, request: Instance) -> dict[str, str | None]:
+        """Return what a row says of prompts, by the example of a request."""
+        with _whole_images():
+            told: dict[str, str | None] = self._adapter.told(self._messages(request))
+        return told
+
     def _messages(self, request: Instance) -> list[dict[str, Any]]:
         _, to_messages, _, doc_id, task, split = request.args
         messages = to_messages(self._document(task, split, doc_id))

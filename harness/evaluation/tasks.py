@@ -102,6 +102,8 @@ class _AsWritten(TaskConfig):
     in look alike afterwards. lmms-eval's own model classes, but one, never cut there, nor do the original evaluations.
     """
 
+    generation_kwargs: dict[str, Any] | None
+
     def __post_init__(self) -> None:
         """Note what is written before the defaults come, and take back the one that was not."""
         written = self.generation_kwargs

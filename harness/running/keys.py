@@ -14,6 +14,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
+from harness.adapters.conversations import CHECKPOINT
 from harness.config.spec import ROOT, BenchmarkSpec, EngineSpec, ModelSpec, RunSpec
 from methods.base import Decoder, Method
 
@@ -143,6 +144,7 @@ def _model(model: ModelSpec) -> dict[str, Any]:
         "device": model.device,
         "device_map": model.device_map,
         "template": model.template,
+        "conversation": model.conversation,
         "generation": dict(model.generation),
         "processor": dict(model.processor),
         "video": asdict(model.video),
@@ -209,11 +211,20 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
     """
     if model.weights == "random":
         facts = asdict(model.facts) | {"signals": sorted(model.facts.signals)}
-        return f"random-{_digest([facts, dict(model.architecture)])[:12]}"
+        return (
+            f"random-{_digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
+        )
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
         return digests.files(files, model.path)
     return f"{model.hub}@{cached_commit(model) or model.revision}"
+
+
+def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
+    """Return the hash of the chat template that a model without a checkpoint takes from a directory, if it does."""
+    if model.conversation != CHECKPOINT or model.path is None:
+        return []
+    return [digests.file(file) for file in model.path.glob("chat_template.jinja")]
 
 
 def cached_commit(model: ModelSpec) -> str | None:
