@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.config.spec import RunSpec
@@ -51,6 +51,7 @@ class Evaluation:
             longest.
         versions: {task: version} as lmms-eval reports them.
         batch_size: samples in one batch, as set or as found.
+        prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -62,6 +63,7 @@ class Evaluation:
     seconds: float
     versions: Mapping[str, Any]
     batch_size: int = 1
+    prompt: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def tokens(self) -> dict[str, float]:
@@ -200,6 +202,7 @@ def evaluate_session(
             seconds=model.seconds,
             versions=dict(results["versions"]),
             batch_size=model.batch_size,
+            prompt=model.prompt,
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

@@ -111,6 +111,10 @@ class Calculator:
             assert kinds == ["image", "text"], kinds
         return {"text": [chat[0]["content"][1]["text"] for chat in messages]}
 
+    def told(self, chat: Any) -> dict[str, str | None]:
+        """Say what a row says of prompts."""
+        return {"rendered": chat[0]["content"][1]["text"]}
+
     def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
         """Add up."""
         self.batches.append(list(samples))

@@ -300,7 +300,7 @@ def test_prompt_is_the_format_that_the_family_was_trained_with():
     adapter = load_adapter(ONEVISION)
     assert adapter.prompt(watch("How many?", video(0), picture(1))) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\n<video>\n<image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
 
 

@@ -423,6 +423,7 @@ def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
 def test_the_prompt_is_qwens(name):
     prompt = fresh(name).prompt(MIXED[0])
     assert prompt == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>"
         "w1<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -76,6 +76,15 @@ def test_nothing_reaches_stdout(
     assert capsys.readouterr().out == ""
 
 
+def test_the_prompt_of_the_first_answered_sample_is_told(tmp_path: Path, journal: Journal) -> None:
+    questions = sums(4)
+    spec = make_spec(write_task(tmp_path / "t", [("bad", "0"), *questions]), max_errors=1)
+    model = Calculator()
+    assert evaluate_session(spec, model, model, journal).prompt == {"rendered": "0+7"}
+    # Also where every answer comes from the journal.
+    assert evaluate_session(spec, model, model, journal).prompt == {"rendered": "0+7"}
+
+
 def test_limit_and_warmup(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(6))
     model = Calculator()
@@ -295,7 +304,7 @@ def test_settings_precedence_and_cleaning() -> None:
     )
     assert merged.generate == {"max_new_tokens": 5, "num_beams": 1, "do_sample": False}
     sampling = settings({"temperature": 0.7, "top_p": 0.9, "image_aspect_ratio": "pad"})
-    expected = {"temperature": 0.7, "top_p": 0.9, "do_sample": True}
+    expected = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "do_sample": True}
     assert sampling.generate == {**expected, "max_new_tokens": DEFAULT_NEW_TOKENS}
     assert settings({"until": "\n"}).until == ("\n",)
     assert settings({"until": None}).until == ()

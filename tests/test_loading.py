@@ -199,7 +199,7 @@ def test_llava_pads_to_a_square_as_the_paper_does(saved: Path) -> None:
     ids=["no image", "too long", "video", "torn image"],
 )
 def test_a_chat_that_cannot_be_read_is_named(saved: Path, message, words: str) -> None:
-    adapter = load_adapter(spec_of(saved))
+    adapter = load_adapter(spec_of(saved, media="required"))
     with pytest.raises(UserError, match="chat 1 of the batch") as caught:
         adapter.encode([chat("w1", 0), message])
     assert words in str(caught.value)

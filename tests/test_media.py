@@ -23,7 +23,7 @@ from harness.errors import UserError
 from harness.media import decoding, frames, timeline
 from harness.media.frames import sample_frames
 from harness.media.pictures import open_image
-from harness.media.rules import frames_wanted, pick
+from harness.media.rules import each_second, frames_wanted, pick
 from harness.media.timeline import read_timeline
 
 H264 = {"preset": "ultrafast", "x264-params": "keyint=12:bframes=3:b-adapt=0:scenecut=0"}
@@ -301,18 +301,43 @@ def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames .*8"
     ) as got:
-        sample_frames(path, 8)
+        sample_frames(path, 8, short="error")
     assert "\n" not in str(got.value)
     for rule in ("uniform", "centre"):
         clip = sample_frames(path, 8, rule, short="all")
         assert clip.indices == (0, 1, 2, 3, 4)
         np.testing.assert_array_equal(clip.frames, np.stack(decode_everything(path)[0]))
-    assert sample_frames(path, 8, "fps").indices == (0, 1, 3, 4)
+    assert sample_frames(path, 8, "fps", short="error").indices == (0, 1, 3, 4)
     lone = encode(folder / "lone.mp4", 1, options=H264)
     assert sample_frames(lone, 1).duration > 0
     assert sample_frames(lone, 8, "fps", short="all").indices == (0,)
     with pytest.raises(UserError, match="1 frames where 2 are wanted"):
-        sample_frames(lone, 8, "fps")
+        sample_frames(lone, 8, "fps", short="error")
+
+
+@pytest.mark.parametrize("total", [1, 3, 5])
+def test_frames_of_a_short_video_repeat_as_in_the_evaluations(folder: Path, total: int) -> None:
+    """The formulas of lmms-eval's LLaVA-OneVision and InternVL classes, which know no shortest video."""
+    path = encode(folder / "few.mp4", total, options=H264)
+    shown = np.stack(decode_everything(path)[0])
+    segment = (total - 1) / 8
+    for rule, expected in {
+        "uniform": [int(place) for place in np.linspace(0, total - 1, 8)],
+        "centre": [int(segment / 2 + np.round(segment * place)) for place in range(8)],
+    }.items():
+        clip = sample_frames(path, 8, rule)
+        assert list(clip.indices) == expected
+        assert len(set(expected)) < 8
+        np.testing.assert_array_equal(clip.frames, shown[expected])
+        assert len(clip.timestamps) == len(clip.metadata()["frames_indices"]) == 8
+    assert sample_frames(path, 8, "fps").indices == {1: (0, 0), 3: (0, 2), 5: (0, 1, 3, 4)}[total]
+
+
+def test_one_frame_a_second_of_a_short_video(folder: Path) -> None:
+    path = encode(folder / "brief.mp4", 60, options=H264)
+    assert sample_frames(path, 64, short="second").indices == (0, 25, 50)
+    assert sample_frames(path, 60, short="second").indices == tuple(range(60))
+    assert each_second(4, 1 / 3) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,11 @@ def test_broken_samples_are_named_and_only_the_others_are_scored(
     named = [(text, [str(media / name) for name in names]) for text, names in docs]
     folder = write_benchmark(root / "tasks" / "broken", "broken", named, by_hand=True)
     spec = FAMILIES["onevision_image"].spec
-    model = tiny_model("llava_ov_7b", spec, checkpoint("onevision_image"))
+    spec = replace(spec, video=replace(spec.video, short="error"))
+    model = (
+        *tiny_model("llava_ov_7b", spec, checkpoint("onevision_image")),
+        "model.media=required",
+    )
     run_it = (*model, *benchmark(folder, "broken"), "method=random", "ratio=0.5")
     failed = command(*run_it, "engine.batch_size=3")
     assert (failed.code, failed.rows) == (1, [])
@@ -245,6 +249,36 @@ def test_broken_samples_are_named_and_only_the_others_are_scored(
     mended = command(*run_it, "engine.batch_size=3", "engine.max_errors=5")
     assert mended.last["n_samples"] == 4
     assert mended.last["extra"]["resumed_samples"] == 3
+
+
+def test_short_videos_marks_in_texts_and_samples_without_a_picture_are_answered(
+    root: Path, media: Path, checkpoint: Callable[[str], Path]
+) -> None:
+    write_clip(media / "blink.mp4", 2, 42, 42)
+    docs = [
+        ("short video", ["blink.mp4"]),
+        ("nothing to see", []),
+        ("of <image> and <image> which", ["p0.png", "p1.png"]),
+        ("too few <image> marks", ["p1.png", "p2.png"]),
+        ("fine", ["p0.png"]),
+    ]
+    named = [(text, [str(media / name) for name in names]) for text, names in docs]
+    folder = write_benchmark(root / "tasks" / "odd", "odd", named, by_hand=True)
+    for family, choice in (("onevision_image", "llava_ov_7b"), ("qwen2_5_vl", "qwen2_5_vl_7b")):
+        model = tiny_model(choice, FAMILIES[family].spec, checkpoint(family))
+        base = spec_of(root, *model, *benchmark(folder, "odd"), "method=fastv", "ratio=0.5")
+        runner = Runner(out=StringIO())
+        for size in (5, 1):
+            runner.run(replace(base, engine=replace(base.engine, batch_size=size)))
+        together, alone = runner.rows
+        assert together["extra"]["failures"] == alone["extra"]["failures"] == []
+        assert answers(root, together) == answers(root, alone)
+        entries = Store(root / "store").run(together["run_key"]).journal.entries()
+        records = {e["doc_id"]: e["record"] for e in entries if "record" in e}
+        assert [records[n]["visual"] > 0 for n in range(len(docs))] == [True, False, *3 * [True]]
+        blind = records[1]
+        assert (blind["kept"], blind["requested"], set(blind["entering"])) == ([0], [0], {0})
+        assert (blind["special"], blind["kv_entries"], set(blind["work"])) == (0, 0, {0})
 
 
 def test_videos_of_other_lengths_are_answered_one_by_one_where_the_model_cannot_stack_them(
@@ -304,7 +338,7 @@ def test_the_prompts_that_a_task_has_for_a_family_are_used(
     assert rows["qwen2_5_vl"] == rows["default"] + len("Q: ")
 
 
-def test_generation_settings_of_model_and_checkpoint_reach_the_model(
+def test_generation_settings_of_the_model_reach_it_and_the_checkpoint_s_do_not(
     root: Path, tasks: Path, checkpoint: Callable[[str], Path]
 ) -> None:
     folder = root / "models" / "sampling"
@@ -322,10 +356,10 @@ def test_generation_settings_of_model_and_checkpoint_reach_the_model(
         return answers(root, runner.rows[0])
 
     plain = said(checkpoint("llava"))
-    penalised = said(folder)
+    assert said(folder) == plain
+    penalised = said(checkpoint("llava"), repetition_penalty=9.0)
     assert penalised != plain
-    assert said(checkpoint("llava"), repetition_penalty=9.0) == penalised
-    assert said(folder, repetition_penalty=1.0) == plain
+    assert said(folder, repetition_penalty=9.0) == penalised
     unlike = said(checkpoint("llava"), no_repeat_ngram_size=1)
     assert all(len(set(answer)) == STEPS for answer in unlike.values())
     assert any(len(set(answer)) < STEPS for answer in plain.values())
@@ -399,8 +433,9 @@ def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
     argv = [*model, "method=d2pruner", f"images_dir={folder}", "images=3", "batch_size=2"]
     assert calibrate([*argv, f"store={root / 'store'}"]) == 0
     made = json.loads((root / "calibration" / "llava_next_7b_layer1.json").read_text())
-    # Each picture has a global view of 4 x 4 patches, on which all maps are laid, and its crops.
-    assert (made["images"], made["maps"], made["grid"]) == (3, 6, [4, 4])
+    # Each picture has a global view of 4 x 4 patches and a plane of its crops, and each of these a map of its own.
+    assert (made["images"], made["maps"]) == (3, [3, 3])
+    assert made["grids"][0] == [4, 4]
     done = command(*model, *task, "engine.batch_size=3")
     assert done.code == 0, done.err
     alone = command(*model, *task, "engine.batch_size=1")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
-from harness.adapters.chats import Chat, media_of
-from harness.adapters.loading import check_facts, load_checkpoint
+from harness.adapters.chats import MARK, Chat, Media, marked, media_of
+from harness.adapters.conversations import CHECKPOINT, TAGGED, sha256_of, template_of
+from harness.adapters.loading import check_facts, load_checkpoint, template_beside
 from harness.adapters.random_weights import build_random
 from harness.engine.items import Item
 from harness.engine.layout import Layout
@@ -55,6 +57,16 @@ class Adapter(ABC):
     #: What `model.processor` may hold.
     settings: ClassVar[tuple[str, ...]] = ()
 
+    #: The frame of prompts where `model.conversation` names none, and how pictures and videos stand in it.
+    conversation: ClassVar[str]
+    media: ClassVar[str] = TAGGED
+
+    #: Texts that the processor replaces by the tokens of a picture or a video.
+    placeholders: ClassVar[tuple[str, ...]] = (MARK,)
+
+    #: The one of a picture where texts may say where pictures belong, as they may to lmms-eval's class of the family.
+    inline: ClassVar[str | None] = MARK
+
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Put the model in inference mode and left padding on the tokenizer."""
         self.model = model.eval()
@@ -67,8 +79,48 @@ class Adapter(ABC):
             tokenizer.pad_token = tokenizer.eos_token
         #: Token that fills answers after their end.
         self.pad_id = int(tokenizer.pad_token_id)
-        # A checkpoint that states none would fill up answers with a warning each.
-        model.generation_config.pad_token_id = self.pad_id
+        model.generation_config = self._ends_alone(model.generation_config)
+        #: The chat template that lies beside the checkpoint; prompts follow it only if the run asks for that.
+        self.shipped: str | None = getattr(processor, "chat_template", None)
+        processor.chat_template = self._template()
+
+    @classmethod
+    def format(cls, name: str | None) -> str:
+        """Return the chat template of a frame, by default the family's own.
+
+        Raises:
+            UserError: there is no such frame.
+        """
+        return template_of(name or cls.conversation, cls.media)
+
+    def _template(self) -> str:
+        """Return the chat template of the run.
+
+        Raises:
+            UserError: the checkpoint's is asked for, and it has none.
+        """
+        if self.spec.conversation != CHECKPOINT:
+            return self.format(self.spec.conversation)
+        shipped = self.shipped or template_beside(self.spec)
+        if shipped is None:
+            raise UserError(
+                f"model.conversation={CHECKPOINT!r}: no chat template lies beside model={self.spec.name!r}; "
+                f"valid: null for the family's own, {self.conversation}"
+            )
+        return shipped
+
+    def _ends_alone(self, released: GenerationConfig) -> GenerationConfig:
+        """Return the special tokens of a checkpoint's generation settings and nothing else of them.
+
+        What it says of penalties and sampling would change answers without standing in any row: `generate` fills in
+        from there whatever a call leaves out. Such settings belong into `model.generation`.
+        """
+        return GenerationConfig(
+            bos_token_id=released.bos_token_id,
+            eos_token_id=released.eos_token_id,
+            # A checkpoint that states none would fill up answers with a warning each.
+            pad_token_id=self.pad_id,
+        )
 
     # ------------------------------------------------------------------ loading
 
@@ -231,8 +283,8 @@ class Adapter(ABC):
                 {"type": "video", "video": file} and {"type": "text", "text": str}.
 
         Raises:
-            UserError: a chat without an image or video, a picture or video that cannot be read, a prompt that is longer
-                than the model's context.
+            UserError: a chat without an image or video where `model.media=required`, a picture or video that cannot be
+                read, a prompt that is longer than the model's context.
         """
         for number, chat in enumerate(chats):
             kinds = {part["type"] for turn in chat for part in turn["content"]}
@@ -240,11 +292,25 @@ class Adapter(ABC):
                 raise UserError(
                     f"chat {number} of the batch holds a video; model={self.spec.name!r} takes images only"
                 )
-        found = [media_of(number, chat, self.spec.video) for number, chat in enumerate(chats)]
-        texts = [self.prompt(chat) for chat in chats]
+        required = self.spec.media == "required"
+        found = [media_of(n, chat, self.spec.video, required) for n, chat in enumerate(chats)]
+        texts = [self.written(chat, media) for chat, media in zip(chats, found, strict=True)]
         batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
         self._check_context(batch)
         return {name: self._place(value) for name, value in batch.items()}
+
+    def written(self, chat: Chat, media: Media) -> str:
+        """Return the prompt of a chat as it goes to the processor; `media` are its own."""
+        del media
+        return self.prompt(marked(chat, self.placeholders, self.inline))
+
+    def told(self, chat: Chat) -> dict[str, str | None]:
+        """Return what a row says of prompts: this chat's, and the hashes of its template and the checkpoint's own."""
+        return {
+            "rendered": self.written(chat, media_of(0, chat, self.spec.video)),
+            "template_sha256": sha256_of(self.processor.chat_template),
+            "checkpoint_template_sha256": sha256_of(self.shipped),
+        }
 
     def prompt(self, chat: Chat) -> str:
         """Return the chat as one string with a placeholder for each image and video."""

@@ -1,8 +1,8 @@
-"""What a chat holds beside its text: pictures and video clips, read from wherever they are."""
+"""What a chat holds beside its text: pictures and video clips, read from wherever they are, and where they belong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Chat = list[dict[str, Any]]
 
+#: How tasks write into a text that a picture belongs there.
+MARK = "<image>"
+
 
 @dataclass(frozen=True)
 class Media:
@@ -27,16 +30,17 @@ class Media:
     clips: list[Clip] = field(default_factory=list)
 
 
-def media_of(number: int, chat: Chat, video: VideoSpec) -> Media:
+def media_of(number: int, chat: Chat, video: VideoSpec, required: bool = False) -> Media:
     """Open every picture and sample every video of a chat.
 
     Args:
         number: place of the chat in its batch, for messages.
         chat: turns whose content is a list of parts.
         video: how frames are sampled.
+        required: whether a chat without picture and video is refused.
 
     Raises:
-        UserError: nothing to see in the chat, or something that cannot be read.
+        UserError: nothing to see in the chat where something must be, or something that cannot be read.
     """
     media = Media()
     try:
@@ -53,9 +57,50 @@ def media_of(number: int, chat: Chat, video: VideoSpec) -> Media:
                     raise UserError(f"{part['type']} in a chat; valid: image, video, text")
     except UserError as error:
         raise UserError(f"chat {number} of the batch: {error}") from error
-    if not media.pictures and not media.clips:
-        raise UserError(f"chat {number} of the batch holds no image and no video")
+    if required and not media.pictures and not media.clips:
+        raise UserError(
+            f"chat {number} of the batch holds no image and no video (model.media=required; valid: optional)"
+        )
     return media
+
+
+def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat:
+    """Return a chat whose texts hold a placeholder only where one of its pictures belongs.
+
+    Texts with as many marks as the chat has pictures say where these belong: each mark becomes the placeholder, and the
+    picture is no part of its own any more. Otherwise marks, and whatever else a processor would take for a placeholder,
+    go, as in lmms-eval's classes for Qwen.
+
+    Args:
+        chat: turns whose content is a list of parts.
+        placeholders: texts that the family's processor replaces by tokens of pictures and videos.
+        picture: the one for a picture; None if the family's texts cannot say where pictures belong.
+    """
+    parts = [part for turn in chat for part in turn["content"]]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    reserved = {MARK, *placeholders}
+    if not any(word in text for word in reserved for text in texts):
+        return chat
+    marks = sum(text.count(MARK) for text in texts)
+    placed = picture is not None and marks == sum(part["type"] == "image" for part in parts)
+
+    def clean(text: str) -> str:
+        pieces = text.split(MARK)
+        for word in reserved:
+            pieces = [piece.replace(word, "") for piece in pieces]
+        return (picture if picture is not None and placed else "").join(pieces)
+
+    return [
+        {
+            **turn,
+            "content": [
+                {**part, "text": clean(part["text"])} if part["type"] == "text" else part
+                for part in turn["content"]
+                if not (placed and part["type"] == "image")
+            ],
+        }
+        for turn in chat
+    ]
 
 
 def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:

@@ -7,7 +7,7 @@ It differs in the decoder's attention, which the configuration made here sets to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
-from harness.adapters.chats import Chat
+from harness.adapters.conversations import PLAIN
 from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work
 from harness.engine.luma import Pictures
+from harness.errors import unknown_name
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
@@ -41,6 +42,18 @@ class DeepseekOcrAdapter(Adapter):
 
     model_class = UnlimitedOcrForConditionalGeneration
     settings = SETTINGS
+    conversation: ClassVar[str] = "plain"
+
+    @classmethod
+    def format(cls, name: str | None) -> str:
+        """Return the one format that there is: begin-of-sequence, a line for each image, the text.
+
+        Raises:
+            UserError: another is asked for.
+        """
+        if name not in (None, cls.conversation):
+            raise unknown_name("model.conversation", name, (cls.conversation,))
+        return PLAIN
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -93,17 +106,11 @@ class DeepseekOcrAdapter(Adapter):
         attention: nn.Module = layers[-1 if index is None else index].self_attn
         return attention
 
-    def prompt(self, chat: Chat) -> str:
-        """Return the plain prompt: begin-of-sequence, a line for each image, the text."""
-        parts = [part for turn in chat for part in turn["content"]]
-        said = ["<image>\n" if part["type"] == "image" else part["text"] for part in parts]
-        return str(self.processor.tokenizer.bos_token) + "".join(said).strip()
-
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor; the prompt holds its begin-of-sequence already."""
         return self.processor(
             text=texts,
-            images=pictures,
+            images=pictures if any(pictures) else None,
             padding=True,
             add_special_tokens=False,
             return_tensors="pt",
@@ -111,6 +118,8 @@ class DeepseekOcrAdapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
         whole = inputs["pixel_values"]
         # A batch without crops has no pixels of them; its counts are all 0.
         crop = inputs.get("pixel_values_local", whole)

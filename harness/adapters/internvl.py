@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
+from harness.adapters.conversations import NUMBERED
 from harness.adapters.internvl_processing import (
     TOKENS,
     build_processor,
@@ -35,6 +36,10 @@ class InternVLAdapter(Adapter):
 
     model_class = InternVLForConditionalGeneration
     takes_video = True
+    conversation: ClassVar[str] = "internvl2"
+    media = NUMBERED
+    placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
+    inline = TOKENS["context_image_token"]
     settings = ("crop_to_patches", "min_patches", "max_patches")
 
     @classmethod
@@ -82,7 +87,9 @@ class InternVLAdapter(Adapter):
         rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
-        batch["pixel_values"] = torch.cat([row["pixel_values"] for row in rows])
+        pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
+        if pixels:
+            batch["pixel_values"] = torch.cat(pixels)
         return batch
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:

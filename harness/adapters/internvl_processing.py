@@ -17,14 +17,6 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
 
-#: ChatML with media before their text, without a system message.
-CHATML = (
-    "{% set holder = {'image': '<IMG_CONTEXT>\n', 'video': '<video>\n'} %}"
-    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{% for part in turn.content %}"
-    "{{ holder[part.type] if part.type in holder else part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 #: What the processor calls the special tokens.
 TOKENS = {
     "start_image_token": "<img>",
@@ -50,7 +42,6 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
         ),
         video_processor=frames_like(images),
         image_seq_length=spec.architecture["model"]["image_seq_length"],
-        chat_template=CHATML,
     )
 
 

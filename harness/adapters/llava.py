@@ -25,13 +25,6 @@ from harness.engine.luma import Pictures
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
 
-#: Vicuna's chat format.
-VICUNA = (
-    "{% for turn in messages %}{{ 'USER: ' if turn.role == 'user' else 'ASSISTANT: ' }}"
-    "{% for part in turn.content %}{{ '<image>\\n' if part.type == 'image' else part.text }}{% endfor %} {% endfor %}"
-    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
-)
-
 
 class LlavaAdapter(Adapter):
     """`LlavaForConditionalGeneration`: every image gives one square grid of tokens, all of them prunable."""
@@ -41,6 +34,7 @@ class LlavaAdapter(Adapter):
     processor_class: ClassVar[Any] = LlavaProcessor
     picture_class: ClassVar[Any] = LlavaImageProcessor
     settings: ClassVar[tuple[str, ...]] = ("do_pad",)
+    conversation: ClassVar[str] = "vicuna_v1"
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -82,7 +76,6 @@ class LlavaAdapter(Adapter):
             vision_feature_select_strategy="default",
             num_additional_image_tokens=1,
             image_token="<image>",
-            chat_template=VICUNA,
         )
 
     @classmethod
@@ -100,6 +93,8 @@ class LlavaAdapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Patches in raster order, image by image."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
         config = self.model.config.vision_config
         side = config.image_size // config.patch_size
         grid, n = rectangle(1, side, side), side**2

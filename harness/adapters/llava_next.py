@@ -52,7 +52,7 @@ class LlavaNextAdapter(LlavaAdapter):
         side = config.vision_config.image_size // config.vision_config.patch_size
         found: list[Item] = []
         first = 0
-        for size in inputs["image_sizes"].cpu():
+        for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
             shape = get_anyres_image_grid_shape(
                 size, config.image_grid_pinpoints, config.vision_config.image_size
             )

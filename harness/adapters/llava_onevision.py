@@ -18,6 +18,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 
 from harness.adapters.anyres import packed_item
 from harness.adapters.base import Adapter
+from harness.adapters.chats import MARK
 from harness.adapters.clip_blocks import TowerBlock, clip_blocks
 from harness.adapters.llava import clip_attention
 from harness.adapters.loading import load_part
@@ -40,6 +41,8 @@ class LlavaOnevisionAdapter(Adapter):
     config_class: ClassVar[Any] = LlavaOnevisionConfig
     processor_class: ClassVar[Any] = LlavaOnevisionProcessor
     takes_video = True
+    conversation: ClassVar[str] = "qwen_1_5"
+    placeholders = (MARK, "<video>")
 
     #: Whether a newline token ends each row of each video frame, or a single one the whole video.
     row_newlines: ClassVar[bool] = False

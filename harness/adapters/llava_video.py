@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
 
+from harness.adapters.chats import Chat, Media
 from harness.adapters.llava_onevision import LlavaOnevisionAdapter
 from harness.adapters.llava_video_model import (
     POOLINGS,
@@ -63,18 +64,16 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
         tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
         return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor, with the times of the frames in the prompt if asked."""
-        if self.spec.processor.get("time_instruction"):
-            texts = [self._timed(text, row) for text, row in zip(texts, clips, strict=True)]
-        return super().process(texts, pictures, clips)
-
-    def _timed(self, text: str, clips: list[Clip]) -> str:
-        """Put the instruction of each clip after its placeholder."""
-        before, *after = text.split(self.processor.video_token, maxsplit=len(clips))
-        for clip, rest in zip(clips, after, strict=True):
+    def written(self, chat: Chat, media: Media) -> str:
+        """Return the prompt, with the times of the frames in it if asked."""
+        text = super().written(chat, media)
+        if not self.spec.processor.get("time_instruction"):
+            return text
+        before, *after = text.split(self.processor.video_token, maxsplit=len(media.clips))
+        for clip, rest in zip(media.clips, after, strict=True):
             told = f"{self.processor.video_token}\n{time_instruction(clip)}\n"
-            before += told + rest.removeprefix("\n")
+            # The line break behind the last video, or the blank before the next.
+            before += told + (rest[1:] if rest[:1] in ("\n", " ") else rest)
         return before
 
     def _pool(self, features: Tensor) -> Tensor:

@@ -34,6 +34,12 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
         raise _unreadable(spec, error) from error
 
 
+def template_beside(spec: ModelSpec) -> str | None:
+    """Return the chat template in a local model directory, for a model that is built without its checkpoint."""
+    file = None if spec.path is None else spec.path / "chat_template.jinja"
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+
 def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
     """Return the model of a run, on its device or spread over several.
 

@@ -8,17 +8,6 @@ from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionVideoProces
 
 from harness.errors import UserError
 
-#: The chat format that the family was trained with.
-CHATML = (
-    "{% if messages[0].role != 'system' %}"
-    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
-    "{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\\n' }}"
-    "{% if turn.content is string %}{{ turn.content }}{% else %}{% for part in turn.content %}"
-    "{{ part.text if part.type == 'text' else '<' + part.type + '>\\n' }}{% endfor %}{% endif %}"
-    "{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
 #: Mean and standard deviation of SigLIP's pixels.
 HALF = [0.5, 0.5, 0.5]
 
@@ -36,7 +25,6 @@ def build_processor(processor_class: Any, config: Any, tokenizer: Any) -> Any:
         tokenizer=tokenizer,
         num_image_tokens=(side // config.vision_config.patch_size) ** 2,
         vision_feature_select_strategy=config.vision_feature_select_strategy,
-        chat_template=CHATML,
         vision_aspect_ratio=config.vision_aspect_ratio,
     )
 

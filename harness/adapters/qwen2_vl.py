@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
+from harness.adapters.conversations import BARE
 from harness.adapters.loading import load_part
 from harness.adapters.qwen_geometry import merged_item
 from harness.adapters.qwen_processing import BOUNDS, bounded, new_processor, run_processor
@@ -34,6 +35,10 @@ class Qwen2VLAdapter(Adapter):
     config_class: ClassVar[Any] = Qwen2VLConfig
     processor_class: ClassVar[Any] = Qwen2VLProcessor
     takes_video = True
+    conversation: ClassVar[str] = "qwen_1_5"
+    media = BARE
+    placeholders = ("<|image_pad|>", "<|video_pad|>")
+    inline = None
     settings = tuple(BOUNDS)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Qwen's processors: the chat format, and how large pictures and frames may be."""
+"""Qwen's processors: how they are built and run, and how large pictures and frames may be."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from harness.config import fields
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
-
-#: Qwen's chat format, without a system turn.
-CHATML = (
-    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{% for part in turn.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|>"
-    "{{ '<|image_pad|>' if part.type == 'image' else '<|video_pad|>' }}<|vision_end|>{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 #: Keys of `model.processor`: the part of the processor and the bound of its pictures' area, in pixels.
 BOUNDS = {
@@ -42,7 +33,6 @@ def new_processor(processor_class: Any, spec: ModelSpec, tokenizer: Any) -> Any:
         image_processor=Qwen2VLImageProcessor(**sizes),
         video_processor=Qwen2VLVideoProcessor(**sizes),
         tokenizer=tokenizer,
-        chat_template=CHATML,
     )
     return bounded(processor, spec)
 

@@ -26,7 +26,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 WEIGHTS = ("trained", "random")
 VIDEO_RULES = ("uniform", "centre", "fps")
-SHORT_VIDEOS = ("error", "all")
+SHORT_VIDEOS = ("repeat", "all", "second", "error")
+MEDIA = ("optional", "required")
 BACKENDS = ("drop", "emulate")
 POSITIONS = ("original", "renumbered", "method")
 TRANSPORTS = ("auto", "sequential", "processes", "threads")
@@ -40,8 +41,8 @@ DEVICE_MAPS = ("auto",)
 
 SECTIONS = {
     "model": (
-        "name adapter path hub revision dtype attention weights scale device device_map template conversion "
-        "generation processor video facts architecture drafts"
+        "name adapter path hub revision dtype attention weights scale device device_map template conversation "
+        "conversion generation processor video media facts architecture drafts"
     ),
     "method": "name variant params",
     "benchmark": (
@@ -67,7 +68,7 @@ class VideoSpec:
 
     frames: int = 32
     rule: str = "uniform"
-    short: str = "error"
+    short: str = "repeat"
     rate: float = 2.0
 
 
@@ -81,6 +82,8 @@ class ModelSpec:
         device_map: `auto` spreads the layers over the visible GPUs; None keeps the model on `device`.
         facts: sizes, with `model.scale` applied.
         template: prompt set of lmms-eval's tasks.
+        conversation: frame of prompts (harness/adapters/conversations.py); None: the family's, `checkpoint`: its own.
+        media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
         architecture: what the configuration needs beside the facts, in transformers' words.
@@ -99,10 +102,12 @@ class ModelSpec:
     facts: ModelFacts
     device_map: str | None = None
     template: str | None = None
+    conversation: str | None = None
     conversion: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: VideoSpec = VideoSpec()
+    media: str = "optional"
     architecture: Mapping[str, Any] = field(default_factory=dict)
     drafts: tuple[str, ...] = ()
 
@@ -260,10 +265,12 @@ def _model(part: Mapping[str, Any]) -> ModelSpec:
         device_map=_device_map(part["device_map"], weights),
         facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
         template=fields.optional_text("model.template", part["template"]),
+        conversation=fields.optional_text("model.conversation", part["conversation"]),
         conversion=fields.optional_text("model.conversion", part["conversion"]),
         generation=fields.table("model.generation", part["generation"]),
         processor=fields.table("model.processor", part["processor"]),
         video=_video(fields.table("model.video", part["video"])),
+        media=fields.choice("model.media", part["media"], MEDIA),
         architecture=fields.table("model.architecture", part["architecture"]),
         drafts=fields.names("model.drafts", part["drafts"], empty=True),
     )

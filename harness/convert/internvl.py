@@ -90,7 +90,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     config.save_pretrained(target)
     processor.save_pretrained(target)
     # Greedy; the end of a turn and the end of a text both end an answer.
-    ends = {tokenizer.convert_tokens_to_ids(prompt.end.strip()), tokenizer.eos_token_id}
+    ends = {tokenizer.convert_tokens_to_ids(prompt.ends["user"].strip()), tokenizer.eos_token_id}
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=sorted(ends),

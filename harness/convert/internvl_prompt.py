@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import ast
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.adapters.internvl_processing import TOKENS
+from harness.adapters.conversations import Frame, alike
+from harness.adapters.conversations import roles as by_role
 from harness.errors import UserError
 
 _HOLDER = "{system_message}"
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The texts around the turns of a chat.
-
-    Attributes:
-        heads: what stands before a turn, by role.
-        system: the message of a chat that has none of its own.
-        end: what stands after a turn; it holds the token that ends an answer.
-    """
-
-    heads: dict[str, str]
-    system: str
-    end: str
-
-    def template(self, lead: str = "") -> str:
-        """Return the chat template in Jinja.
-
-        Args:
-            lead: what stands before everything.
-        """
-        image, video = TOKENS["context_image_token"], TOKENS["video_token"]
-        holders = {"image": f"{image}\n", "video": f"{video}\n"}
-        start = f"{self.heads['system']}{self.system}{self.end}"
-        return (
-            f"{{% set heads = {_literal(self.heads)} %}}{{% set holders = {_literal(holders)} %}}"
-            f"{{{{ {_literal(lead)} }}}}"
-            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(start)} }}}}{{% endif %}}"
-            "{% for turn in messages %}{{ heads[turn.role] }}"
-            "{% if turn.content is string %}{{ turn.content }}{% else %}{% for part in turn.content %}"
-            "{{ holders[part.type] if part.type in holders else part.text }}{% endfor %}{% endif %}"
-            f"{{{{ {_literal(self.end)} }}}}{{% endfor %}}"
-            "{% if add_generation_prompt %}{{ heads.assistant }}{% endif %}"
-        )
-
-    def render(self, question: str) -> str:
-        """Return a chat of one question without pictures."""
-        start = f"{self.heads['system']}{self.system}{self.end}"
-        return f"{start}{self.heads['user']}{question}{self.end}{self.heads['assistant']}"
-
-
-def read_prompt(file: Path, name: str) -> Prompt:
+def read_prompt(file: Path, name: str) -> Frame:
     """Return the chat format `name` of a conversation.py.
 
     Raises:
@@ -79,8 +38,8 @@ def read_prompt(file: Path, name: str) -> Prompt:
         raise UserError(
             f"chat format {name!r} of {file.name} cannot be converted; valid: sep_style MPT, two roles"
         )
-    heads = {"system": head.removesuffix(_HOLDER), "user": roles[0], "assistant": roles[1]}
-    return Prompt(heads, str(found.get("system_message", "")), end)
+    heads = by_role(head.removesuffix(_HOLDER), *roles)
+    return alike(str(found.get("system_message", "")), heads, end)
 
 
 def _keywords(call: ast.Call) -> dict[str, object]:
@@ -95,7 +54,3 @@ def _keywords(call: ast.Call) -> dict[str, object]:
         except ValueError:
             continue
     return found
-
-
-def _literal(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from harness.adapters.conversations import NUMBERED, Frame
 from harness.adapters.internvl_processing import TOKENS
-from harness.convert.internvl_prompt import Prompt
 from harness.convert.pieces import SPACE, fast_tokenizer, read_pieces, reference
 from harness.errors import UserError
 
@@ -120,14 +120,14 @@ def _pieces(
     )
 
 
-def build_tokenizer(tokens: Tokens, prompt: Prompt) -> tuple[PreTrainedTokenizerFast, str]:
+def build_tokenizer(tokens: Tokens, prompt: Frame) -> tuple[PreTrainedTokenizerFast, str]:
     """Return the tokenizer and the chat template.
 
     Raises:
         UserError: it lacks a token that a chat needs, or gives other ids than the release.
     """
     backend = tokens.backend
-    end = prompt.end.strip()
+    end = prompt.ends["user"].strip()
     media = [TOKENS[role] for role in TOKENS if role != "video_token"]
     for token in (*media, end, *_MARKS.findall(prompt.render(""))):
         if backend.token_to_id(token) is None:
@@ -152,10 +152,10 @@ def build_tokenizer(tokens: Tokens, prompt: Prompt) -> tuple[PreTrainedTokenizer
         **named,
         **TOKENS,
     )
-    return tokenizer, prompt.template(lead)
+    return tokenizer, replace(prompt, lead=lead).template(NUMBERED)
 
 
-def _check(tokens: Tokens, prompt: Prompt) -> str:
+def _check(tokens: Tokens, prompt: Frame) -> str:
     """Compare ids on whole prompts; return the lead of the chat template."""
     if tokens.ids is None:
         return ""

@@ -109,6 +109,10 @@ class Speculation:
         """Return the target's inputs, with the chats for the draft to read."""
         return {**self._adapter.encode([list(chat) for chat in chats]), "chats": chats}
 
+    def told(self, chat: Chat) -> dict[str, str | None]:
+        """Return what a row says of the target's prompts."""
+        return self._adapter.told(chat)
+
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers."""
         return self._adapter.decode(ids)

@@ -209,7 +209,8 @@ class Pass:
         after the projector.
         """
         layout = self._layout.repeat(self._beams)
-        units = torch.cat(self._features)
+        # No picture in the whole batch, no features: then no row has tokens to mix.
+        units = torch.cat(self._features) if self._features else torch.empty(0)
 
         def blended(rows: Rows, n: int) -> Tensor:
             share = None if layout.share is None else layout.share[rows][:, :n]

@@ -121,9 +121,9 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
     """
     n_batch, n_heads, n_rows, _ = query.shape
     accumulator = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.reshape(n_batch, key.shape[1], n_heads // key.shape[1], n_rows, -1)
+    grouped = query.reshape(n_batch, key.shape[1], n_heads // key.shape[1], n_rows, query.shape[3])
     logits = torch.einsum("bkgrd,bksd->bkgrs", grouped.to(accumulator), key.to(accumulator))
-    logits = logits.reshape(n_batch, n_heads, n_rows, -1) * scaling
+    logits = logits.reshape(n_batch, n_heads, n_rows, key.shape[2]) * scaling
     if visible is not None:
         logits = logits.masked_fill(~visible, torch.finfo(accumulator).min)
     return logits.softmax(-1)

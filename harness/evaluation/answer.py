@@ -85,6 +85,7 @@ class Answerer:
                 input_tokens=record.visual + record.text,
                 output_tokens=record.new_tokens,
                 record=record,
+                raw=text,
             )
             for key, text, record in zip(keys, texts, generated.records, strict=True)
         ]
@@ -93,6 +94,12 @@ class Answerer:
         """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
         with _whole_images():
             return self._adapter.encode([self._messages(request) for request in block])
+
+    def told(self, request: Instance) -> dict[str, str | None]:
+        """Return what a row says of prompts, by the example of a request."""
+        with _whole_images():
+            told: dict[str, str | None] = self._adapter.told(self._messages(request))
+        return told
 
     def _messages(self, request: Instance) -> list[dict[str, Any]]:
         _, to_messages, _, doc_id, task, split = request.args

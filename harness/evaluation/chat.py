@@ -94,6 +94,8 @@ class ChatModel(lmms):
         self.batch_size = spec.engine.batch_size
         self.resumed = 0
         self.seconds = 0.0
+        #: What the row says of prompts, by the example of the first answered sample.
+        self.prompt: dict[str, str | None] = {}
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Answer all requests, in their order.
@@ -117,6 +119,8 @@ class ChatModel(lmms):
         if self._ranks.rank:
             raise Answered
         self._withdraw_failed()
+        first = next(request for key, request in wanted.items() if key in self.samples)
+        self.prompt = self._answerer.told(first)
         return [self._result(key_of(request)) for request in requests]
 
     def _groups(self, requests: Sequence[Instance]) -> list[Group]:

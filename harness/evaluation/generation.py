@@ -20,6 +20,9 @@ DEFAULT_NEW_TOKENS = 1024
 #: Settings that only mean something when sampling; `generate` warns about them otherwise.
 SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
+#: What sampling means where nothing is said of it: the library's defaults, stated so that a row can tell them.
+SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -38,9 +41,15 @@ def settings(
 
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
+
+    `until` is the other way about: what the model's or the benchmark's file names, [] and null for none, goes before
+    the strings that the task's author wrote. They never stop the generation, as in lmms-eval's model classes: the whole
+    answer is generated, counted and timed, and then cut.
     """
     merged = {**(model or {}), **task, **(benchmark or {})}
-    until = merged.pop("until", None) or ()
+    merged.pop("until", None)
+    named = [table["until"] for table in (benchmark, model, task) if table and "until" in table]
+    until = (named[0] if named else None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
     known = _known()
     unknown = sorted(name for name in merged if name not in known)
@@ -50,7 +59,9 @@ def settings(
     sample = bool(chosen.get("do_sample", float(chosen.get("temperature", 0)) > 0))
     if float(chosen.get("temperature", 1)) == 0:
         sample = False
-    if not sample:
+    if sample:
+        chosen = {**SAMPLING, **chosen}
+    else:
         chosen = {name: value for name, value in chosen.items() if name not in SAMPLING_ONLY}
     chosen["do_sample"] = sample
     chosen.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)

@@ -35,10 +35,11 @@ class Sample:
     Attributes:
         task: name of the lmms-eval task.
         doc_id: index of the document in its split.
-        answer: text after the stop strings are applied.
+        answer: text after the stop strings are applied, which is what is scored.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
         record: what the engine measured.
+        raw: the whole text, before the stop strings; None in journals of earlier versions.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Sample:
     input_tokens: int
     output_tokens: int
     record: Record
+    raw: str | None = None
 
     @property
     def key(self) -> Key:
@@ -59,6 +61,7 @@ class Sample:
             "task": self.task,
             "doc_id": self.doc_id,
             "answer": self.answer,
+            "raw": self.raw,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "record": {name: getattr(self.record, name) for name in RECORDED},
@@ -79,6 +82,7 @@ class Sample:
             input_tokens=entry["input_tokens"],
             output_tokens=entry["output_tokens"],
             record=Record(**measured),
+            raw=entry.get("raw"),
         )
 
 

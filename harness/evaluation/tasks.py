@@ -15,7 +15,7 @@ from unittest import mock
 import datasets
 import lmms_eval.api.task
 import lmms_eval.evaluator
-from lmms_eval.api.task import ConfigurableTask, Task
+from lmms_eval.api.task import ConfigurableTask, Task, TaskConfig
 from lmms_eval.tasks import TaskManager, get_task_dict
 from loguru import logger
 from tenacity import RetryError, stop_after_attempt
@@ -48,6 +48,8 @@ def load_tasks(
     The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
     built-in names would win over ours.
 
+    Stop strings are those that a task names: lmms-eval's default for tasks without any is left out.
+
     Raises:
         UserError: the name is unknown, its data cannot be loaded, or it does not generate text.
     """
@@ -68,7 +70,10 @@ def load_tasks(
     retry = ConfigurableTask.download.retry
     stop = stop_after_attempt(1) if offline else retry.stop
     try:
-        with mock.patch.object(retry, "stop", stop):
+        with (
+            mock.patch.object(retry, "stop", stop),
+            mock.patch.object(lmms_eval.api.task, "TaskConfig", _AsWritten),
+        ):
             tree = get_task_dict([name], manager, "chat")
     except RetryError as error:
         cause = error.last_attempt.exception()
@@ -88,6 +93,26 @@ def load_tasks(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
     return Loaded(manager, tasks, ours=name in own)
+
+
+class _AsWritten(TaskConfig):
+    """A task's configuration whose `generation_kwargs` name stop strings only where its author did.
+
+    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks that name none; written and filled
+    in look alike afterwards. lmms-eval's own model classes, but one, never cut there, nor do the original evaluations.
+    """
+
+    generation_kwargs: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        """Note what is written before the defaults come, and take back the one that was not."""
+        written = self.generation_kwargs
+        if written is not None:
+            # Tasks of a group may share the table.
+            self.generation_kwargs = dict(written)
+        super().__post_init__()
+        if self.generation_kwargs is not None and "until" not in (written or {}):
+            del self.generation_kwargs["until"]
 
 
 def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.media.decoding import decode_groups, decode_through, decoded_moments
-from harness.media.rules import FRAMES_KEY, SHORT_KEY, check, frames_wanted, pick
+from harness.media.rules import FRAMES_KEY, SHORT_KEY, check, each_second, frames_wanted, pick
 from harness.media.timeline import Moments, read_timeline
 
 
@@ -20,7 +20,8 @@ class Clip:
 
     Attributes:
         frames: (T, H, W, 3) uint8 RGB, upright.
-        indices: the frames' numbers among all frames of the video, in order of presentation, ascending, all different.
+        indices: the frames' numbers among all frames of the video, in order of presentation, ascending; those of a
+            video with too few frames may repeat.
         timestamps: seconds from the video's first frame to each of them, as the file says, also at a variable rate.
         fps: average frames per second of the file.
         total_frames: frames in the file, counted.
@@ -54,7 +55,7 @@ def sample_frames(
     path: str | PathLike[str],
     n_frames: int,
     rule: str = "uniform",
-    short: str = "error",
+    short: str = "repeat",
     rate: float = 2.0,
 ) -> Clip:
     """Take frames of a video by a stated rule.
@@ -69,17 +70,23 @@ def sample_frames(
       lowered to an even number: one frame every 1 / rate seconds, and of a longer video n over its whole length.
       It is what evaluations of Qwen2-VL and Qwen2.5-VL do, at rate 2.
 
-    Those evaluations repeat frames of a video that has fewer than n (or stop). Here that is an error or, with
-    `short="all"`, every frame once. A frame is turned upright by the rotation in the file, as decord does, but not
-    mirrored, and keeps its size in pixels. A stream whose packets do not tell their times is decoded from its start,
-    twice: as exact, but slower. A file that lost its end is refused; MPEG streams, which state no length, cannot
-    show that and count as long as they are.
+    A video with fewer frames than wanted is looked at as `short` says:
+
+    - `repeat`: the rule's own formula, which then names some frames several times, as those evaluations do.
+    - `all`: every frame once.
+    - `second`: every round(fps)-th frame, one a second, as the LLaVA-Video model of lmms-eval does.
+    - `error`: it is refused.
+
+    A frame is turned upright by the rotation in the file, as decord does, but not mirrored, and keeps its size in
+    pixels. A stream whose packets do not tell their times is decoded from its start, twice: as exact, but slower. A
+    file that lost its end is refused; MPEG streams, which state no length, cannot show that and count as long as they
+    are.
 
     Args:
         path: a video file. Its first video stream is read, cover art aside.
         n_frames: n above.
         rule: `uniform`, `centre` or `fps`.
-        short: `error` or `all`.
+        short: `repeat`, `all`, `second` or `error`.
         rate: frames per second of video, for the rule `fps` alone.
 
     Returns:
@@ -88,19 +95,26 @@ def sample_frames(
 
     Raises:
         UserError: a bad argument; a file that is missing, not a video, damaged, cut short or without frames; a video
-            with fewer frames than asked; one whose picture changes its size.
+            with fewer frames than asked where `short` is `error`; one whose picture changes its size.
     """
     check(n_frames, rule, short, rate)
     timeline = read_timeline(path)
     if timeline is not None:
         indices = _choose(path, timeline.moments, n_frames, rule, short, rate)
-        frames = decode_groups(path, timeline, indices)
+        once, places = np.unique(indices, return_inverse=True)
+        frames = decode_groups(path, timeline, once.tolist())
         if frames is not None:
-            return _clip(frames, indices, timeline.moments)
+            return _clip(_in_places(frames, places), indices, timeline.moments)
     # The packets told too little, or not the truth: what decoding gives is what there is.
     shown = decoded_moments(path)
     indices = _choose(path, shown, n_frames, rule, short, rate)
-    return _clip(decode_through(path, indices), indices, shown)
+    once, places = np.unique(indices, return_inverse=True)
+    return _clip(_in_places(decode_through(path, once.tolist()), places), indices, shown)
+
+
+def _in_places(frames: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return frames (n, H, W, 3) repeated to stand in `places`; without a copy where each stands once."""
+    return frames if len(frames) == len(places) else frames[places]
 
 
 def _choose(
@@ -108,12 +122,16 @@ def _choose(
 ) -> tuple[int, ...]:
     """Return the indices to take of a video, or refuse it as too short."""
     wanted = frames_wanted(shown.total, count, rule, rate, shown.fps)
-    if wanted > shown.total and short == "error":
-        raise UserError(
-            f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {shown.total} frames where {wanted} are wanted; "
-            f"valid: a video of more frames, fewer frames asked, or {SHORT_KEY}=all to take each once"
-        )
-    return pick(shown.total, min(wanted, shown.total), rule)
+    if wanted <= shown.total or short == "repeat":
+        return pick(shown.total, wanted, rule)
+    if short == "all":
+        return tuple(range(shown.total))
+    if short == "second":
+        return each_second(shown.total, shown.fps)
+    raise UserError(
+        f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {shown.total} frames where {wanted} are wanted; "
+        f"valid: a video of more frames, fewer frames asked, or {SHORT_KEY}=repeat"
+    )
 
 
 def _clip(frames: np.ndarray, indices: tuple[int, ...], shown: Moments) -> Clip:

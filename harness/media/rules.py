@@ -13,7 +13,8 @@ RULE_KEY = "model.video.rule"
 SHORT_KEY = "model.video.short"
 RATE_KEY = "model.video.rate"
 
-SHORT = ("error", "all")
+#: What a video of fewer frames than wanted gives.
+SHORT = ("repeat", "all", "second", "error")
 
 # What the Qwen-VL utilities do when they sample by rate: at least four frames, always an even number of them, because
 # their models join frames in pairs.
@@ -28,7 +29,7 @@ def _uniform(total: int, count: int) -> list[int]:
 
 def _centre(total: int, count: int) -> list[int]:
     """Return the centres of `count` equal segments, rounded as InternVL's evaluation rounds them."""
-    if count == total:  # segments shorter than one frame: the formula would name some frames twice
+    if count == total:  # as many as there are: the formula would name some twice and others never
         return list(range(total))
     segment = (total - 1) / count
     return [int(segment / 2 + np.round(segment * i)) for i in range(count)]
@@ -83,11 +84,16 @@ def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) ->
 
 
 def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
-    """Return the indices that a rule takes: ascending, all different, in [0, total).
+    """Return the `count` indices that a rule takes: ascending, in [0, total), and all different if count <= total.
 
     Args:
         total: frames in the video.
-        count: frames to take, at most `total`.
+        count: frames to take; if there are fewer, some are taken several times.
         rule: a name in RULES.
     """
     return tuple(RULES[rule](total, count))
+
+
+def each_second(total: int, fps: float) -> tuple[int, ...]:
+    """Return every round(fps)-th frame from the first on, as LLaVA-Video's class of lmms-eval takes them."""
+    return tuple(range(0, total, max(round(fps), 1)))

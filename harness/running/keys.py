@@ -14,6 +14,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
+from harness.adapters.conversations import CHECKPOINT
 from harness.config.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
 from harness.running.settings import Contents, cell_of, settings_of
 from methods.base import Decoder, Method
@@ -35,6 +36,7 @@ PACKAGES = (
     "av",
     "scikit-learn",
     "rapidfuzz",
+    "scipy",
 )
 
 #: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py). What these
@@ -49,6 +51,7 @@ ENGINE_SOURCES = (
     "harness/evaluate.py",
     "harness/budget.py",
     "harness/facts.py",
+    "harness/stats.py",
     "harness/calibration/priors.py",
     "harness/config/speculative.py",
     "harness/running/row.py",
@@ -172,11 +175,20 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
     """
     if model.weights == "random":
         facts = asdict(model.facts) | {"signals": sorted(model.facts.signals)}
-        return f"random-{_digest([facts, dict(model.architecture)])[:12]}"
+        return (
+            f"random-{_digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
+        )
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
         return digests.files(files, model.path)
     return f"{model.hub}@{cached_commit(model) or model.revision}"
+
+
+def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
+    """Return the hash of the chat template that a model without a checkpoint takes from a directory, if it does."""
+    if model.conversation != CHECKPOINT or model.path is None:
+        return []
+    return [digests.file(file) for file in model.path.glob("chat_template.jinja")]
 
 
 def cached_commit(model: ModelSpec) -> str | None:

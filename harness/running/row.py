@@ -72,6 +72,7 @@ def build_row(
             "failures": [str(failure) for failure in evaluation.failures],
             "peak_note": peak.note
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
+            "prompt": dict(evaluation.prompt),
             "task_versions": dict(evaluation.versions),
             "environment": dict(environment),
         },

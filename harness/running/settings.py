@@ -74,9 +74,11 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "device": model.device,
         "device_map": model.device_map,
         "template": model.template,
+        "conversation": model.conversation,
         "generation": model.generation,
         "processor": model.processor,
         "video": asdict(model.video),
+        "media": model.media,
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
         "facts": asdict(model.facts),

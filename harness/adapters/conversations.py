@@ -1,0 +1,143 @@
+"""How models are talked to: the chat formats of the authors' own evaluations, as templates, decided here alone.
+
+A template is a frame, which stands around the turns, with a rule for the pictures and videos of a turn. Sources: the
+conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
+`phi3-chat`, `internvl2_5`), Qwen's README, DeepSeek-OCR's release. Hub checkpoints carry others: LLaVA-1.5's is without
+the system sentence, LLaVA-OneVision's without system turn and with other white space.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from harness.errors import unknown_name
+
+#: Stands for the template that lies beside the checkpoint.
+CHECKPOINT = "checkpoint"
+
+#: Media first, a blank between them and a line break behind, as LLaVA's code and lmms-eval's classes write pictures.
+TAGGED = (
+    "{% for part in turn.content if part.type != 'text' %}"
+    "{{ '<' + part.type + '>' + ('\\n' if loop.last else ' ') }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+)
+
+#: Media where they stand in the turn, nothing around them, as Qwen's own template.
+BARE = (
+    "{% for part in turn.content %}{{ part.text if part.type == 'text' else"
+    " '<|vision_start|><|' + part.type + '_pad|><|vision_end|>' }}{% endfor %}"
+)
+
+#: Media first, a line each; several pictures are numbered, as on InternVL's model cards.
+NUMBERED = (
+    "{% for part in turn.content if part.type == 'video' %}{{ '<video>\\n' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'image' %}"
+    "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+)
+
+#: DeepSeek-OCR's whole format: no roles, white space at both ends stripped.
+PLAIN = (
+    "{{ bos_token }}{% set said %}{% for turn in messages %}{% for part in turn.content %}"
+    "{{ '<image>\\n' if part.type == 'image' else part.text }}{% endfor %}{% endfor %}{% endset %}{{ said | trim }}"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the turns of a chat.
+
+    Attributes:
+        system: message of a chat that has no system turn of its own; None: none is written.
+        heads: what stands before a turn, by role.
+        ends: what stands after it.
+        answer: what the model goes on from.
+        lead: what stands before everything.
+    """
+
+    system: str | None
+    heads: Mapping[str, str]
+    ends: Mapping[str, str]
+    answer: str
+    lead: str = ""
+
+    def template(self, media: str) -> str:
+        """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
+        own = "" if self.system is None else self._around("system", self.system)
+        return (
+            f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
+            f"{{{{ {_literal(self.lead)} }}}}"
+            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(own)} }}}}{{% endif %}}"
+            "{% for turn in messages %}{{ heads[turn.role] }}"
+            f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
+            "{{ ends[turn.role] }}{% endfor %}"
+            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
+        )
+
+    def render(self, question: str) -> str:
+        """Return a chat of one question without pictures, and without what leads it."""
+        own = "" if self.system is None else self._around("system", self.system)
+        return f"{own}{self._around('user', question)}{self.answer}"
+
+    def _around(self, role: str, text: str) -> str:
+        return f"{self.heads[role]}{text}{self.ends[role]}"
+
+
+def roles(system: str, user: str, assistant: str) -> dict[str, str]:
+    """Return a table by role."""
+    return {"system": system, "user": user, "assistant": assistant}
+
+
+def alike(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
+    """Return a frame in which every turn ends alike and the model goes on from its own head."""
+    return Frame(message, heads, roles(end, end, end), heads["assistant"], lead)
+
+
+_CHATML = roles("<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n")
+_PHI3 = roles("<|system|>\n", "<|user|>\n", "<|assistant|>\n")
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_INTERNVL2 = (
+    "你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
+    "是一个有用无害的人工智能助手。"
+)
+_INTERNVL2_5 = (
+    "你是书生·万象，英文名是InternVL，"
+    "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
+)
+
+FRAMES: Mapping[str, Frame] = {
+    "vicuna_v1": Frame(
+        _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
+    ),
+    "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
+    "internvl2": alike(_INTERNVL2, _CHATML, "<|im_end|>"),
+    # The space is a token: Llama's tokenizer puts it before the first special token, a converted tokenizer does not.
+    "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
+    "internvl2_5": alike(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+}
+
+
+def template_of(name: str, media: str) -> str:
+    """Return the template of a frame and a family's rule for media.
+
+    Raises:
+        UserError: there is no such frame.
+    """
+    if name not in FRAMES:
+        raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
+    return FRAMES[name].template(media)
+
+
+def sha256_of(template: str | None) -> str | None:
+    """Return the hash of a template; None of none."""
+    return None if template is None else sha256(template.encode()).hexdigest()
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
