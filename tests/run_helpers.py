@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import run
 from harness.config.spec import RunSpec
@@ -56,6 +58,7 @@ class Fake:
     loads: int = 0
     stop_after: int | None = None
     error: Callable[[], BaseException] = KeyboardInterrupt
+    speedup: dict[str, Any] | None = None
 
     def evaluate(
         self, spec: RunSpec, adapter: Any, method: Any, journal: Any, progress: Any, **_: Any
@@ -83,6 +86,7 @@ class Fake:
             resumed=done,
             seconds=1.0,
             versions={spec.benchmark.task: 1.0},
+            speedup=self.speedup,
         )
 
 
@@ -125,7 +129,7 @@ def make_bench(
 
     def load(spec: Any) -> object:
         fake.loads += 1
-        return object()
+        return SimpleNamespace(devices=(torch.device("cpu"),))
 
     monkeypatch.setattr("harness.evaluate.evaluate", fake.evaluate)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)

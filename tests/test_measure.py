@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from harness.measure import memory
-from harness.measure.bound import ceiling, speedup
+from harness.measure.bound import ceiling
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes, peak_memory
 
@@ -184,45 +184,6 @@ def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 # ------------------------------------------------------------------------- bound
-
-
-def row(share: float, with_tower: float, vision: float, prefill: float, **other: str) -> dict:
-    return {
-        "model": "seedling",
-        "benchmark": "seedling_vqa",
-        "flops": {"share_of_full": share, "share_with_tower": with_tower},
-        "time": {"vision_ms": vision, "prefill_ms": prefill},
-        **other,
-    }
-
-
-FULL = row(1, 1, 10, 100)
-
-
-def test_bound_stands_beside_the_measured_speedup() -> None:
-    got = speedup(row(0.2, 0.4, 10, 40), FULL)
-    assert (got.bound, got.bound_with_tower) == pytest.approx((5, 2.5))
-    assert (got.measured, got.measured_with_tower) == pytest.approx((2.5, 110 / 50))
-    assert got.reached == pytest.approx(0.5)
-
-
-def test_a_row_without_tower_share_has_no_bound_with_tower() -> None:
-    bare = row(0.5, 0.5, 10, 50)
-    del bare["flops"]["share_with_tower"]
-    assert speedup(bare, FULL).bound_with_tower is None
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (row(1, 1, 10, 100, model="else"), "model differs"),
-        (row(1, 1, 10, 100, benchmark="else"), "benchmark differs"),
-        (row(0.9, 0.9, 10, 100), "baseline spends 0.9"),
-    ],
-)
-def test_rows_that_cannot_be_compared_are_refused(other: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        speedup(row(0.2, 0.4, 10, 40), other)
 
 
 def test_ceiling_when_every_visual_token_is_free() -> None:

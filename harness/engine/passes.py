@@ -62,7 +62,7 @@ class Pass:
         self._layout = layout
         self._samples = samples
         self._decoder = session.adapter.decoder
-        self.clock = Clock(session.adapter.device, enabled=session.timed)
+        self.clock = Clock(*session.adapter.devices, enabled=session.timed)
         self._requested = tuple(
             session.budget.keep(session.method, session.adapter.facts, visual, text)
             if visual

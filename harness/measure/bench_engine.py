@@ -167,7 +167,7 @@ def memory(instance: Instance, ratio: float) -> list[Figure]:
     runs = {"full": ("method=none",), "reduced": (METHODS[0], f"ratio={ratio}")}
     for name, arguments in runs.items():
         run = instance.reducer(*arguments)
-        with peak_memory(instance.adapter.device) as peak:
+        with peak_memory(*instance.adapter.devices) as peak:
             record = instance.generate(run)
         peaks[name] = (peak.bytes, record.kv_bytes)
     unit = 2**20
