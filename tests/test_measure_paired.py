@@ -1,4 +1,4 @@
-"""The unreduced model timed beside a method: how much, in which order, what is compared, and that the run is left alone."""
+"""The unreduced model timed beside a method: how much, in which order, what is compared; the run is left alone."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[A
 
 
 def test_both_answer_the_same_batches_in_turns_after_one_that_does_not_count() -> None:
-    done, own, plain = paired([99, 8, 8, 8, 8], [1, 2, 2, 2, 2])
+    done, own, _ = paired([99, 8, 8, 8, 8], [1, 2, 2, 2, 2])
     names = [[f"task/{n}", f"task/{n + 1}"] for n in (0, 0, 2, 5, 7)]
     assert own.log == [
         (side, name)
@@ -200,7 +200,7 @@ def run(adapter: Adapter, journal: Journal, *overrides: str) -> Evaluation:
 def test_a_run_answers_the_same_with_and_without(
     adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampled = "benchmark.generation={do_sample: true, temperature: 1.0, max_new_tokens: 3}"
+    sampled = "+benchmark.generation={do_sample: true, temperature: 1.0, max_new_tokens: 3}"
     methods = ("method=fastv", sampled)
     without, beside = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
     first = run(adapter, without, *methods, "engine.paired=0")
