@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from harness.measure import (
     bench_views,
 )
 from harness.measure.bench_setup import Figure, Pair, Setup, paired
-from methods.base import SIGNALS, Need, Site
+from methods.base import SIGNALS, Need, Plan, Site, View
+from methods.divprune import DivPrune
 
 
 def test_pairs_run_in_turns_with_the_order_changing() -> None:
@@ -96,6 +98,20 @@ def test_selection_times_methods_and_leaves_out_those_without_sites(
 ) -> None:
     monkeypatch.setattr(bench_selection, "SIZES", ((36, 96),))
     monkeypatch.setattr(bench_selection, "configured_methods", lambda: ["none", "divprune"])
+    now = [0.0]
+    monkeypatch.setattr(
+        bench_selection, "paired", partial(paired, clock=lambda: now[0])
+    )  # moves by 2 s a product and 6 s a plan
+
+    def product_of(tokens: Tensor) -> Callable[[], None]:
+        return lambda: now.__setitem__(0, now[0] + 2)
+
+    def plan(method: DivPrune, view: View, keep: int) -> Plan:
+        now[0] += 6
+        return Plan(torch.arange(keep)[None])
+
+    monkeypatch.setattr(bench_selection, "product_of", product_of)
+    monkeypatch.setattr(DivPrune, "plan", plan)
     threads = torch.get_num_threads()
     figures = bench_selection.selection(Setup(quick=True))
     assert torch.get_num_threads() == threads
@@ -103,7 +119,7 @@ def test_selection_times_methods_and_leaves_out_those_without_sites(
         "the product itself, N=36 d=96",
         "divprune, N=36 d=96 keep=4",
     ]
-    assert all(figure.value > 0 for figure in figures)
+    assert [(figure.value, figure.unit) for figure in figures] == [(2000, "ms"), (3, "x")]
 
 
 def asked_of(name: str, method: str = "") -> bench_selection.Question:
