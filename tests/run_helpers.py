@@ -59,9 +59,12 @@ class Fake:
     stop_after: int | None = None
     error: Callable[[], BaseException] = KeyboardInterrupt
     speedup: dict[str, Any] | None = None
+    devices: tuple[str, ...] = ("cpu",)
+    #: While the run has ended and its speed-up is still to be measured.
+    over: bool = False
 
     def evaluate(
-        self, spec: RunSpec, adapter: Any, method: Any, journal: Any, progress: Any, **_: Any
+        self, spec: RunSpec, adapter: Any, method: Any, journal: Any, progress: Any, **more: Any
     ) -> Evaluation:
         self.specs.append(spec)
         total = spec.benchmark.limit or 3
@@ -73,6 +76,9 @@ class Fake:
             journal.append({"task": spec.benchmark.task, "doc_id": number, "answer": "yes"})
             progress(number + 1, total)
         print("noise of a third party")
+        self.over = True
+        more["answered"]()
+        self.over = False
         samples = tuple(
             Sample(spec.benchmark.task, n, "yes", 164, 4, fake_record(spec, method, f"t/{n}"))
             for n in range(total)
@@ -129,7 +135,7 @@ def make_bench(
 
     def load(spec: Any) -> object:
         fake.loads += 1
-        return SimpleNamespace(devices=(torch.device("cpu"),))
+        return SimpleNamespace(devices=tuple(map(torch.device, fake.devices)))
 
     monkeypatch.setattr("harness.evaluate.evaluate", fake.evaluate)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)

@@ -146,6 +146,17 @@ def test_signals_count_as_selection_where_they_are_computed(
     }
 
 
+def test_what_a_layer_runs_ahead_for_a_method_is_selection(adapter: Adapter, now: Now) -> None:
+    """The next layer's projections run once more for the sake of its attention row."""
+    layer = adapter.decoder.layers[2].self_attn.q_proj
+    handle = layer.register_forward_hook(lambda *_: now.spend(ROWS))
+    method = Timed(now, wants=(Need("next_last_attention"),))
+    found = times(run(adapter, method, BATCHES[0], max_new_tokens=1))
+    handle.remove()
+    assert found["select"] == PLAN + ROWS
+    assert found["prefill"] == DEPTH * LAYER + PLAN + 2 * ROWS
+
+
 def test_unequal_rows_pay_for_every_plan_that_is_made(adapter: Adapter, now: Now) -> None:
     """Two images in the second row: its count is another, so a second plan is made."""
     found = times(run(adapter, Timed(now), CHATS))
@@ -167,6 +178,19 @@ def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
     found = times(generated)
     assert found["rescore"] == (TOWER + PROJECTOR + 2 * DEPTH * LAYER) / 3
     assert found["prefill"] == (DEPTH * LAYER + PLAN) / 3
+
+
+def test_every_device_of_the_model_is_waited_for(
+    adapter: Adapter, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda card: waited.append(str(card)))
+    cards = (torch.device("cuda:0"), torch.device("cuda:1"))
+    monkeypatch.setitem(adapter.__dict__, "devices", cards)
+    with Session(adapter, NoReduction(), HALF) as session:
+        Rescored(adapter, session).generate(adapter.encode(BATCHES[0]), None, **GENERATION)
+    # Vision, prefill, decoding and judging, at both ends of each.
+    assert waited == ["cuda:0", "cuda:1"] * 8
 
 
 # ------------------------------------------------------------------ bytes

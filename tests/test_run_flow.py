@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.evaluation.samples import Failure, SampleErrors
+from harness.measure.memory import Peak
 from harness.store import Store
 from tests.run_helpers import Bench, make_bench
 
@@ -153,6 +156,26 @@ def test_sweep_loads_the_model_once_and_ends_with_the_last_cell(bench: Bench) ->
     assert len(Store(bench.store).rows()) == 3
     table = done.out.splitlines()[-8:-1]
     assert sum(line.startswith("seedling_rec") for line in table) == 3  # none once
+
+
+def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def peak_memory(*devices: Any) -> Iterator[Peak]:
+        asked.append(tuple(map(str, devices)))
+        peak = Peak(note="of both", _read=lambda: 70 if bench.fake.over else 90)
+        yield peak
+        peak.stop()
+
+    monkeypatch.setattr("harness.measure.memory.peak_memory", peak_memory)
+    bench.fake.devices = ("cuda:0", "cuda:1")
+    row = bench("method=fastv").last
+    assert asked == [("cuda:0", "cuda:1")]
+    assert row["memory"]["peak_bytes"] == 70
+    assert not bench.fake.over  # what was measured afterwards did not count
 
 
 SPEEDUP = {

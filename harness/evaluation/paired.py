@@ -208,14 +208,14 @@ def _compared(
         for theirs, ours in zip(plain, own, strict=True)
         if theirs.per_token is not None and ours.per_token is not None
     ]
-    decode = Gain.of_pairs(*zip(*steps, strict=True)).entry() if steps else None
+    decode = Gain.of_pairs([p for p, _ in steps], [o for _, o in steps]) if steps else None
     block = {
         "samples": planned.pairs * planned.rows,
         "pairs": planned.pairs,
         "batch_size": planned.rows,
         "prefill": prefill.entry(),
         "first_token": first_token.entry(),
-        "decode_per_token": decode,
+        "decode_per_token": None if decode is None else decode.entry(),
         "bound": prefill.bound,
         "above_bound": prefill.above_bound or first_token.above_bound,
     }

@@ -38,8 +38,9 @@ class Gain:
     ) -> Gain:
         """Return the gain out of the times of both sides, pair by pair."""
         found = ratio_interval(plain, own)
-        ends = (None if math.isnan(end) else end for end in (found.low, found.high))
-        return cls(found.value, *ends, bound)
+        if math.isnan(found.low):
+            return cls(found.value, None, None, bound)
+        return cls(found.value, found.low, found.high, bound)
 
     @property
     def above_bound(self) -> bool:
