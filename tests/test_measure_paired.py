@@ -35,7 +35,7 @@ from tests.tiny import LLAVA
 def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     gain: float, processes: int
 ) -> None:
-    found = [(n, b, turns(AUTO_PAIRS, n, b, gain, processes)) for n in range(20000) for b in (1, 8)]
+    found = [(n, b, turns(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)]
     planned = [(n, one) for n, _, one in found if one is not None]
     for n, one in planned:
         # The untimed pair before the first costs as much as any other.
@@ -44,7 +44,7 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
         assert one.pairs * one.rows <= MOST
     # It is left out only where four pairs of single samples and the untimed one cost more.
     left_out = max(n for n, _, one in found if one is None)
-    assert left_out == math.ceil(10 * (PAIRS + 1) * (1 + gain) * processes) - 1
+    assert left_out == math.ceil((PAIRS + 1) * (1 + gain) * processes / 0.08) - 1
     assert planned[-1][1] == Turns(4, 8)
 
 

@@ -25,8 +25,9 @@ from harness.measure.bound import Gain, first_token_bound, prefill_bound
 from harness.measure.flops import SampleFlops, sample_flops
 from methods.base import Decoder, TokenReducer
 
-#: Share of the run's cost that `engine.paired=auto` may add.
-SHARE = 0.1
+#: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a
+#: small batch costs more than one of the run's.
+SHARE = 0.08
 
 #: Samples that `auto` measures at most.
 MOST = 32
