@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,7 +185,11 @@ def test_every_device_of_the_model_is_waited_for(
     adapter: Adapter, now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda card: waited.append(str(card)))
+
+    def stream_of(card: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waited.append(str(card)))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
     cards = (torch.device("cuda:0"), torch.device("cuda:1"))
     monkeypatch.setitem(adapter.__dict__, "devices", cards)
     with Session(adapter, NoReduction(), HALF) as session:

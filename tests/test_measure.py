@@ -219,7 +219,7 @@ class Cards:
         self.now = {f"cuda:{name[1:]}": held for name, held in allocated.items()}
         self.peak = {name: 10**9 for name in self.now}
         self.waited: list[str] = []
-        for name in ("reset_peak_memory_stats", "max_memory_allocated", "synchronize"):
+        for name in ("reset_peak_memory_stats", "max_memory_allocated", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
     def take(self, card: str, held: int) -> None:
@@ -232,8 +232,8 @@ class Cards:
     def max_memory_allocated(self, card: torch.device) -> int:
         return self.peak[str(card)]
 
-    def synchronize(self, card: torch.device) -> None:
-        self.waited.append(str(card))
+    def current_stream(self, card: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: self.waited.append(str(card)))
 
 
 def test_the_peak_of_several_cards_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
