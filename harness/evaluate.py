@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from harness.budget import Budget
 from harness.config.spec import RunSpec
 from harness.errors import UserError
 from harness.evaluation.samples import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from harness.calibration.priors import Prior
     from harness.engine.positions import PositionPolicy
     from harness.engine.session import Backend
+    from harness.evaluation.paired import Rivals
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -52,6 +54,8 @@ class Evaluation:
         versions: {task: version} as lmms-eval reports them.
         batch_size: samples in one batch, as set or as found.
         prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
+        speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
+        speedup_note: how it was measured, or why not.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -64,6 +68,8 @@ class Evaluation:
     versions: Mapping[str, Any]
     batch_size: int = 1
     prompt: Mapping[str, str | None] = field(default_factory=dict)
+    speedup: Mapping[str, Any] | None = None
+    speedup_note: str = ""
 
     @property
     def tokens(self) -> dict[str, float]:
@@ -96,22 +102,27 @@ def evaluate(
     *,
     prior: Prior | None = None,
     ranks: Ranks | None = None,
+    answered: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Open what answers by `method` and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
-    the work.
+    the work, `answered` is called when the run has ended and only its speed-up is left to measure.
     """
+    from harness.evaluation.paired import Rivals, unpaired
+
     if isinstance(method, Decoder):
         from harness.decoding.speculation import Speculation
 
         with Speculation(spec, adapter, method) as both:
-            return evaluate_session(spec, both, both, journal, progress, ranks)
+            done = evaluate_session(spec, both, both, journal, progress, ranks)
+        return replace(done, speedup_note=unpaired(spec, method) or "")
 
     from harness.engine.session import Session
     from harness.evaluation.rescore import Rescored
+    from methods.none import NoReduction
 
-    with Session(
+    session = Session(
         adapter,
         method,
         spec.budget,
@@ -119,9 +130,15 @@ def evaluate(
         backend=cast("Backend", spec.engine.backend),
         positions=cast("PositionPolicy", spec.engine.positions),
         prior=prior,
-    ) as session:
+    )
+    with session, Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed) as plain:
         answering = Rescored(adapter, session) if spec.engine.rescore else session
-        return evaluate_session(spec, adapter, answering, journal, progress, ranks)
+        reason = unpaired(spec, method)
+        rivals = Rivals(session, plain) if reason is None else None
+        done = evaluate_session(
+            spec, adapter, answering, journal, progress, ranks, rivals, answered
+        )
+    return done if reason is None else replace(done, speedup_note=reason)
 
 
 def evaluate_session(
@@ -131,6 +148,8 @@ def evaluate_session(
     journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    rivals: Rivals | None = None,
+    answered: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -141,6 +160,8 @@ def evaluate_session(
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
         ranks: the processes that share the work, each in a call of its own; all return the same.
+        rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
+        answered: called before that.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
@@ -150,6 +171,7 @@ def evaluate_session(
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel
+    from harness.evaluation.paired import Paired, measured
     from harness.evaluation.scores import collect
     from harness.evaluation.tasks import check_metrics, guard_scoring, load_tasks, quiet
 
@@ -192,6 +214,11 @@ def evaluate_session(
         # Aggregations of foreign tasks may write files or ask a server; they run once only.
         metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
         journal.append(*score_entries(scores))
+        if answered is not None:
+            answered()
+        beside = Paired(None, "")
+        if rivals is not None:
+            beside = measured(spec, rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=metrics,
             n_samples=len(samples),
@@ -203,6 +230,8 @@ def evaluate_session(
             versions=dict(results["versions"]),
             batch_size=model.batch_size,
             prompt=model.prompt,
+            speedup=beside.speedup,
+            speedup_note=beside.note,
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import run
 from harness.config.spec import RunSpec
@@ -56,9 +58,13 @@ class Fake:
     loads: int = 0
     stop_after: int | None = None
     error: Callable[[], BaseException] = KeyboardInterrupt
+    speedup: dict[str, Any] | None = None
+    devices: tuple[str, ...] = ("cpu",)
+    #: While the run has ended and its speed-up is still to be measured.
+    over: bool = False
 
     def evaluate(
-        self, spec: RunSpec, adapter: Any, method: Any, journal: Any, progress: Any, **_: Any
+        self, spec: RunSpec, adapter: Any, method: Any, journal: Any, progress: Any, **more: Any
     ) -> Evaluation:
         self.specs.append(spec)
         total = spec.benchmark.limit or 3
@@ -70,6 +76,9 @@ class Fake:
             journal.append({"task": spec.benchmark.task, "doc_id": number, "answer": "yes"})
             progress(number + 1, total)
         print("noise of a third party")
+        self.over = True
+        more["answered"]()
+        self.over = False
         samples = tuple(
             Sample(spec.benchmark.task, n, "yes", 164, 4, fake_record(spec, method, f"t/{n}"))
             for n in range(total)
@@ -83,6 +92,7 @@ class Fake:
             resumed=done,
             seconds=1.0,
             versions={spec.benchmark.task: 1.0},
+            speedup=self.speedup,
         )
 
 
@@ -125,7 +135,7 @@ def make_bench(
 
     def load(spec: Any) -> object:
         fake.loads += 1
-        return object()
+        return SimpleNamespace(devices=tuple(map(torch.device, fake.devices)))
 
     monkeypatch.setattr("harness.evaluate.evaluate", fake.evaluate)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)

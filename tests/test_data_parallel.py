@@ -24,7 +24,7 @@ from run import main
 from tests.run_helpers import make_bench
 
 COMMON = ["model.device=cpu", "benchmark=seedling_rec", "limit=24", "engine.batch_size=4"]
-COMMON += ["method=random"]
+COMMON += ["method=random", "engine.paired=4"]
 #: The ratio of a run from its start, of one that goes on, and of one with a sample that fails.
 WHOLE, HALF, FAILING = 0.5, 0.625, 0.25
 
@@ -122,7 +122,10 @@ def lasting(row: dict[str, Any]) -> dict[str, Any]:
         name: value
         for name, value in row["extra"].items()
         if name
-        not in ("time_iqr", "samples_per_second", "resumed_samples", "peak_note", "environment")
+        not in (
+            *("time_iqr", "samples_per_second", "speedup"),
+            *("resumed_samples", "peak_note", "environment"),
+        )
     }
     environment = {k: v for k, v in row["extra"]["environment"].items() if k != "processes"}
     kept = {k: v for k, v in row.items() if k not in ("status", "time", "memory")}

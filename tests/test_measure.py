@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import pickle
+import resource
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from harness.adapters.llava import LlavaAdapter
 from harness.measure import memory
-from harness.measure.bound import ceiling, speedup
+from harness.measure.bound import ceiling
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes, peak_memory
 
@@ -178,51 +181,111 @@ def test_without_the_reset_the_note_says_what_the_number_is(
 
 
 def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = memory.resident_peak()
+    used = SimpleNamespace(ru_maxrss=1234)
+    monkeypatch.setattr(memory.resource, "getrusage", {resource.RUSAGE_SELF: used}.__getitem__)
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
-    assert memory.resident_peak() >= 0.5 * real
+    monkeypatch.setattr(memory.sys, "platform", "freebsd14")
+    assert memory.resident_peak() == 1234 * 1024
+    monkeypatch.setattr(memory.sys, "platform", "darwin")  # counts bytes
+    assert memory.resident_peak() == 1234
+
+
+def test_on_linux_the_peak_is_the_high_water_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n")
+    monkeypatch.setattr(memory, "_STATUS", status)
+    assert memory.resident_peak() == 7 * 1024
+
+
+def test_what_follows_the_stop_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([5, 9, 9])
+    monkeypatch.setattr(memory, "resident_peak", lambda: next(peaks))
+    with peak_memory() as peak:
+        peak.stop()
+        peak.stop()
+    assert peak.bytes == 5
+    assert pickle.loads(pickle.dumps(peak)) == peak
+    with peak_memory() as whole:
+        pass
+    assert whole.bytes == 9
+
+
+class Cards:
+    """Stands in for torch.cuda: allocated bytes and peaks of each card, and who was waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **allocated: int) -> None:
+        self.now = {f"cuda:{name[1:]}": held for name, held in allocated.items()}
+        self.peak = {name: 10**9 for name in self.now}
+        self.waited: list[str] = []
+        for name in ("reset_peak_memory_stats", "max_memory_allocated", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def take(self, card: str, held: int) -> None:
+        self.now[card] = held
+        self.peak[card] = max(self.peak[card], held)
+
+    def reset_peak_memory_stats(self, card: torch.device) -> None:
+        self.peak[str(card)] = self.now[str(card)]
+
+    def max_memory_allocated(self, card: torch.device) -> int:
+        return self.peak[str(card)]
+
+    def current_stream(self, card: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: self.waited.append(str(card)))
+
+
+def test_the_peak_of_several_cards_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(monkeypatch, c0=100, c1=200)
+    with peak_memory("cuda:0", "cuda:1", "cuda:0") as peak:
+        cards.take("cuda:0", 150)
+        cards.take("cuda:0", 90)
+        cards.take("cuda:1", 270)
+    assert peak.bytes == 150 + 270
+    assert peak.note.endswith("over the block, summed over 2 devices")
+    with peak_memory("cuda:1") as one:
+        cards.take("cuda:0", 10**6)
+    assert one.bytes == 270
+    assert "summed" not in one.note
+
+
+def test_every_card_of_a_model_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(monkeypatch, c0=0, c1=0)
+    with Clock("cuda:0", "cpu", "cuda:1", "cuda:0").phase("a"):
+        assert cards.waited == ["cuda:0", "cuda:1"]
+    assert cards.waited == ["cuda:0", "cuda:1"] * 2
+
+
+def test_a_model_computes_where_its_parameters_lie() -> None:
+    """What is offloaded lies on the CPU or nowhere; it is computed on the cards all the same."""
+
+    def devices(*places: str) -> list[str]:
+        parameters = [SimpleNamespace(device=torch.device(place)) for place in places]
+        adapter = LlavaAdapter.__new__(LlavaAdapter)
+        adapter.model = SimpleNamespace(parameters=lambda: iter(parameters))
+        return [str(device) for device in adapter.devices]
+
+    assert devices("cpu", "cpu") == ["cpu"]
+    assert devices("cuda:0", "cuda:1", "cuda:0", "cpu", "meta") == ["cuda:0", "cuda:1"]
+    assert devices("meta", "cuda:1") == ["cuda:1"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_real_cards_are_waited_for_and_counted() -> None:
+    clock, size = Clock("cuda:0", "cuda:1"), 2**26
+    held = sum(torch.cuda.memory_allocated(card) for card in (0, 1))
+    with peak_memory("cuda:0", "cuda:1") as peak, clock.phase("a"):
+        for card in (0, 1):
+            square = torch.ones(4096, 4096, device=f"cuda:{card}")
+            square @ square
+            del square
+    assert peak.bytes >= held + 2 * size
+    for card in (0, 1):
+        assert torch.cuda.current_stream(card).query()  # nothing is left to do
 
 
 # ------------------------------------------------------------------------- bound
-
-
-def row(share: float, with_tower: float, vision: float, prefill: float, **other: str) -> dict:
-    return {
-        "model": "seedling",
-        "benchmark": "seedling_vqa",
-        "flops": {"share_of_full": share, "share_with_tower": with_tower},
-        "time": {"vision_ms": vision, "prefill_ms": prefill},
-        **other,
-    }
-
-
-FULL = row(1, 1, 10, 100)
-
-
-def test_bound_stands_beside_the_measured_speedup() -> None:
-    got = speedup(row(0.2, 0.4, 10, 40), FULL)
-    assert (got.bound, got.bound_with_tower) == pytest.approx((5, 2.5))
-    assert (got.measured, got.measured_with_tower) == pytest.approx((2.5, 110 / 50))
-    assert got.reached == pytest.approx(0.5)
-
-
-def test_a_row_without_tower_share_has_no_bound_with_tower() -> None:
-    bare = row(0.5, 0.5, 10, 50)
-    del bare["flops"]["share_with_tower"]
-    assert speedup(bare, FULL).bound_with_tower is None
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (row(1, 1, 10, 100, model="else"), "model differs"),
-        (row(1, 1, 10, 100, benchmark="else"), "benchmark differs"),
-        (row(0.9, 0.9, 10, 100), "baseline spends 0.9"),
-    ],
-)
-def test_rows_that_cannot_be_compared_are_refused(other: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        speedup(row(0.2, 0.4, 10, 40), other)
 
 
 def test_ceiling_when_every_visual_token_is_free() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.engine.items import Work
+from harness.engine.record import Record
 from harness.errors import UserError
 from harness.measure import (
     bench,
     bench_engine,
+    bench_prefill,
     bench_select,
     bench_select_parts,
     bench_selection,
     bench_views,
 )
 from harness.measure.bench_setup import Figure, Pair, Setup, paired
-from methods.base import SIGNALS, Need, Site
+from harness.measure.flops import sample_flops
+from methods.base import SIGNALS, Need, Plan, Site, View
+from methods.divprune import DivPrune
 
 
 def test_pairs_run_in_turns_with_the_order_changing() -> None:
@@ -96,6 +102,20 @@ def test_selection_times_methods_and_leaves_out_those_without_sites(
 ) -> None:
     monkeypatch.setattr(bench_selection, "SIZES", ((36, 96),))
     monkeypatch.setattr(bench_selection, "configured_methods", lambda: ["none", "divprune"])
+    now = [0.0]
+    monkeypatch.setattr(
+        bench_selection, "paired", partial(paired, clock=lambda: now[0])
+    )  # moves by 2 s a product and 6 s a plan
+
+    def product_of(tokens: Tensor) -> Callable[[], None]:
+        return lambda: now.__setitem__(0, now[0] + 2)
+
+    def plan(method: DivPrune, view: View, keep: int) -> Plan:
+        now[0] += 6
+        return Plan(torch.arange(keep)[None])
+
+    monkeypatch.setattr(bench_selection, "product_of", product_of)
+    monkeypatch.setattr(DivPrune, "plan", plan)
     threads = torch.get_num_threads()
     figures = bench_selection.selection(Setup(quick=True))
     assert torch.get_num_threads() == threads
@@ -103,7 +123,7 @@ def test_selection_times_methods_and_leaves_out_those_without_sites(
         "the product itself, N=36 d=96",
         "divprune, N=36 d=96 keep=4",
     ]
-    assert all(figure.value > 0 for figure in figures)
+    assert [(figure.value, figure.unit) for figure in figures] == [(2000, "ms"), (3, "x")]
 
 
 def asked_of(name: str, method: str = "") -> bench_selection.Question:
@@ -245,10 +265,16 @@ def test_the_engine_bench_holds_measured_against_allowed(
     figures = {(one["part"], one["name"].partition(",")[0]): one for one in result["figures"]}
     gain = figures["prefill", "speed-up"]
     allowed = figures["prefill", "speed-up that FLOPs allow"]
-    reached = figures["prefill", "share reached"]
+    reached = figures["prefill", "share of it reached"]
     assert gain["name"].endswith("144 visual tokens")
     assert reached["value"] == pytest.approx(gain["value"] / allowed["value"])
+    assert (reached["at_least"], reached["at_best"]) == (0.9, 1)
     assert 1 < allowed["value"] < 2  # half of the tokens from layer 2 of 6 on
+    by_layers = figures["prefill", "speed-up that single layers allow"]
+    share = figures["prefill", "share of that reached"]
+    assert share["value"] == pytest.approx(gain["value"] / by_layers["value"])
+    text = next(one for name, one in figures.items() if name[1].startswith("rate of a decoder"))
+    assert text["unit"] == "GFLOP/s"
     assert figures["machinery", "processor time at ratio 0 over plain"]["at_most"] == 1.01
     assert figures["memory", "cache after prefill"]["value"] > 0
     page = (tmp_path / "bench_engine.md").read_text()
@@ -259,3 +285,55 @@ def test_the_engine_bench_holds_measured_against_allowed(
 def test_a_bad_instance_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_engine.main(["model=nothing"]) == 2
     assert "model='nothing'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the prefill against its bounds
+
+
+def test_above_the_bound_beyond_the_interval_is_not_believable() -> None:
+    share = Figure("prefill", "share", 1.2, "x", interval=(1.09, 1.32), at_least=0.9, at_best=1)
+    assert (share.verdict, share.met) == ("not believable", False)
+    assert replace(share, interval=(0.99, 1.5)).verdict == "met"
+    assert replace(share, value=0.8, interval=(0.7, 0.95)).verdict == "missed"
+    assert replace(share, interval=None, quartiles=(1.1, 1.3)).verdict == "not believable"
+    assert replace(share, at_best=None).verdict == "met"
+    assert Figure("memory", "bytes", 2.0, "MiB").verdict == ""
+
+
+def test_rounds_turn_and_the_first_is_not_counted() -> None:
+    calls: list[str] = []
+
+    def ask(name: str) -> Callable[[], float]:
+        return lambda: float(len(calls.append(name) or calls))  # type: ignore[func-returns-value]
+
+    found = bench_prefill.in_rounds({name: ask(name) for name in "abc"}, 3)
+    assert "".join(calls) == "abc" + "cba" + "abc" + "cba"
+    assert found == {"a": [6, 7, 12], "b": [5, 8, 11], "c": [4, 9, 10]}
+
+
+def test_a_gain_above_the_flops_is_explained_by_what_single_layers_cost() -> None:
+    """Long layers cost twenty times a short one, their FLOPs say less: four take 40, two of each 21."""
+    record = Record("s", 90, 10, (), (), (90, 90, 0, 0), 0, 0, 1, times_ms={"select": 0.5})
+    counted = sample_flops(Setup().spec().model.facts, record.entering, 90, 10, Work())
+    times = {
+        "full": [41.0, 40.0, 39.0],
+        "short": [21.0, 21.0, 21.0],
+        100: [10.0] * 3,
+        10: [0.5] * 3,
+    }
+    names = {
+        one.name.partition(",")[0]: one
+        for one in bench_prefill.compared("short", record, counted, times)
+    }
+    allowed = names["speed-up that FLOPs allow"].value
+    assert 1 < allowed < 40 / 21
+    assert names["share of it reached"].value == pytest.approx(40 / 21 / allowed, rel=1e-3)
+    assert names["speed-up that single layers allow"].value == pytest.approx(40 / 21)
+    layers = names["share of that reached"]
+    assert layers.value == pytest.approx(1, rel=1e-3)
+    assert layers.interval is not None
+    assert layers.interval[0] < 1 < layers.interval[1]
+    assert layers.verdict == "met"
+    doubted = replace(names["share of it reached"], interval=(1.01, 1.1), value=1.05)
+    assert bench_engine._looked_at([layers]) == []
+    assert doubted.name in bench_engine._looked_at([layers, doubted])[0]

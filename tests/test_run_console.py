@@ -82,14 +82,25 @@ def test_table_has_one_line_for_each_run_with_its_headline() -> None:
 
 def test_sheet_shows_every_metric_headline_first() -> None:
     out = io.StringIO()
-    speedup = {"measured": 1.5, "bound": 2.0}
+    prefill = {"ratio": 1.5, "low": 1.25, "high": 1.75, "bound": 2.0}
+    speedup = {"pairs": 4, "prefill": prefill, "above_bound": False}
     extra = {"headline": "acc", "label": "", "speedup": speedup}
     console.print_rows([row("fastv", "b", extra=extra)], out, full=True)
     text = out.getvalue()
     assert text.index("acc 0.500 ± 0.125") < text.index("other 0.250")
     assert "144, asked to keep 72, kept 72, mean over layers 96" in text
-    assert "1.50x measured, 2.00x by FLOPs" in text
+    assert "prefill 1.50x [1.25, 1.75] in 4 pairs, 2.00x by FLOPs " in text
+    assert "believable" not in text
     assert "\x1b" not in text
+
+
+def test_a_speed_up_above_its_bound_is_not_to_be_believed() -> None:
+    out = io.StringIO()
+    prefill = {"ratio": 9.5, "low": None, "high": None, "bound": 3.6}
+    speedup = {"pairs": 1, "prefill": prefill, "above_bound": True}
+    extra = {"headline": "acc", "label": "", "speedup": speedup}
+    console.print_rows([row("fastv", "b", extra=extra)], out, full=True)
+    assert "9.50x in 1 pairs, 3.60x by FLOPs; above the bound: not believable" in out.getvalue()
 
 
 def test_undefined_metric_is_said_to_be_undefined() -> None:

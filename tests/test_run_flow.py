@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.evaluation.samples import Failure, SampleErrors
+from harness.measure.memory import Peak
 from harness.store import Store
 from tests.run_helpers import Bench, make_bench
 
@@ -155,6 +158,33 @@ def test_sweep_loads_the_model_once_and_ends_with_the_last_cell(bench: Bench) ->
     assert sum(line.startswith("seedling_rec") for line in table) == 3  # none once
 
 
+def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def peak_memory(*devices: Any) -> Iterator[Peak]:
+        asked.append(tuple(map(str, devices)))
+        peak = Peak(note="of both", _read=lambda: 70 if bench.fake.over else 90)
+        yield peak
+        peak.stop()
+
+    monkeypatch.setattr("harness.measure.memory.peak_memory", peak_memory)
+    bench.fake.devices = ("cuda:0", "cuda:1")
+    row = bench("method=fastv").last
+    assert asked == [("cuda:0", "cuda:1")]
+    assert row["memory"]["peak_bytes"] == 70
+    assert not bench.fake.over  # what was measured afterwards did not count
+
+
+SPEEDUP = {
+    "pairs": 4,
+    "prefill": {"ratio": 2.5, "low": 2.4, "high": 2.6, "bound": 3.0, "above_bound": False},
+    "above_bound": False,
+}
+
+
 def test_force_in_a_sweep_runs_each_key_once(bench: Bench) -> None:
     bench("method=none")
     done = bench("-m", "method=none", "ratio=0.5,0.9", "force=true")
@@ -169,14 +199,27 @@ def test_two_models_are_each_loaded_once(bench: Bench) -> None:
     assert [row["model"] for row in done.rows] == ["seedling"] * 2 + ["seedling_draft"] * 2
 
 
-def test_bound_on_the_speed_up_stands_beside_the_measured_one(bench: Bench) -> None:
+def test_no_row_is_compared_with_that_of_another_run(bench: Bench) -> None:
+    bench("method=none")
     assert bench("method=fastv", "ratio=0.9").last["extra"]["speedup"] is None
-    reference = bench("method=none").last
-    row = bench("method=fastv", "ratio=0.9", "force=true").last
-    speedup = row["extra"]["speedup"]
-    assert speedup["reference"] == reference["run_key"]
-    assert speedup["bound"] == pytest.approx(1 / row["flops"]["share_of_full"])
-    assert speedup["measured"] == 1.0
+
+
+def test_a_stored_row_gets_the_speed_up_that_it_lacks_without_new_answers(bench: Bench) -> None:
+    before = bench("method=fastv", "engine.paired=0").last
+    assert bench("method=fastv").last["status"] == "cached"  # auto asks for nothing by name
+    bench.fake.speedup = SPEEDUP
+    after = bench("method=fastv", "engine.paired=8").last
+    assert after["run_key"] == before["run_key"]
+    assert (after["status"], after["extra"]["resumed_samples"]) == ("resumed", 3)
+    assert after["extra"]["speedup"] == SPEEDUP
+    assert bench("method=fastv", "engine.paired=8").last["status"] == "cached"
+    assert len(bench.fake.specs) == 2
+
+
+@pytest.mark.parametrize("settings", ["method=none", "method=fastv engine=emulate"])
+def test_what_can_have_no_speed_up_is_not_asked_again(bench: Bench, settings: str) -> None:
+    bench(*settings.split())
+    assert bench(*settings.split(), "engine.paired=8").last["status"] == "cached"
 
 
 def test_curves_of_all_rows_are_drawn_before_the_last_line(

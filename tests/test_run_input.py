@@ -56,6 +56,8 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("engine.batch_size=0", ("engine.batch_size=0", "at least 1", "auto")),
     ("engine.batch_size=big", ("engine.batch_size='big'", "at least 1", "auto")),
     ("engine.threads=0", ("engine.threads=0", "at least 1")),
+    ("engine.paired=-1", ("engine.paired=-1", "at least 0", "auto")),
+    ("engine.paired=some", ("engine.paired='some'", "at least 0", "auto")),
     ("engine.backend=fast", ("engine.backend='fast'", "drop, emulate")),
     ("engine.positions=new", ("engine.positions='new'", "original, renumbered")),
     ("+benchmark.generation.use_cache=false", ("generation.use_cache=False", "True")),

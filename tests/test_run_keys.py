@@ -75,6 +75,8 @@ def test_changes_that_can_change_numbers(store: Path, plain: str, change: str) -
         "offline=false",
         "engine.threads=1",
         "engine.max_errors=3",
+        "engine.paired=32",
+        "engine.paired=0",
         "method.params.K=2",
         "ratio=0.50",
     ],

@@ -29,6 +29,7 @@ EXEMPT = {
     "benchmark.split": "prose for readers; the task file names the split",
     "engine.threads": "answers do not depend on it; the environment of the row says it beside the times",
     "engine.max_errors": "decides whether there is a row, not what it says",
+    "engine.paired": "measures beside a run that has ended; a row that lacks the figure asked for gets it by itself",
     "engine.patience": "decides when a lost draft is given up, which the row counts",
     "force": "runs again, under the same key",
     "log": "where the row is mirrored",

@@ -63,6 +63,15 @@ def batch_size(key: str, value: Any, auto: int) -> int:
     return value
 
 
+def count_or_auto(key: str, value: Any, auto: int) -> int:
+    """Return `value` if it is an integer of at least 0, and `auto` for the word auto."""
+    if value == "auto":
+        return auto
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{key}={value!r} must be an integer of at least 0, or auto")
+    return value
+
+
 def positive(key: str, value: Any) -> float:
     """Return `value` if it is a finite number above 0."""
     if not _finite(value) or value <= 0:

@@ -33,6 +33,8 @@ POSITIONS = ("original", "renumbered", "method")
 TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0
+#: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
+AUTO_PAIRS = -1
 LOGS = ("none", "wandb")
 REFUSED = ("error", "skip")
 VARIANTS = ("paper", "official")
@@ -50,7 +52,8 @@ SECTIONS = {
     ),
     "budget": "rule",
     "engine": (
-        "backend batch_size positions threads max_errors warmup transport patience compare rescore"
+        "backend batch_size positions threads max_errors warmup transport patience compare rescore "
+        "paired"
     ),
     "log": "name options",
 }
@@ -155,7 +158,8 @@ class EngineSpec:
 
     Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
     for the draft, and `compare` decodes every answer plainly too. `rescore` lets the whole model judge the answers of a
-    method that drops tokens.
+    method that drops tokens, and `paired` is the number of samples that it answers beside that method, in turns, after
+    the run: the row's speed-up (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
     """
 
     backend: str = "drop"
@@ -168,6 +172,7 @@ class EngineSpec:
     patience: float = 30.0
     compare: bool = True
     rescore: bool = False
+    paired: int = 0
 
 
 @dataclass(frozen=True)
@@ -433,6 +438,7 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         patience=fields.positive("engine.patience", part["patience"]),
         compare=fields.flag("engine.compare", part["compare"]),
         rescore=fields.flag("engine.rescore", part["rescore"]),
+        paired=fields.count_or_auto("engine.paired", part["paired"], auto=AUTO_PAIRS),
     )
 
 

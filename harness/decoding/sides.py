@@ -14,6 +14,7 @@ from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
 from harness.decoding.stack import TextStack, tree_sight
 from harness.decoding.voices import Voice
+from harness.engine.finite import NonFiniteLogits
 
 #: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
 Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
@@ -44,6 +45,8 @@ class Side:
         self._rows: dict[int, Row] = {}
         self._tree = NOTHING
         self._tree_rows: tuple[Row, ...] = ()
+        #: Finite if all logits of the last forward are.
+        self._sum = torch.zeros(())
 
     @property
     def cache(self) -> RoomyCache:
@@ -71,6 +74,9 @@ class Side:
         """Return the row behind `tokens`, then behind each token of a drafted chain or tree, in one forward.
 
         Greedy rows are Python ints, fetched from the device all at once; sampling ones stay there.
+
+        Raises:
+            NonFiniteLogits: the forward's logits hold NaN or infinity.
         """
         self.start()
         first = len(tokens)
@@ -83,6 +89,8 @@ class Side:
             self._settle(list(tokens), first)
             self._feed(list(tokens), draft)
             found = [self._rows[first], *self._tree_rows]
+        if not bool(self._sum.isfinite()):  # the rows are waited for as well
+            raise NonFiniteLogits("an answer", first)
         self._forget(first)
         return found if self.voice.samples else list(_ids(found))
 
@@ -204,6 +212,7 @@ class Side:
         ids = self._answer([*missing, *tree.tokens])
         seen = tree_sight(len(missing), tree) if tree.tokens else None
         logits = self.stack.run(ids, places, seen)
+        self._sum = logits.sum(dtype=torch.float32)
         rows = self.voice.rows(logits, self._pasts(tokens, held + 1, tree))
         count = len(missing)
         self._rows |= dict(enumerate(rows[:count], held + 1))

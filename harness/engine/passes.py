@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from harness.engine.finite import FiniteLogits
 from harness.engine.focus import Focus
 from harness.engine.guards import require_one_beam
 from harness.engine.items import Work
@@ -48,8 +50,8 @@ class Pass:
     projector once, some several times, some inside the tower. Features that it merges are projected once more. A
     `layer` site gathers the hidden states that enter its layer and hands all later layers the gathered rotary tables
     and a mask of the new length; where gaps are closed, tables of the new positions instead. Decoding steps need hooks
-    only if some row is padded, if gaps were closed, or if the back end wants explicit masks; otherwise all hooks are
-    gone after the prefill.
+    only if some row is padded, if gaps were closed, or if the back end wants explicit masks; otherwise all hooks but
+    the one that looks whether logits are finite are gone after the prefill.
 
     Args:
         session: method, model and settings.
@@ -62,7 +64,7 @@ class Pass:
         self._layout = layout
         self._samples = samples
         self._decoder = session.adapter.decoder
-        self.clock = Clock(session.adapter.device, enabled=session.timed)
+        self.clock = Clock(*session.adapter.devices, enabled=session.timed)
         self._requested = tuple(
             session.budget.keep(session.method, session.adapter.facts, visual, text)
             if visual
@@ -128,6 +130,7 @@ class Pass:
             self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
             self._decoder.register_forward_hook(self._after_decoder),
         ]
+        self._finite = FiniteLogits(adapter.model.get_output_embeddings())
         return self
 
     def __exit__(
@@ -138,6 +141,7 @@ class Pass:
     ) -> None:
         """Remove every hook, also after an error."""
         self._remove_hooks()
+        self._finite.close()
         if self.tower is not None:
             self.tower.__exit__()
 
@@ -400,13 +404,25 @@ class Pass:
 
     # ------------------------------------------------------------------ records
 
+    def check_finite(self, lengths: Sequence[int]) -> None:
+        """Check the logits behind the first `lengths` tokens of each row.
+
+        Raises:
+            NonFiniteLogits: they hold NaN or infinity.
+        """
+        self._finite.check(self._samples, lengths)
+
     def _work(self, row: int) -> Work:
         """Return what a row cost before the decoder."""
         work = self._layout.work[row]._replace(reprojected=self._reprojected[row])
         return work if self.tower is None else work.plus(self.tower.spared(row))
 
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
-        """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens."""
+        """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens.
+
+        Raises:
+            NonFiniteLogits: an answer was chosen by logits that hold NaN or infinity.
+        """
         self.clock.stop("decode")
         totals, rows = self.clock.totals_ms(), self._layout.rows
         times = {
@@ -414,6 +430,7 @@ class Pass:
         }
         times["decode_per_token"] = times["decode"] / max(ids.shape[1] - 1, 1)
         new_tokens = answer_lengths(ids, self._session.adapter.end_ids)
+        self.check_finite(new_tokens)
         spare = _spare(self._spare, rows)
         attended = [None] * rows if self.focus is None else self.focus.means(new_tokens)
         depth, last = len(self._decoder.layers), self._stages[-1]

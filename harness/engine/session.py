@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.calibration.priors import Prior
+from harness.engine.finite import NonFiniteLogits, watched_origin
 from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
+from harness.engine.layout import Layout
 from harness.engine.passes import Pass
 from harness.engine.positions import PositionPolicy, closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
@@ -183,15 +186,30 @@ class Session:
         Raises:
             UserError: an argument that the engine cannot honour.
             PlanError: the method broke its contract.
+            NonFiniteLogits: the model's logits hold NaN or infinity; the first module that put them out is named.
         """
         if not self._open:
             raise RuntimeError("Session.generate was called outside its `with` block")
         check_generation({**inputs, **generation})
         layout = self.adapter.layout(inputs)
-        self.signals.begin(inputs)
         names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
         if len(names) != layout.rows:
             raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")
+        try:
+            return self._generate(inputs, layout, names, generation)
+        except NonFiniteLogits as error:
+            short = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
+            error.origin = self._origin(lambda: self._generate(inputs, layout, names, short))
+            raise
+
+    def _generate(
+        self,
+        inputs: Mapping[str, Any],
+        layout: Layout,
+        names: tuple[str, ...],
+        generation: Mapping[str, Any],
+    ) -> Generated:
+        self.signals.begin(inputs)
         try:
             with Pass(self, layout, names) as self._pass:
                 output = self.adapter.model.generate(
@@ -201,6 +219,12 @@ class Session:
                 return self._pass.finish(ids, getattr(output, "logits", None))
         finally:
             self._pass = None
+
+    def _origin(self, prefill: Callable[[], object]) -> str:
+        """Run a prefill once more and say which module first put out values that are not finite."""
+        with watched_origin(self.adapter) as found, suppress(NonFiniteLogits):
+            prefill()
+        return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
 
     @torch.inference_mode()
     def prefill(
@@ -221,12 +245,27 @@ class Session:
 
     @torch.inference_mode()
     def prefilled(self, inputs: Mapping[str, Any], cache: Cache, sample: str = "0") -> Prefilled:
-        """Do what `prefill` does, and keep what the record of the sample needs."""
+        """Do what `prefill` does, and keep what the record of the sample needs.
+
+        Raises:
+            NonFiniteLogits: the logits hold NaN or infinity; the first module that put them out is named.
+        """
         if not self._open:
             raise RuntimeError("Session.prefill was called outside its `with` block")
         layout = self.adapter.layout(inputs)
         if layout.rows != 1:
             raise ValueError(f"{layout.rows} prompts; a prefill by itself takes one")
+        try:
+            return self._prefilled(inputs, layout, cache, sample)
+        except NonFiniteLogits as error:
+            error.origin = self._origin(
+                lambda: self._prefilled(inputs, layout, DynamicCache(), sample)
+            )
+            raise
+
+    def _prefilled(
+        self, inputs: Mapping[str, Any], layout: Layout, cache: Cache, sample: str
+    ) -> Prefilled:
         self.signals.begin(inputs)
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         if (
@@ -239,6 +278,7 @@ class Session:
                 output = self.adapter.model(**arguments)
                 if this.needs_steps:
                     raise RuntimeError("this method or backend needs the engine in every step")
+                this.check_finite((1,))
         finally:
             self._pass = None
         assert this.positions is not None  # the decoder has run

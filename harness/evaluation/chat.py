@@ -89,6 +89,7 @@ class ChatModel(lmms):
             adapter, session, spec.seed, lambda task, split, doc: self.task_dict[task][split][doc]
         )
         self._gave_up = False
+        self._asked: list[Group] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         self.batch_size = spec.engine.batch_size
@@ -111,7 +112,7 @@ class ChatModel(lmms):
         done = finished(entries)
         self.samples = {key: done[key] for key in wanted if key in done}
         self.resumed = len(self.samples)
-        groups = self._groups(list(wanted.values()))
+        groups = self._asked = self._groups(list(wanted.values()))
         if self.batch_size == AUTO_BATCH:
             self.batch_size = remembered(entries) or self._find_batch_size(groups)
         self._answer(self._ranks.share(self._pending(groups)))
@@ -122,6 +123,15 @@ class ChatModel(lmms):
         first = next(request for key, request in wanted.items() if key in self.samples)
         self.prompt = self._answerer.told(first)
         return [self._result(key_of(request)) for request in requests]
+
+    def answered(self) -> Group:
+        """Return the largest group of requests with equal settings, those that were answered."""
+        group, members = max(self._asked, key=lambda one: len(one[1]))
+        return group, [one for one in members if key_of(one) in self.samples]
+
+    def encode(self, block: Sequence[Instance]) -> Any:
+        """Return the model's inputs of a batch; raises whatever goes wrong."""
+        return self._answerer.encode(block)
 
     def _groups(self, requests: Sequence[Instance]) -> list[Group]:
         """Collect requests with equal generation settings, each group in the original order."""

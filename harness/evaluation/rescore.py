@@ -79,7 +79,7 @@ class Rescored:
         Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
         """
         generated = self._inner.generate(inputs, samples, **generation)
-        clock = Clock(self._adapter.device)
+        clock = Clock(*self._adapter.devices)
         with clock.phase(PHASE):
             judged = judge(self._adapter, inputs, generated.ids, **generation)
         took = clock.totals_ms()[PHASE] / len(generated.records)

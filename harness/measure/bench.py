@@ -104,19 +104,17 @@ def conditions(device: str) -> dict[str, object]:
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """Print one line for each figure: value, quartiles, target and whether it is met."""
+    """Print one line for each figure: value, interval or quartiles, target and verdict."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table()
-    for title in ("part", "measured", "median", "quartiles", "target", ""):
-        table.add_column(title, justify="right" if title in ("median", "quartiles") else "left")
+    for title in ("part", "measured", "value", "spread", "target", ""):
+        table.add_column(title, justify="right" if title in ("value", "spread") else "left")
     for one in figures:
-        spread = "" if one.quartiles is None else "{:.3g} .. {:.3g}".format(*one.quartiles)
-        verdict = {True: "met", False: "missed", None: ""}[one.met]
-        table.add_row(
-            one.part, one.name, f"{one.value:.4g} {one.unit}", spread, _target(one), verdict
-        )
+        spread = "" if one.spread is None else "{:.3g} .. {:.3g}".format(*one.spread)
+        value = f"{one.value:.4g} {one.unit}"
+        table.add_row(one.part, one.name, value, spread, _target(one), one.verdict)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 

@@ -126,6 +126,7 @@ def _evaluate(setup: Setup, method: str, ratio: float, limit: int, rows: int) ->
             f"ratio={ratio}",
             f"limit={limit}",
             f"engine.batch_size={rows}",
+            "engine.paired=0",
             f"store={folder}",
         )
         journal = Store(Path(folder)).run("bench").journal

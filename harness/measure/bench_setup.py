@@ -34,6 +34,8 @@ class Figure:
         quartiles: first and third quartile over the repeats.
         at_most: the target, if it is an upper one.
         at_least: the target, if it is a lower one.
+        interval: 95 % interval, where there is one instead of quartiles.
+        at_best: what the arithmetic allows; no measurement can lie above it, and one that does is not believed.
     """
 
     part: str
@@ -43,10 +45,32 @@ class Figure:
     quartiles: tuple[float, float] | None = None
     at_most: float | None = None
     at_least: float | None = None
+    interval: tuple[float, float] | None = None
+    at_best: float | None = None
+
+    @property
+    def believable(self) -> bool:
+        """Whether some of the spread, or the value without one, lies within what is possible."""
+        low = min((self.value, *(self.spread or ())))
+        return self.at_best is None or low <= self.at_best
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The interval, or the quartiles."""
+        return self.interval or self.quartiles
+
+    @property
+    def verdict(self) -> str:
+        """One of `met`, `missed`, `not believable` and nothing."""
+        if not self.believable:
+            return "not believable"
+        return {True: "met", False: "missed", None: ""}[self.met]
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """Whether the target is met; None without one. What is not believable meets nothing."""
+        if not self.believable:
+            return False
         if self.at_most is not None:
             return self.value <= self.at_most
         if self.at_least is not None:

@@ -1,62 +1,73 @@
 """The speed-up that the arithmetic allows, beside the one that was measured.
 
-A prefill that spends a share s of the full FLOPs can be at most 1/s times as fast, as long as both
-run at the same rate. A measured speed-up above the bound means that the timer leaves something out,
-or that the baseline was slow.
+A phase that spends a share s of the full FLOPs can be at most 1/s times as fast, as long as both run at the same rate.
+A measured speed-up whose whole interval lies above the bound means that the timer leaves something out, that the
+unreduced side does work which the count does not know, or that the two do not run at the same rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Row = Mapping[str, Any]
+from harness.measure.flops import SampleFlops
+from harness.stats import ratio_interval
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """One row against the same model without reduction; factors, larger is faster.
+class Gain:
+    """How many times as fast as the unreduced model a phase was; factors, larger is faster.
 
     Attributes:
-        bound: full over spent FLOPs of the language model.
-        bound_with_tower: the same with tower and projector on both sides; None if the row lacks
-            them.
-        measured: baseline over row, language-model prefill time with selection inside.
-        measured_with_tower: the same with the time of the tower on both sides.
-
+        ratio: the unreduced model's time over the method's, geometric mean over the pairs.
+        low: lower end of the 95 % interval, Student's on the logarithms of the pairs; None with a single one.
+        high: upper end.
+        bound: what the FLOPs of the same phase of the same samples allow; None where none are counted.
     """
 
-    bound: float
-    bound_with_tower: float | None
-    measured: float
-    measured_with_tower: float
+    ratio: float
+    low: float | None
+    high: float | None
+    bound: float | None = None
+
+    @classmethod
+    def of_pairs(
+        cls, plain: Sequence[float], own: Sequence[float], bound: float | None = None
+    ) -> Gain:
+        """Return the gain out of the times of both sides, pair by pair."""
+        found = ratio_interval(plain, own)
+        if math.isnan(found.low):
+            return cls(found.value, None, None, bound)
+        return cls(found.value, found.low, found.high, bound)
 
     @property
-    def reached(self) -> float:
-        """Share of the bound that was measured; above 1 the timing must be explained."""
-        return self.measured / self.bound
+    def above_bound(self) -> bool:
+        """Whether the whole interval lies above the bound: then the timing must be explained, not believed."""
+        return self.bound is not None and self.low is not None and self.low > self.bound
+
+    def entry(self) -> dict[str, Any]:
+        """Return the form that a row holds."""
+        ends = {"ratio": self.ratio, "low": self.low, "high": self.high}
+        if self.bound is None:
+            return ends
+        return {**ends, "bound": self.bound, "above_bound": self.above_bound}
 
 
-def speedup(row: Row, baseline: Row) -> Speedup:
-    """Compare a row with its baseline, both as run.py stores them.
+def prefill_bound(samples: Sequence[SampleFlops]) -> float:
+    """Return full over spent FLOPs of the decoder layers, all that the prefill phase times.
 
-    Raises:
-        ValueError: the rows differ in model or benchmark, or the baseline's prefill is not full.
+    The output head stands outside: it runs after the phase, once for each prompt on both sides.
     """
-    for key in ("model", "benchmark"):
-        if row[key] != baseline[key]:
-            raise ValueError(f"{key} differs: {row[key]!r} against {baseline[key]!r}")
-    if baseline["flops"]["share_of_full"] != 1:
-        share = baseline["flops"]["share_of_full"]
-        raise ValueError(f"the baseline spends {share} of the full FLOPs, not all of them")
-    with_tower = row["flops"].get("share_with_tower")
-    return Speedup(
-        bound=1 / row["flops"]["share_of_full"],
-        bound_with_tower=None if with_tower is None else 1 / with_tower,
-        measured=_prefill(baseline) / _prefill(row),
-        measured_with_tower=_first_token(baseline) / _first_token(row),
-    )
+    full = sum(sample.exact_full.text for sample in samples)
+    return full / sum(sample.exact.text for sample in samples)
+
+
+def first_token_bound(samples: Sequence[SampleFlops]) -> float:
+    """Return the same with tower and projector on both sides."""
+    full = sum(sample.exact_full.total - sample.exact_full.head for sample in samples)
+    return full / sum(sample.exact.total - sample.exact.head for sample in samples)
 
 
 def ceiling(tower: float, language: float) -> float:
@@ -67,11 +78,3 @@ def ceiling(tower: float, language: float) -> float:
         language: FLOPs of the language model's visual tokens.
     """
     return (tower + language) / tower
-
-
-def _prefill(row: Row) -> float:
-    return float(row["time"]["prefill_ms"])
-
-
-def _first_token(row: Row) -> float:
-    return float(row["time"]["vision_ms"]) + _prefill(row)

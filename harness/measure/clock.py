@@ -1,4 +1,4 @@
-"""Wall-clock time of named phases, with the device brought to rest at both ends."""
+"""Wall-clock time of named phases, with every device of the model brought to rest at both ends."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Clock:
     """Adds up the time of named phases.
 
     Phases may nest: an inner phase counts for itself and inside the outer one. A phase that is
-    entered again while it is open counts once, from the outermost entry to its exit. On a CUDA
-    device the queue is drained at both ends of a phase; elsewhere there is nothing to wait for and
+    entered again while it is open counts once, from the outermost entry to its exit. The queues of
+    all CUDA devices are drained at both ends of a phase; elsewhere there is nothing to wait for and
     a phase costs about a microsecond.
 
     Args:
-        device: where the timed work runs.
+        devices: all devices that the timed work runs on; none means the CPU.
         enabled: False turns every phase into a no-op that neither synchronises nor records.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", enabled: bool = True) -> None:
+    def __init__(self, *devices: torch.device | str, enabled: bool = True) -> None:
         """Start with no phases."""
-        self.device = torch.device(device)
         self.enabled = enabled
-        self._drains = enabled and self.device.type == "cuda"
+        named = [torch.device(device) for device in devices if enabled]
+        self._drained = [device for device in dict.fromkeys(named) if device.type == "cuda"]
         self._phases: dict[str, _Phase] = {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -74,10 +74,10 @@ class Clock:
         return self._phases[name]
 
     def drain(self) -> None:
-        """Wait until the device has finished all queued work; a no-op off CUDA."""
-        if self._drains:
+        """Wait until the devices have finished what this thread has queued; a no-op off CUDA."""
+        for device in self._drained:
             # Of the side's own stream alone: another thread may be at work on the same device.
-            torch.cuda.current_stream(self.device).synchronize()
+            torch.cuda.current_stream(device).synchronize()
 
 
 class _Phase(AbstractContextManager[None]):

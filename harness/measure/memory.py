@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +19,53 @@ _RESET = Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """Filled when the block ends: peak bytes, and in `note` what exactly they are."""
+    """Filled when the block ends, or before by `stop`: peak bytes, and in `note` what exactly they are."""
 
     bytes: int = 0
     note: str = ""
+    _read: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+
+    def stop(self) -> None:
+        """Take the reading now: what still follows in the block does not count. Once taken, it stands."""
+        if self._read is not None:
+            self.bytes, self._read = self._read(), None
 
 
 @contextmanager
-def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
-    """Measure the peak memory of the block.
+def peak_memory(*devices: torch.device | str) -> Iterator[Peak]:
+    """Measure the peak memory of the block on the devices of a model; none means the CPU.
 
-    CUDA: the allocator's peak on `device`. Linux CPU: the peak resident set of the whole process
-    (VmHWM), reset at the start of the block; it includes what was resident before. Where the reset
-    is not allowed, or off Linux, the peak of the process's life, and the note says so.
+    CUDA: the allocator's peak, of several devices the sum of each one's own, which they need not reach
+    at the same time. Linux CPU: the peak resident set of the whole process (VmHWM), reset at the start
+    of the block; it includes what was resident before. Where the reset is not allowed, or off Linux,
+    the peak of the process's life, and the note says so.
     """
-    device = torch.device(device)
-    peak = Peak()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        peak.note = "peak of allocated device memory over the block"
-        try:
-            yield peak
-        finally:
-            peak.bytes = torch.cuda.max_memory_allocated(device)
-        return
-    reset = reset_resident_peak()
-    peak.note = (
-        "peak resident set of the process over the block"
-        if reset
-        else "peak resident set over the life of the process (the counter could not be reset)"
-    )
+    named = dict.fromkeys(torch.device(device) for device in devices)
+    cards = [device for device in named if device.type == "cuda"]
+    peak = _of_cards(cards) if cards else _of_process()
     try:
         yield peak
     finally:
-        peak.bytes = resident_peak()
+        peak.stop()
+
+
+def _of_cards(cards: Sequence[torch.device]) -> Peak:
+    for card in cards:
+        torch.cuda.reset_peak_memory_stats(card)
+    several = f", summed over {len(cards)} devices" if len(cards) > 1 else ""
+    return Peak(
+        note=f"peak of allocated device memory over the block{several}",
+        _read=lambda: sum(torch.cuda.max_memory_allocated(card) for card in cards),
+    )
+
+
+def _of_process() -> Peak:
+    note = (
+        "peak resident set of the process over the block"
+        if reset_resident_peak()
+        else "peak resident set over the life of the process (the counter could not be reset)"
+    )
+    return Peak(note=note, _read=resident_peak)
 
 
 def reset_resident_peak() -> bool:

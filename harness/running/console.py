@@ -125,11 +125,20 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     )
     speedup = extra.get("speedup")
     if speedup:
-        gain = f"prefill {speedup['measured']:.2f}x measured, {speedup['bound']:.2f}x by FLOPs"
-        table.add_row("speed-up", gain)
+        table.add_row("speed-up", _gain(speedup))
     for heading, text in lines(row):
         table.add_row(heading, text)
     return table
+
+
+def _gain(speedup: Mapping[str, Any]) -> str:
+    prefill = speedup["prefill"]
+    spread = "" if prefill["low"] is None else f" [{prefill['low']:.2f}, {prefill['high']:.2f}]"
+    doubt = "; above the bound: not believable" if speedup["above_bound"] else ""
+    return (
+        f"prefill {prefill['ratio']:.2f}x{spread} in {speedup['pairs']} pairs, "
+        f"{prefill['bound']:.2f}x by FLOPs{doubt}"
+    )
 
 
 def _method(row: Mapping[str, Any]) -> str:

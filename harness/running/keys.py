@@ -99,7 +99,9 @@ def key_parts(
     """Return everything that the key is computed from, ready for JSON.
 
     `cell` and `settings` stand in the row, so that a row says what made its numbers; the rest is code. Left out on
-    purpose: names of log back ends, the store, `force`, threads, error limits, where files lie.
+    purpose: names of log back ends, the store, `force`, threads, error limits, where files lie, and `engine.paired`,
+    which measures beside a run that has ended: a stored row that lacks the speed-up asked for gets it without
+    answering again.
 
     Args:
         spec: the run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from harness.decoding.summary import speculative_block
 from harness.engine.items import Work
 from harness.evaluation.rescore import acceptance
 from harness.facts import OF_CLASS_TOKEN, SUBSTITUTES
-from harness.measure.bound import speedup
 from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
 from harness.store import SCHEMA
@@ -70,6 +69,8 @@ def build_row(
             "samples_per_second": evaluation.samples_per_second,
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
+            "speedup": evaluation.speedup,
+            "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
             "prompt": dict(evaluation.prompt),
@@ -112,27 +113,6 @@ def label(method: Method, variant: str, budget: Budget) -> str:
         if value != default and repeated.get(name) != value
     ]
     return " ".join([*changed, *([] if variant == "paper" else [variant])])
-
-
-def bound(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the speed-up that the FLOPs allow beside the measured one, against the unreduced run.
-
-    The unreduced run is the row of `method=none` on the same model, benchmark, sample count, seed and environment;
-    without one in the store there is nothing to compare with, and the result is None.
-    """
-    plain = next((one for one in rows if one["method"] == "none" and _comparable(row, one)), None)
-    if plain is None:
-        return None
-    return {"reference": plain["run_key"], **asdict(speedup(row, plain))}
-
-
-def _comparable(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    same = ("model", "benchmark", "n_samples", "seed")
-    ours, theirs = row["extra"]["environment"], other["extra"]["environment"]
-    kept = [name for name in ours if name != "commit"]
-    return all(row[key] == other[key] for key in same) and all(
-        ours[k] == theirs.get(k) for k in kept
-    )
 
 
 def _flops(job: Job, record: Record) -> SampleFlops:

@@ -20,7 +20,7 @@ from harness.errors import Refused, UserError
 from harness.ranks import Ranks
 from harness.running import console, environment, wandb_log
 from harness.running.keys import Digests
-from harness.running.row import bound, build_row, label_of, outline
+from harness.running.row import build_row, label_of, outline
 from harness.store import RunDir, Store
 
 if TYPE_CHECKING:
@@ -148,9 +148,16 @@ class Runner:
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
             adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
-            with peak_memory(spec.model.device) as own, self._progress_bar(title) as progress:
+            with peak_memory(*adapter.devices) as own, self._progress_bar(title) as progress:
                 evaluation = evaluate(
-                    spec, adapter, job.method, journal, progress, prior=prior, ranks=ranks
+                    spec,
+                    adapter,
+                    job.method,
+                    journal,
+                    progress,
+                    prior=prior,
+                    ranks=ranks,
+                    answered=own.stop,
                 )
             peak = max(ranks.gather(own), key=lambda one: one.bytes)
             return ranks.first(lambda: self._store(job, directory, evaluation, peak, status))
@@ -166,7 +173,6 @@ class Runner:
         row["extra"]["batch_size"] = evaluation.batch_size
         if world > 1:
             row["extra"]["peak_note"] += f"; the largest of {world} processes"
-        row["extra"]["speedup"] = bound(row, Store(spec.store).rows())
         directory.commit(row)
         if spec.log == "wandb":
             wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
@@ -180,12 +186,14 @@ class Runner:
     def _accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
         """Say whether a stored row stands, which one of this sweep always does.
 
-        `force` asks for a new one; a row with more failed samples than are allowed is tried again.
+        `force` asks for a new one; a row with more failed samples than are allowed is tried again, and one without
+        the speed-up that `engine.paired` asks for goes on to measure it: its answers are in the journal.
         """
         if any(done["run_key"] == row["run_key"] for done in self.rows):
             return True
-        allowed = job.spec.engine.max_errors
-        return not job.spec.force and len(row["extra"]["failures"]) <= allowed
+        engine, extra = job.spec.engine, row["extra"]
+        lacks = engine.paired > 0 and extra.get("speedup") is None and _can_be_paired(job)
+        return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
     def _report(self, row: dict[str, Any]) -> None:
         """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
@@ -245,6 +253,13 @@ def _check_drawn(jobs: Sequence[Job]) -> None:
         raise UserError(
             f"{key}={str(getattr(jobs[0].spec, key))!r}: {error}; or {key}=null"
         ) from error
+
+
+def _can_be_paired(job: Job) -> bool:
+    """Say whether the run has something to gain on the unreduced model."""
+    from harness.evaluation.paired import unpaired
+
+    return unpaired(job.spec, job.method) is None
 
 
 def _begin(job: Job, directory: RunDir) -> str:
