@@ -139,6 +139,10 @@ class Adapter(ABC):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
 
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the tower's blocks behind the one whose output the projector reads, in their order."""
+        return ()
+
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the tower's blocks in two halves each, up to the one whose output the projector reads.
 

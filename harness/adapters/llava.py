@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
-from harness.adapters.clip_blocks import TowerBlock, clip_blocks
+from harness.adapters.clip_blocks import TowerBlock, clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work, rectangle
@@ -94,6 +94,10 @@ class LlavaAdapter(Adapter):
         """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        return clip_unread(self.tower, self.model.config.vision_feature_layer)
+
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the encoder's layers."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
@@ -117,15 +121,3 @@ class LlavaAdapter(Adapter):
         config = self.model.config.vision_config
         side: int = config.patch_size
         return Pictures([pixels], [config.image_size // side], side, *self.colours())
-
-
-def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
-    """Return the attention of layer `index` of a CLIP-like tower; None: of the layer that gives hidden_states[feature].
-
-    hidden_states holds the embeddings first, so entry f is the output of layer f - 1.
-    """
-    layers = tower.encoder.layers
-    if index is None:
-        index = feature - 1 if feature >= 0 else len(layers) + feature
-    attention: nn.Module = layers[index].self_attn
-    return attention

@@ -34,6 +34,11 @@ class TowerStates:
         self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
         self._sums: list[Tensor] = []
 
+    @property
+    def watched(self) -> list[nn.Module]:
+        """The layers whose outputs count."""
+        return self._layers
+
     def hook(self, clock: Clock) -> list[RemovableHandle]:
         """Forget what was seen and watch the layers until the handles are removed; `clock` counts it as selection."""
         self._sums = []
