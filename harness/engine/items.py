@@ -20,7 +20,7 @@ class Work(NamedTuple):
         stem_tokens: tokens of the stack that runs before the tower (DeepSeek-OCR's SAM), 0 elsewhere.
         stem_pairs: its pairs in a global layer.
         stem_window_pairs: its pairs in a windowed layer.
-        stem_window_tokens: tokens that attention goes through in one of its windowed layers, borders of windows filled up.
+        stem_window_tokens: tokens that attention goes through in a windowed layer, windows filled up at the border.
         stem_lines: pairs of a token and a row or column of tokens that it sees, in a global layer (relative positions).
         stem_window_lines: the same in a windowed layer.
         extra_tokens: tokens of tower layers that ran for a method alone (the projector does not read them), summed over
