@@ -102,10 +102,13 @@ class LlavaAdapter(Adapter):
         """Return the encoder's layers."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
+    def image_tokens(self) -> int | None:
+        """Return the patches of one view."""
+        return self._side() ** 2
+
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Patches in raster order, image by image."""
-        config = self.model.config.vision_config
-        side = config.image_size // config.patch_size
+        side = self._side()
         grid, n = rectangle(1, side, side), side**2
         work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
         images = range(inputs["pixel_values"].shape[0])
@@ -115,6 +118,12 @@ class LlavaAdapter(Adapter):
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Images, one after the other."""
         return self.square(inputs["pixel_values"])
+
+    def _side(self) -> int:
+        """Return the patches along an edge of a view."""
+        config = self.model.config.vision_config
+        side: int = config.image_size // config.patch_size
+        return side
 
     def square(self, pixels: Tensor) -> Pictures:
         """Return (n, 3, S, S) pixels cut into the tower's patches."""

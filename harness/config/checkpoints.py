@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.adapters.base import ADAPTERS
@@ -40,7 +41,11 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
 
 def _check_precision(model: ModelSpec) -> None:
     """Refuse what the device cannot compute, or only in emulation."""
-    on_cpu = model.device == "cpu" and model.device_map is None
+    import torch
+
+    # A map spreads over the visible cards, wherever `device` points.
+    spread = model.device_map is not None and torch.cuda.is_available()
+    on_cpu = model.device == "cpu" and not spread
     if on_cpu and model.dtype == "float16":
         raise UserError(
             "model.dtype='float16' on the CPU: half precision is slow and overflows there; valid: float32, bfloat16"
@@ -50,13 +55,15 @@ def _check_precision(model: ModelSpec) -> None:
             f"model.attention='flash_attention_2' needs a GPU and half precision, not {model.dtype} on "
             f"{model.device}; valid: sdpa, eager"
         )
-    if model.dtype == "bfloat16" and not on_cpu:
-        import torch
-
-        if not torch.cuda.is_bf16_supported():
-            raise UserError(
-                f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"
-            )
+    if model.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise UserError(
+            "model.attention='flash_attention_2' needs the package flash-attn, which is not installed; "
+            "valid: sdpa, eager"
+        )
+    if model.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
+        raise UserError(
+            f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"
+        )
 
 
 def check_checkpoint(path: Path, digests: Digests) -> None:
