@@ -71,6 +71,11 @@ class Adapter(ABC):
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"model={spec.name}: its tokenizer names neither a padding token nor an end of sequence "
+                "(tokenizer_config.json); valid: the original file"
+            )
         #: Token that fills answers after their end.
         self.pad_id = int(tokenizer.pad_token_id)
         # A checkpoint that states none would fill up answers with a warning each.

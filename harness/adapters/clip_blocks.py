@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from harness.errors import UserError
+
 
 class TowerBlock:
     """One pre-norm block: `attend`, then `transform`, do what its forward does.
@@ -58,4 +60,14 @@ def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
 
 def _read(tower: Any, feature: int) -> int:
     """Return the layer that gives hidden_states[feature]: the embeddings stand first, so entry f comes from f - 1."""
-    return feature - 1 if feature >= 0 else len(tower.encoder.layers) + feature
+    depth = len(tower.encoder.layers)
+    if (
+        not isinstance(feature, int)
+        or not 0 < feature % (depth + 1) <= depth
+        or abs(feature) > depth
+    ):
+        raise UserError(
+            f"the checkpoint's vision_feature_layer={feature!r} names no layer of a tower of {depth}; "
+            f"valid: one of -1 to -{depth}"
+        )
+    return feature - 1 if feature >= 0 else depth + feature

@@ -52,6 +52,8 @@ def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
     facts, decoder = adapter.facts, adapter.decoder
     types = getattr(decoder.config, "layer_types", None) or ()
     sliding = sum("sliding" in kind for kind in types)
+    # A stack without layers has no sizes to read.
+    yield "text.layers", facts.text.layers, len(decoder.layers)
     yield from _stacks("text", _canonical(facts.text), read_stack(decoder.layers, sliding))
     unread = len(adapter.unread_blocks())
     layers = list(adapter.tower_layers())

@@ -69,4 +69,8 @@ def _table(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _given(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
-    return {ours: table[theirs] for ours, theirs in names.items() if theirs in table}
+    return {
+        ours: table[theirs]
+        for ours, theirs in names.items()
+        if theirs is not None and theirs in table
+    }

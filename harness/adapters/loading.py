@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
@@ -14,6 +15,15 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
+
+
+#: What transformers and its tokenizers raise for files that parse and make no sense.
+MALFORMED = (
+    *(OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError),
+    *(ArithmeticError, SafetensorError, StrictDataclassError),
+)
+#: Longest reason that an error line repeats; the library lists all models that it knows.
+LONGEST = 200
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -32,7 +42,7 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
     source, revision = source_of(spec)
     try:
         return part_class.from_pretrained(source, **revision, **options)
-    except (OSError, ValueError) as error:
+    except MALFORMED as error:
         raise _unreadable(spec, error) from error
 
 
@@ -45,7 +55,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     source, revision = source_of(spec)
     try:
         found, _ = PretrainedConfig.get_config_dict(source, **revision)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise _unreadable(spec, error) from error
     return dict(found)
 
@@ -91,7 +101,7 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             ignore_mismatched_sizes=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except MALFORMED as error:
         raise _unreadable(spec, error) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(
@@ -109,11 +119,21 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
 
 
 def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return UserError(
-        f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({reason}); "
+        f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
         f"give a local directory with model.path=<dir>{_conversion(spec)}"
     )
+
+
+def first_words(error: Exception) -> str:
+    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
+    said = " ".join(str(error).split())
+    named = (
+        said
+        if isinstance(error, OSError | ValueError) and said
+        else f"{type(error).__name__}: {said}"
+    )
+    return named if len(named) <= LONGEST else f"{named[:LONGEST]}..."
 
 
 def _conversion(spec: ModelSpec) -> str:

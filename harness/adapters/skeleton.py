@@ -6,16 +6,13 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
+from harness.adapters.loading import MALFORMED, first_words
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
-
-#: What transformers raises for a configuration that describes no model.
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError)
 
 
 def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
@@ -35,12 +32,12 @@ def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             )
     except ImportError as error:
         raise UserError(
-            f"model.attention={spec.attention!r} cannot run here ({_line(error)}); valid: sdpa, eager"
+            f"model.attention={spec.attention!r} cannot run here ({first_words(error)}); valid: sdpa, eager"
         ) from error
-    except (*MALFORMED, StrictDataclassError) as error:
+    except MALFORMED as error:
         raise UserError(
             f"model={spec.name}: its configuration makes no {model_class.__name__} with "
-            f"model.attention={spec.attention!r} ({_line(error)})"
+            f"model.attention={spec.attention!r} ({first_words(error)})"
         ) from error
 
 
@@ -48,7 +45,3 @@ def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers, shared ones once."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
     return sum(one.numel() * one.element_size() for one in tensors.values())
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

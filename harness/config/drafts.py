@@ -12,7 +12,7 @@ from harness.errors import Refused, UserError
 
 #: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
 _KEY = re.compile(
-    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|generation|processor|"
+    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|check_weights|generation|processor|"
     r"video|facts|architecture|template|drafts|name|adapter)\b)"
 )
 _NAME = re.compile(r"(?<![\w./-])model=")

@@ -40,8 +40,8 @@ DEVICE_MAPS = ("auto",)
 
 SECTIONS = {
     "model": (
-        "name adapter path hub revision dtype attention weights scale device device_map max_memory template conversion "
-        "generation processor video facts architecture drafts"
+        "name adapter path hub revision dtype attention weights scale device device_map max_memory "
+        "check_weights template conversion generation processor video facts architecture drafts"
     ),
     "method": "name variant params",
     "benchmark": (
@@ -83,6 +83,7 @@ class ModelSpec:
         max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
         spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
         facts: sizes, with `model.scale` applied.
+        check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
         template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
@@ -103,6 +104,7 @@ class ModelSpec:
     device_map: str | None = None
     max_memory: Mapping[str, int] = field(default_factory=dict)
     spared_card: int | None = None
+    check_weights: bool | None = None
     template: str | None = None
     conversion: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -267,6 +269,7 @@ def _model(part: Mapping[str, Any]) -> ModelSpec:
         device_map=device_map,
         max_memory=_max_memory(fields.table("model.max_memory", part["max_memory"]), device_map),
         facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
+        check_weights=_check_weights(part["check_weights"]),
         template=fields.optional_text("model.template", part["template"]),
         conversion=fields.optional_text("model.conversion", part["conversion"]),
         generation=fields.table("model.generation", part["generation"]),
@@ -306,6 +309,12 @@ def _max_memory(part: Mapping[str, Any], device_map: str | None) -> dict[str, in
                 f"model.max_memory.{place}: no such place; valid: the number of a card, cpu"
             )
     return {place: fields.size(f"model.max_memory.{place}", size) for place, size in part.items()}
+
+
+def _check_weights(value: Any) -> bool | None:
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"model.check_weights={value!r} is unknown; valid: auto, true, false")
+    return None if value == "auto" else bool(value)
 
 
 def _beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
