@@ -57,7 +57,7 @@ class ModelFacts:
 
     Attributes:
         text: the decoder stack.
-        tower: the vision tower (`layers` counts those that run).
+        tower: the vision tower (`layers` counts those up to the one that the projector reads; the rest idles).
         stem: the stack that runs before the tower, or None.
         projector: widths of the projector's linear maps, from its input to the decoder's width.
         vocabulary: rows of the output head.

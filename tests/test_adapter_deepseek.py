@@ -12,6 +12,7 @@ from PIL import ImageOps
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
+from harness.adapters import base
 from harness.adapters.base import ADAPTERS, load_adapter
 from harness.adapters.deepseek_ocr_images import OcrImageProcessor
 from harness.adapters.random_weights import byte_tokenizer
@@ -362,6 +363,60 @@ def release(original, tmp_path):
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     return tmp_path
+
+
+#: What the release's config.json says of sizes, for the tiny instance.
+STATED = {
+    "language_config": {
+        **{"hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "vocab_size": 288},
+        **{"num_key_value_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 12},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+        "first_k_dense_replace": 1,
+    },
+    "vision_config": {
+        "width": {
+            "clip-l-14-224": {"width": 32, "layers": 2, "heads": 4},
+            "sam_vit_b": {"width": 24, "layers": 2, "heads": 4, "global_attn_indexes": [1]},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("language_config", "num_attention_heads"), 2, "text.heads=4, the loaded model has 2"),
+        (("language_config", "first_k_dense_replace"), 0, "text.first_intermediate=48"),
+        (("language_config", "num_experts_per_tok"), 3, "text.intermediate=36"),
+        (("vision_config", "width", "clip-l-14-224", "heads"), 8, "tower.heads=4"),
+        (("vision_config", "width", "sam_vit_b", "heads"), 2, "stem.heads=4"),
+        (
+            ("vision_config", "width", "sam_vit_b", "global_attn_indexes"),
+            [],
+            "stem.window_layers=1",
+        ),
+    ],
+)
+def test_sizes_that_the_release_states_are_compared_with_the_facts(release, place, value, words):
+    """Heads are in no tensor's shape; the release's own config.json is the only witness."""
+    file = release / "config.json"
+    config = {**json.loads(file.read_text()), **json.loads(json.dumps(STATED))}
+    file.write_text(json.dumps(config))
+    load_adapter(replace(GUNDAM, path=release, weights="trained"))
+    table = config
+    for name in place[:-1]:
+        table = table[name]
+    table[place[-1]] = value
+    file.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"model.facts.{words}"):
+        load_adapter(replace(GUNDAM, path=release, weights="trained"))
+
+
+def test_another_model_is_refused_by_its_type_before_anything_is_built(release, monkeypatch):
+    (release / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    monkeypatch.setattr(base, "build_skeleton", lambda *_: pytest.fail("it was built"))
+    with pytest.raises(UserError, match=r"is of type 'llava', needed is 'deepseek_vl_v2' or 'unl"):
+        load_adapter(replace(GUNDAM, path=release, weights="trained"))
 
 
 def test_the_released_names_load_with_equal_logits(original, release):

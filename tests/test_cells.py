@@ -316,7 +316,7 @@ def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def test_a_row_says_all_of_its_key_that_is_not_code(bench: Bench) -> None:
-    done = bench("method=divprune", "engine.positions=renumbered", "model.template=plain").last
+    done = bench("method=divprune", "engine.positions=renumbered", "model.template=llava_vid").last
     parts = Store(bench.store).run(done["run_key"]).path / "spec.json"
     described = json.loads(parts.read_text())
     code = {"key_version", "method_class", "method_source", "engine_source", "packages"}
@@ -326,7 +326,7 @@ def test_a_row_says_all_of_its_key_that_is_not_code(bench: Bench) -> None:
     told = {key: described[key] for key in code}
     assert run_key({"cell": said, "settings": done["settings"], **told}) == done["run_key"]
     assert done["settings"]["engine"]["positions"] == "renumbered"
-    assert done["settings"]["model"]["template"] == "plain"
+    assert done["settings"]["model"]["template"] == "llava_vid"
     assert "settings.engine.positions" in Store(bench.store).load().columns
 
 

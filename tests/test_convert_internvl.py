@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from harness.adapters.base import ADAPTERS, Adapter, load_adapter
-from harness.adapters.random_weights import build_random, byte_tokenizer
+from harness.adapters.random_weights import byte_tokenizer
 from harness.config.compose import read_command
 from harness.config.spec import ModelSpec, RunSpec
 from harness.convert import internvl as conversion
@@ -25,7 +25,7 @@ from harness.convert.internvl_prompt import read_prompt
 from harness.convert.shards import Fused
 from harness.errors import UserError
 from tests.families.internvl import LLAMA, PHI, QWEN, ROPE, VIDEOS
-from tests.tiny import SHAPES, chat
+from tests.tiny import SHAPES, chat, random_model
 
 MEDIA = ("<img>", "</img>", "<IMG_CONTEXT>", "<box>", "</box>")
 SYSTEM = 'You are a tree 树, and a "helpful" one.'
@@ -243,7 +243,7 @@ def release(folder: Path, kind: str, dtype: str = "float32") -> tuple[Any, Model
     count = write_tokenizer(folder, kind.removesuffix("_5"))
     # A release's embedding may be larger than its tokenizer.
     spec = replace(spec, dtype=dtype, facts=replace(spec.facts, vocabulary=count + 5))
-    model, _ = build_random(ADAPTERS.load(spec.adapter), spec)
+    model = random_model(spec)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.std() == 0 or parameter.dim() < 2:

@@ -328,13 +328,13 @@ def test_the_prompts_that_a_task_has_for_a_family_are_used(
     root: Path, tasks: Path, checkpoint: Callable[[str], Path]
 ) -> None:
     rows = {}
-    for template in ("default", "qwen2_5_vl", "another"):
+    for template in ("default", "qwen2_5_vl", "llava_vid"):
         model = tiny_model("qwen2_5_vl_7b", FAMILIES["qwen2_5_vl"].spec, checkpoint("qwen2_5_vl"))
         task = (*benchmark(tasks / "pictures", "pictures"), "method=none")
         runner = Runner(out=StringIO())
         runner.run(spec_of(root, *model, *task, f"model.template={template}"))
         rows[template] = runner.rows[0]["extra"]["text_tokens"]
-    assert rows["another"] == rows["default"]
+    assert rows["llava_vid"] == rows["default"]
     assert rows["qwen2_5_vl"] == rows["default"] + len("Q: ")
 
 

@@ -58,7 +58,7 @@ def test_key_is_short_hex_and_repeats(store: Path, plain: str) -> None:
         "model=seedling_draft method.params.K=1",
         "model.dtype=bfloat16",
         "model.attention=eager",
-        "model.template=plain",
+        "model.template=llava_vid",
         "model.facts.vocabulary=105",
     ],
 )

@@ -48,6 +48,7 @@ UNHASHED = {
 
 #: Packages that hashed code imports and whose version is no part of the key: distribution -> why.
 UNVERSIONED = {
+    "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
     "rich": "what is printed",
     "safetensors": "reads tensors bit for bit",

@@ -21,6 +21,8 @@ from methods.registry import METHODS, build_method
 
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
+    "model.check_weights": "refuses a model or changes nothing",
+    "method.draft.check_weights": "as model.check_weights",
     "model.conversion": "a command to print where a checkpoint does not load",
     "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
     "method.draft.conversion": "as model.conversion",

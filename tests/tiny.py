@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from harness.adapters.base import ADAPTERS, Adapter
-from harness.adapters.random_weights import build_random
+from harness.adapters.random_weights import build_random, byte_tokenizer
 from harness.config.spec import ModelSpec
 from harness.facts import ModelFacts, StackFacts
 from methods.base import SIGNALS, Assignment, Need, Plan, Site, TokenReducer, View
@@ -67,9 +67,17 @@ class Family:
     chats: tuple[list[dict], ...]
 
 
+def random_model(spec: ModelSpec) -> Any:
+    """The model of a spec with random weights."""
+    adapter, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
+    config = adapter.configuration(spec, tokenizer)
+    return build_random(adapter.model_class, config, tokenizer, spec)
+
+
 def save_tiny(spec: ModelSpec, folder: Path) -> Path:
     """Save a tiny model with real processor and tokenizer; its attention is sharper than the nearly uniform default."""
-    model, processor = build_random(ADAPTERS.load(spec.adapter), spec)
+    model = random_model(spec)
+    processor = ADAPTERS.load(spec.adapter).new_processor(spec, byte_tokenizer())
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # the same model in every run: what fails once fails again
         for parameter in model.parameters():

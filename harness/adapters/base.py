@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
+from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import CHECKPOINT, TAGGED, sha256_of, template_of
-from harness.adapters.loading import check_facts, load_checkpoint, template_beside
-from harness.adapters.random_weights import build_random
+from harness.adapters.loading import check_type, load_checkpoint, load_part, template_beside
+from harness.adapters.random_weights import build_random, byte_tokenizer
+from harness.adapters.room import check_room, free_room
+from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.items import Item
 from harness.engine.layout import Layout
 from harness.engine.luma import Pictures
@@ -51,6 +55,9 @@ class Adapter(ABC):
     #: The transformers class that holds the weights.
     model_class: ClassVar[Any]
 
+    #: What a checkpoint's config.json may give as `model_type`; empty: what the class itself writes.
+    checkpoint_types: ClassVar[tuple[str, ...]] = ()
+
     #: Whether chats may hold videos.
     takes_video: ClassVar[bool] = False
 
@@ -77,6 +84,11 @@ class Adapter(ABC):
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"model={spec.name}: its tokenizer names neither a padding token nor an end of sequence "
+                "(tokenizer_config.json); valid: the original file"
+            )
         #: Token that fills answers after their end.
         self.pad_id = int(tokenizer.pad_token_id)
         model.generation_config = self._ends_alone(model.generation_config)
@@ -139,19 +151,30 @@ class Adapter(ABC):
         """
         cls.check_settings(spec)
         if spec.weights == "random":
-            model, processor = build_random(cls, spec)
+            tokenizer = byte_tokenizer()
+            config = cls.configuration(spec, tokenizer)
+            processor = cls.new_processor(spec, tokenizer)
         else:
-            model = load_checkpoint(cls.model_class, cls.checkpoint_config(spec), spec)
+            check_type(spec, cls.checkpoint_types or (cls.model_class.config_class.model_type,))
+            config = cls.checkpoint_config(spec)
             processor = cls.load_processor(spec)
+        # Judged before memory is taken: what the configuration would build, without weights.
+        skeleton = build_skeleton(cls.model_class, config, spec)
+        # An adapter gives its processor the run's chat template: the one to come must still find the checkpoint's.
+        check_facts(cls(skeleton, copy(processor), spec))
+        check_room(spec, weight_bytes(skeleton), free_room())
+        if spec.weights == "random":
+            model = build_random(cls.model_class, config, tokenizer, spec)
+        else:
+            model = load_checkpoint(cls.model_class, config, spec)
         adapter = cls(model, processor, spec)
-        check_facts(adapter.decoder.config, spec)
+        check_facts(adapter)
         return adapter
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the configuration to load a checkpoint with; None means the checkpoint's own."""
-        del spec
-        return None
+        """Return the configuration to load a checkpoint with: here, its own."""
+        return load_part(spec, cls.model_class.config_class)
 
     @classmethod
     @abstractmethod
@@ -190,6 +213,32 @@ class Adapter(ABC):
     @abstractmethod
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
+
+    def tower_layers(self) -> nn.ModuleList:
+        """Return all layers of the tower: every tower keeps them in one list, of which one holds the attention."""
+        attention = self.tower_attention(None)
+        return next(
+            module
+            for module in self.tower.modules()
+            if isinstance(module, nn.ModuleList)
+            and any(attention in layer.modules() for layer in module)
+        )
+
+    def tower_windows(self) -> int:
+        """Return the number of tower layers whose attention stays inside windows."""
+        return 0
+
+    def stem_layers(self) -> Sequence[Any]:
+        """Return the layers of the stack that runs before the tower, where there is one."""
+        return ()
+
+    def image_tokens(self) -> int | None:
+        """Return the visual tokens of every image; None where they follow its shape."""
+        return None
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the tower's blocks behind the one whose output the projector reads, in their order."""
+        return ()
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the tower's blocks in two halves each, up to the one whose output the projector reads.

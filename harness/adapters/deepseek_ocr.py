@@ -21,7 +21,8 @@ from transformers import (
 from harness.adapters.base import Adapter
 from harness.adapters.conversations import PLAIN
 from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
-from harness.adapters.loading import load_part
+from harness.adapters.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
+from harness.adapters.loading import config_of, load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work
 from harness.engine.luma import Pictures
@@ -41,6 +42,8 @@ class DeepseekOcrAdapter(Adapter):
     """
 
     model_class = UnlimitedOcrForConditionalGeneration
+    #: The release's, which names its remote code, and that of the class here.
+    checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
     settings = SETTINGS
     conversation: ClassVar[str] = "plain"
 
@@ -62,14 +65,26 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Describe the model in the library's words: the checkpoint's own config.json belongs to remote code."""
-        return cls.configuration(spec, _tokenizer(spec))
+        """Describe the model in the library's words, with the sizes that the checkpoint's own config.json states.
+
+        That one belongs to remote code; what it does not say comes from the config file.
+        """
+        return cls._described(spec, _tokenizer(spec), _sizes(spec))
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """SAM, CLIP, and the decoder with full attention in every layer."""
+        return cls._described(spec, tokenizer, Sizes())
+
+    @classmethod
+    def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: Sizes) -> Any:
         facts, stem = spec.facts, spec.facts.stem
         assert stem is not None  # every config file of this family has one
+        text = {
+            **text_config(spec, tokenizer),
+            "n_routed_experts": facts.text.experts,
+            **sizes.text,
+        }
         return UnlimitedOcrConfig(
             vision_config={
                 "sam_config": {
@@ -78,13 +93,13 @@ class DeepseekOcrAdapter(Adapter):
                     "num_hidden_layers": stem.layers,
                     "num_attention_heads": stem.heads,
                     **spec.architecture["stem"],
+                    **sizes.stem,
                 },
-                "encoder_config": vision_config(facts.tower, spec),
+                "encoder_config": {**vision_config(facts.tower, spec), **sizes.tower},
             },
             text_config={
-                **text_config(spec, tokenizer),
-                "n_routed_experts": facts.text.experts,
-                "layer_types": ["full_attention"] * facts.text.layers,
+                **text,
+                "layer_types": ["full_attention"] * text["num_hidden_layers"],
             },
             image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
             **spec.architecture["model"],
@@ -105,6 +120,11 @@ class DeepseekOcrAdapter(Adapter):
         layers = self.model.model.vision_tower.vision_encoder.encoder.layers
         attention: nn.Module = layers[-1 if index is None else index].self_attn
         return attention
+
+    def stem_layers(self) -> Sequence[Any]:
+        """Return SAM's layers."""
+        layers: Sequence[Any] = self.model.model.vision_tower.sam_encoder.layers
+        return layers
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor; the prompt holds its begin-of-sequence already."""
@@ -166,3 +186,11 @@ class DeepseekOcrAdapter(Adapter):
 def _tokenizer(spec: ModelSpec) -> Any:
     """Load the checkpoint's tokenizer as its tokenizer.json has it: its settings name a class that would rebuild it."""
     return load_part(spec, PreTrainedTokenizerFast)
+
+
+def _sizes(spec: ModelSpec) -> Sizes:
+    """Return what the checkpoint's config.json states, be it the release's or one that the library wrote."""
+    found = config_of(spec)
+    if found.get("model_type") == UnlimitedOcrConfig.model_type:
+        return library_sizes(load_part(spec, UnlimitedOcrConfig))
+    return released_sizes(found)

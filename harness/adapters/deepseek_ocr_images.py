@@ -110,12 +110,16 @@ def view_work(cells: int, patches: int, window: int) -> Work:
         patches: tokens of the stem along its edge.
         window: tokens along the edge of the stem's windows.
     """
-    tokens = cells**2 + 1
+    tokens, windows = cells**2 + 1, -(-patches // window)
+    filled = (windows * window) ** 2
     return Work(
         tokens=tokens,
         pairs=tokens**2,
         units=cells**2,
         stem_tokens=patches**2,
         stem_pairs=patches**4,
-        stem_window_pairs=(-(-patches // window)) ** 2 * window**4,
+        stem_window_pairs=windows**2 * window**4,
+        stem_window_tokens=filled,
+        stem_lines=patches**2 * 2 * patches,
+        stem_window_lines=filled * 2 * window,
     )

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
-from harness.adapters.clip_blocks import TowerBlock, clip_blocks
+from harness.adapters.clip_blocks import TowerBlock, clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, Work, rectangle
@@ -87,16 +87,23 @@ class LlavaAdapter(Adapter):
         """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        return clip_unread(self.tower, self.model.config.vision_feature_layer)
+
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the encoder's layers."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
+
+    def image_tokens(self) -> int | None:
+        """Return the patches of one view."""
+        return self._side() ** 2
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Patches in raster order, image by image."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
-        config = self.model.config.vision_config
-        side = config.image_size // config.patch_size
+        side = self._side()
         grid, n = rectangle(1, side, side), side**2
         work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
         images = range(inputs["pixel_values"].shape[0])
@@ -107,20 +114,14 @@ class LlavaAdapter(Adapter):
         """Images, one after the other."""
         return self.square(inputs["pixel_values"])
 
+    def _side(self) -> int:
+        """Return the patches along an edge of a view."""
+        config = self.model.config.vision_config
+        side: int = config.image_size // config.patch_size
+        return side
+
     def square(self, pixels: Tensor) -> Pictures:
         """Return (n, 3, S, S) pixels cut into the tower's patches."""
         config = self.model.config.vision_config
         side: int = config.patch_size
         return Pictures([pixels], [config.image_size // side], side, *self.colours())
-
-
-def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
-    """Return the attention of layer `index` of a CLIP-like tower; None: of the layer that gives hidden_states[feature].
-
-    hidden_states holds the embeddings first, so entry f is the output of layer f - 1.
-    """
-    layers = tower.encoder.layers
-    if index is None:
-        index = feature - 1 if feature >= 0 else len(layers) + feature
-    attention: nn.Module = layers[index].self_attn
-    return attention

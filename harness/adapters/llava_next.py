@@ -46,10 +46,14 @@ class LlavaNextAdapter(LlavaAdapter):
         """Return the shapes of planes that crops may form."""
         return {"image_grid_pinpoints": spec.architecture["model"]["image_grid_pinpoints"]}
 
+    def image_tokens(self) -> int | None:
+        """They follow the image's shape."""
+        return None
+
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Global view, then the stitched crops row by row, each row ended by a newline token."""
         config = self.model.config
-        side = config.vision_config.image_size // config.vision_config.patch_size
+        side = self._side()
         found: list[Item] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
@@ -62,8 +66,7 @@ class LlavaNextAdapter(LlavaAdapter):
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Of each image its global view and its crops, without the tiles that fill up the batch."""
-        config = self.model.config.vision_config
-        side = config.image_size // config.patch_size
+        side = self._side()
         (items,) = self.items(inputs).values()
         tiles = [item.work.units // side**2 for item in items]
         parts = [own[:count] for own, count in zip(inputs["pixel_values"], tiles, strict=True)]

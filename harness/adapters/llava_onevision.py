@@ -19,8 +19,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 from harness.adapters.anyres import packed_item
 from harness.adapters.base import Adapter
 from harness.adapters.chats import MARK
-from harness.adapters.clip_blocks import TowerBlock, clip_blocks
-from harness.adapters.llava import clip_attention
+from harness.adapters.clip_blocks import TowerBlock, clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.onevision_processor import build_processor, stackable
 from harness.adapters.pooling import Pooling
@@ -81,6 +80,10 @@ class LlavaOnevisionAdapter(Adapter):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return an encoder layer's attention."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        return clip_unread(self.tower, self.model.config.vision_feature_layer)
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the encoder's layers."""

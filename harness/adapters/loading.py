@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
+from harness.adapters.room import free_room, spread
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.config.spec import ModelSpec
+
+
+#: What transformers and its tokenizers raise for files that parse and make no sense.
+MALFORMED = (
+    *(OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError),
+    *(ArithmeticError, SafetensorError, StrictDataclassError),
+)
+#: Longest reason that an error line repeats; the library lists all models that it knows.
+LONGEST = 200
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -30,7 +42,7 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
     source, revision = source_of(spec)
     try:
         return part_class.from_pretrained(source, **revision, **options)
-    except (OSError, ValueError) as error:
+    except MALFORMED as error:
         raise _unreadable(spec, error) from error
 
 
@@ -40,27 +52,54 @@ def template_beside(spec: ModelSpec) -> str | None:
     return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
 
 
+def config_of(spec: ModelSpec) -> dict[str, Any]:
+    """Return what a checkpoint's config.json holds.
+
+    Raises:
+        UserError: there is none, or it holds no table.
+    """
+    source, revision = source_of(spec)
+    try:
+        found, _ = PretrainedConfig.get_config_dict(source, **revision)
+    except MALFORMED as error:
+        raise _unreadable(spec, error) from error
+    return dict(found)
+
+
+def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
+    """Refuse a checkpoint of another architecture; the library would fill in defaults and build something huge.
+
+    Raises:
+        UserError: the checkpoint has no readable config.json, or its `model_type` is not among the valid ones.
+    """
+    kind = config_of(spec).get("model_type")
+    if kind not in valid:
+        needed = " or ".join(map(repr, valid))
+        raise UserError(
+            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {kind!r}, "
+            f"needed is {needed}{_conversion(spec)}"
+        )
+
+
 def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
     """Return the model of a run, on its device or spread over several.
 
     Args:
         model_class: the transformers class of the family.
-        config: configuration to use in place of the checkpoint's own, or None.
+        config: its configuration.
         spec: the model's part of the run.
 
     Raises:
         UserError: the checkpoint cannot be found or read, or its tensors do not match the architecture.
     """
     source, options = source_of(spec)
-    if config is not None:
-        options["config"] = config
-    else:
-        _check_type(spec, model_class.config_class.model_type)
     if spec.device_map is not None:
         options["device_map"] = spec.device_map
+        options["max_memory"] = dict(spread(spec, free_room()))
     try:
         model, report = model_class.from_pretrained(
             source,
+            config=config,
             dtype=getattr(torch, spec.dtype),
             attn_implementation=spec.attention,
             output_loading_info=True,
@@ -68,7 +107,7 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             ignore_mismatched_sizes=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except MALFORMED as error:
         raise _unreadable(spec, error) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(
@@ -85,46 +124,22 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
     return model if spec.device_map is not None else model.to(spec.device)
 
 
-def _check_type(spec: ModelSpec, expected: str) -> None:
-    """Refuse a checkpoint of another architecture; the library would fill in defaults and build something huge."""
-    source, revision = source_of(spec)
-    try:
-        found, _ = PretrainedConfig.get_config_dict(source, **revision)
-    except (OSError, ValueError) as error:
-        raise _unreadable(spec, error) from error
-    kind = found.get("model_type")
-    if kind != expected:
-        raise UserError(
-            f"model={spec.name}: checkpoint {source!r} is of type {kind!r}, needed is {expected!r}{_conversion(spec)}"
-        )
-
-
-def check_facts(config: Any, spec: ModelSpec) -> None:
-    """Raise UserError unless a loaded text stack is the one that the config file describes.
-
-    Budgets and FLOPs are counted from `model.facts` before anything loads; facts of another model would falsify them.
-    """
-    facts = spec.facts
-    found = {
-        "text.layers": (facts.text.layers, config.num_hidden_layers),
-        "text.hidden": (facts.text.hidden, config.hidden_size),
-        "text.heads": (facts.text.heads, config.num_attention_heads),
-        "text.kv_heads": (facts.text.kv_heads, config.num_key_value_heads),
-        "vocabulary": (facts.vocabulary, config.vocab_size),
-    }
-    for key, (stated, loaded) in found.items():
-        if stated != loaded:
-            raise UserError(
-                f"model={spec.name}: model.facts.{key}={stated}, the loaded model has {loaded}{_conversion(spec)}"
-            )
-
-
 def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return UserError(
-        f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({reason}); "
+        f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
         f"give a local directory with model.path=<dir>{_conversion(spec)}"
     )
+
+
+def first_words(error: Exception) -> str:
+    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
+    said = " ".join(str(error).split())
+    named = (
+        said
+        if isinstance(error, OSError | ValueError) and said
+        else f"{type(error).__name__}: {said}"
+    )
+    return named if len(named) <= LONGEST else f"{named[:LONGEST]}..."
 
 
 def _conversion(spec: ModelSpec) -> str:

@@ -47,6 +47,10 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
         numbers: Sequence[int] = self.model.config.vision_config.fullatt_block_indexes
         return numbers
 
+    def tower_windows(self) -> int:
+        """Return the number of blocks whose attention stays inside windows."""
+        return len(self.tower_layers()) - len(self.global_blocks())
+
     def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
         """Return the units window by window, raster order in each; windows are cut off at the image's border."""
         config = self.model.config.vision_config

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from harness.facts import StackFacts
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
     from harness.config.spec import ModelSpec
 
 #: The special tokens that any family's prompt may hold.
@@ -27,21 +26,19 @@ SPECIAL = (
 SEED = 0
 
 
-def build_random(adapter: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
-    """Return (model, processor) of the architecture in the config file, weights drawn as the library initialises them.
+def build_random(model_class: Any, config: Any, tokenizer: Any, spec: ModelSpec) -> Any:
+    """Return the model of a configuration, weights drawn as the library initialises them.
 
     Memory is that of the real model; `model.scale.layers` makes it smaller.
     """
-    tokenizer = byte_tokenizer()
-    config = adapter.configuration(spec, tokenizer)
     with torch.random.fork_rng(), torch.device(spec.device):
         torch.manual_seed(SEED)
-        model = adapter.model_class._from_config(
+        model = model_class._from_config(
             config, dtype=getattr(torch, spec.dtype), attn_implementation=spec.attention
         )
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
-    return model, adapter.new_processor(spec, tokenizer)
+    return model
 
 
 def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:

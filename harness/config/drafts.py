@@ -12,8 +12,8 @@ from harness.errors import Refused, UserError
 
 #: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
 _KEY = re.compile(
-    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|generation|processor|"
-    r"video|media|facts|architecture|template|conversation|drafts|name|adapter)\b)"
+    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|"
+    r"check_weights|generation|processor|video|media|facts|architecture|template|conversation|drafts|name|adapter)\b)"
 )
 _NAME = re.compile(r"(?<![\w./-])model=")
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from harness.errors import UserError, unknown_name
+
+#: Bytes of the units in which sizes may be given.
+UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
 
 
 def choice(key: str, value: Any, valid: Iterable[str]) -> str:
@@ -77,6 +82,18 @@ def positive(key: str, value: Any) -> float:
     if not _finite(value) or value <= 0:
         raise UserError(f"{key}={value!r} must be a number above 0")
     return float(value)
+
+
+def size(key: str, value: Any) -> int:
+    """Return the bytes of a size: an integer, or a number with its unit, as `70GiB`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise UserError(
+            f"{key}={value!r} must be a size: bytes, or a number with one of {', '.join(UNITS)}"
+        )
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def ratio(key: str, value: Any) -> float:

@@ -15,6 +15,7 @@ from harness.config import speculative
 from harness.config.checkpoints import check_model
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import RunSpec
+from harness.config.templates import check_template
 from harness.engine.guards import check_generation, require_one_beam
 from harness.engine.positions import closes_gaps
 from harness.errors import Refused, UserError, unknown_name
@@ -82,6 +83,7 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
         spec.budget.check(method, spec.model.facts)
         check_frames(spec.model, method, name)
     _check_benchmark(spec)
+    check_template(spec.model.template, spec.benchmark.include_path)
     Store(spec.store).check_writable()
     artifacts += require_prior(spec.model, method, name, digests)
     parts = key_parts(spec, method, digests, artifacts)

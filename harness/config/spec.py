@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ DEVICE_MAPS = ("auto",)
 
 SECTIONS = {
     "model": (
-        "name adapter path hub revision dtype attention weights scale device device_map template conversation "
-        "conversion generation processor video media facts architecture drafts"
+        "name adapter path hub revision dtype attention weights scale device device_map max_memory "
+        "check_weights template conversation conversion generation processor video media facts architecture drafts"
     ),
     "method": "name variant params",
     "benchmark": (
@@ -82,9 +82,13 @@ class ModelSpec:
     Attributes:
         path: a local checkpoint directory; goes before `hub` (an id) and `revision`.
         weights: `random` builds the architecture without a checkpoint, for timing; its row carries no accuracy.
-        device_map: `auto` spreads the layers over the visible GPUs; None keeps the model on `device`.
+        device_map: `auto` spreads the layers over the visible GPUs, then over memory; None keeps the model on `device`.
+            Random weights are always built on `device`.
+        max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
+        spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
         facts: sizes, with `model.scale` applied.
-        template: prompt set of lmms-eval's tasks.
+        check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
+        template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
         conversation: frame of prompts (harness/adapters/conversations.py); None: the family's, `checkpoint`: its own.
         media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
@@ -104,6 +108,9 @@ class ModelSpec:
     device: str
     facts: ModelFacts
     device_map: str | None = None
+    max_memory: Mapping[str, int] = field(default_factory=dict)
+    spared_card: int | None = None
+    check_weights: bool | None = None
     template: str | None = None
     conversation: str | None = None
     conversion: str | None = None
@@ -214,6 +221,7 @@ class RunSpec:
         rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
         model = _model(parts["model"])
         method = _method(parts["method"], model)
+        model = _beside(model, method.draft)
         share = fields.draft_ratio if _decodes(method.name) else fields.ratio
         return cls(
             model=model,
@@ -257,6 +265,7 @@ def _model(part: Mapping[str, Any]) -> ModelSpec:
     if path is None and hub is None and weights == "trained":
         raise UserError("model.path=None and model.hub=None: one of the two must be set")
     dtype = fields.choice("model.dtype", part["dtype"], DTYPES)
+    device_map = _device_map(part["device_map"], weights)
     return ModelSpec(
         name=fields.text("model.name", part["name"]),
         adapter=fields.text("model.adapter", part["adapter"]),
@@ -267,8 +276,10 @@ def _model(part: Mapping[str, Any]) -> ModelSpec:
         attention=fields.choice("model.attention", part["attention"], ATTENTIONS),
         weights=weights,
         device=_device(part["device"]),
-        device_map=_device_map(part["device_map"], weights),
+        device_map=device_map,
+        max_memory=_max_memory(fields.table("model.max_memory", part["max_memory"]), device_map),
         facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
+        check_weights=_check_weights(part["check_weights"]),
         template=fields.optional_text("model.template", part["template"]),
         conversation=fields.optional_text("model.conversation", part["conversation"]),
         conversion=fields.optional_text("model.conversion", part["conversion"]),
@@ -295,11 +306,35 @@ def _device_map(value: Any, weights: str) -> str | None:
     device_map = fields.optional_text("model.device_map", value)
     if device_map is None:
         return None
-    if weights == "random":
+    fields.choice("model.device_map", device_map, DEVICE_MAPS)
+    return None if weights == "random" else device_map
+
+
+def _max_memory(part: Mapping[str, Any], device_map: str | None) -> dict[str, int]:
+    if part and device_map is None:
         raise UserError(
-            "model.device_map needs model.weights=trained; random weights are built on one device"
+            "model.max_memory needs model.device_map=auto; a model on one device takes what it needs"
         )
-    return fields.choice("model.device_map", device_map, DEVICE_MAPS)
+    for place in part:
+        if place != "cpu" and not place.isdecimal():
+            raise UserError(
+                f"model.max_memory.{place}: no such place; valid: the number of a card, cpu"
+            )
+    return {place: fields.size(f"model.max_memory.{place}", size) for place, size in part.items()}
+
+
+def _check_weights(value: Any) -> bool | None:
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"model.check_weights={value!r} is unknown; valid: auto, true, false")
+    return None if value == "auto" else bool(value)
+
+
+def _beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """Return the target with the draft's card left free, where the target is spread and the draft is not it."""
+    alone = draft is None or draft == target or draft.device_map is not None
+    if draft is None or alone or target.device_map is None or not draft.device.startswith("cuda"):
+        return target
+    return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
 
 def _scaled(facts: ModelFacts, scale: Any, weights: str) -> ModelFacts:

@@ -109,7 +109,7 @@ def checkpoints() -> str:
 
 def embedded() -> str:
     """Check the embedded models' weight files against their checksums."""
-    from harness.config.checkpoints import check_checkpoint
+    from harness.config.checkpoint_files import check_checkpoint
     from harness.running.keys import Digests
 
     folders = sorted(path.parent for path in SEEDLING.glob("*/config.json"))

@@ -20,6 +20,12 @@ class Work(NamedTuple):
         stem_tokens: tokens of the stack that runs before the tower (DeepSeek-OCR's SAM), 0 elsewhere.
         stem_pairs: its pairs in a global layer.
         stem_window_pairs: its pairs in a windowed layer.
+        stem_window_tokens: tokens that attention goes through in a windowed layer, windows filled up at the border.
+        stem_lines: pairs of a token and a row or column of tokens that it sees, in a global layer (relative positions).
+        stem_window_lines: the same in a windowed layer.
+        extra_tokens: tokens of tower layers that ran for a method alone (the projector does not read them), summed over
+            these layers.
+        extra_pairs: their pairs.
         reprojected: units that went through the projector a second time, after merging.
         spared_attention: tokens that a method inside the tower took from attentions, summed over its layers.
         spared_mlp: tokens that it took from MLPs, likewise.
@@ -33,6 +39,11 @@ class Work(NamedTuple):
     stem_tokens: int = 0
     stem_pairs: int = 0
     stem_window_pairs: int = 0
+    stem_window_tokens: int = 0
+    stem_lines: int = 0
+    stem_window_lines: int = 0
+    extra_tokens: int = 0
+    extra_pairs: int = 0
     reprojected: int = 0
     spared_attention: int = 0
     spared_mlp: int = 0
@@ -41,6 +52,17 @@ class Work(NamedTuple):
     def plus(self, other: Work) -> Work:
         """Add entry by entry."""
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def untouched(self) -> Work:
+        """Return what the same row costs without a method."""
+        return self._replace(
+            reprojected=0,
+            extra_tokens=0,
+            extra_pairs=0,
+            spared_attention=0,
+            spared_mlp=0,
+            spared_pairs=0,
+        )
 
 
 NO_WORK = Work()

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from harness.engine.finite import FiniteLogits
 from harness.engine.focus import Focus
 from harness.engine.guards import require_one_beam
+from harness.engine.idle import IdleBlocks
 from harness.engine.items import Work
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.masks import prefill_mask, reference_mask
@@ -84,6 +85,7 @@ class Pass:
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
         self.tower = self._tower_run()
+        self._idle = IdleBlocks(session.idle_blocks)
         #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
         self.focus: Focus | None = None
         self._vision_handles: list[RemovableHandle] = []
@@ -118,6 +120,7 @@ class Pass:
     def __enter__(self) -> Pass:
         """Install the hooks of the prefill."""
         adapter = self._session.adapter
+        self._idle.__enter__()
         if self.tower is not None:
             self.tower.__enter__()
         self._vision_handles = [
@@ -144,6 +147,7 @@ class Pass:
         self._finite.close()
         if self.tower is not None:
             self.tower.__exit__()
+        self._idle.__exit__()
 
     def _remove_hooks(self) -> None:
         for handle in (*self._vision_handles, *self._handles):
@@ -414,7 +418,12 @@ class Pass:
 
     def _work(self, row: int) -> Work:
         """Return what a row cost before the decoder."""
-        work = self._layout.work[row]._replace(reprojected=self._reprojected[row])
+        work, extra = self._layout.work[row], len(self._session.extra_blocks)
+        work = work._replace(
+            reprojected=self._reprojected[row],
+            extra_tokens=extra * work.tokens,
+            extra_pairs=extra * work.pairs,
+        )
         return work if self.tower is None else work.plus(self.tower.spared(row))
 
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:

@@ -18,6 +18,7 @@ from harness.calibration.priors import Prior
 from harness.engine.finite import NonFiniteLogits, watched_origin
 from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
+from harness.engine.idle import split_unread
 from harness.engine.layout import Layout
 from harness.engine.passes import Pass
 from harness.engine.positions import PositionPolicy, closes_gaps
@@ -105,6 +106,9 @@ class Session:
             stage=lambda: self._pass.prefill_stage() if self._pass else None,
         )
         watchers = [*self.signals.watchers(), *self._tower_watchers()]
+        looked_at = [*(module for module, _ in watchers), *self.signals.watched_layers]
+        #: Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
+        self.extra_blocks, self.idle_blocks = split_unread(adapter.unread_blocks(), looked_at)
         taps = [(module, self._as_selection(watcher)) for module, watcher in watchers]
         self._tap = AttentionTap([*taps, *self._step_watchers()])
         self._open = False

@@ -99,6 +99,11 @@ class Signals:
         """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
         return [] if self._states is None else self._states.hook(clock)
 
+    @property
+    def watched_layers(self) -> list[nn.Module]:
+        """The tower's layers whose states are asked for."""
+        return [] if self._states is None else self._states.watched
+
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return what an `AttentionTap` must watch."""
         found: list[tuple[nn.Module, Watcher]] = []

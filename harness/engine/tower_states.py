@@ -30,9 +30,14 @@ class TowerStates:
     def __init__(self, adapter: Adapter, extra: int) -> None:
         self._adapter = adapter
         self._extra = extra
-        layers = _layers(adapter.tower, adapter.tower_attention(None))
+        layers = adapter.tower_layers()
         self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
         self._sums: list[Tensor] = []
+
+    @property
+    def watched(self) -> list[nn.Module]:
+        """The layers whose outputs count."""
+        return self._layers
 
     def hook(self, clock: Clock) -> list[RemovableHandle]:
         """Forget what was seen and watch the layers until the handles are removed; `clock` counts it as selection."""
@@ -56,13 +61,3 @@ class TowerStates:
     def mean(self) -> Tensor:
         """Return (units, D) in the projector's order, in at least fp32."""
         return torch.cat(self._sums) / len(self._layers)
-
-
-def _layers(tower: nn.Module, attention: nn.Module) -> nn.ModuleList:
-    """Return the list of layers of which one holds the attention: every tower keeps its layers in one."""
-    return next(
-        module
-        for module in tower.modules()
-        if isinstance(module, nn.ModuleList)
-        and any(attention in layer.modules() for layer in module)
-    )

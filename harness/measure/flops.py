@@ -2,8 +2,9 @@
 
 The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
 one sample; norms, activations, softmax, rotary embedding and additions are left out, as are the
-convolutions that cut images into patches. For n tokens, width d, q = heads x head_dim,
-kv = kv_heads x head_dim, MLP width m (of all experts that one token goes through), e experts:
+convolutions (they cut images into patches; those of SAM's neck are 1 % of it). For n tokens, width d,
+q = heads x head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes
+through), e experts:
 
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |
@@ -13,10 +14,12 @@ kv = kv_heads x head_dim, MLP width m (of all experts that one token goes throug
 |                      | sum over images, frames or windows in a tower                       |
 | MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
 | router               | 2 n d e                                                             |
+| relative positions   | 2 n q (rows + columns that a token sees): SAM alone                  |
 
 | component   | what it is                                                                   |
 | ----------- | ---------------------------------------------------------------------------- |
-| `tower`     | the layers that run of the vision tower and of what stands before it         |
+| `tower`     | the layers that run of the vision tower and of what stands before it; layers |
+|             | behind the one that is read run, and count, only where a method looks at them |
 | `projector` | its linear maps, on every unit that goes through it                          |
 | `text`      | every decoder layer on the tokens that enter it                              |
 | `head`      | the output head at the last position, all that generation asks for           |
@@ -100,11 +103,25 @@ def tower_flops(facts: ModelFacts, work: Work) -> int:
     """Return the exact FLOPs of the layers before the projector."""
     tower = facts.tower
     total = _encoder(tower, work.tokens, work.pairs, work.window_pairs)
+    total += _linear(tower) * work.extra_tokens + _pair(tower) * work.extra_pairs
     total -= (_linear(tower) - _mlp(tower)) * work.spared_attention + _mlp(tower) * work.spared_mlp
     total -= _pair(tower) * work.spared_pairs
     if facts.stem is not None:
-        total += _encoder(facts.stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
+        total += _stem_flops(facts.stem, work)
     return total
+
+
+def _stem_flops(stem: StackFacts, work: Work) -> int:
+    """Count SAM, whose windows are filled up at the border and whose attention adds relative positions.
+
+    Those are two more products: of each query with a vector for every row, and for every column, that it sees.
+    """
+    total = _encoder(stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
+    padding = work.stem_window_tokens - work.stem_tokens
+    total += stem.window_layers * (_linear(stem) - _mlp(stem)) * padding
+    lines = (stem.layers - stem.window_layers) * work.stem_lines
+    lines += stem.window_layers * work.stem_window_lines
+    return total + 2 * stem.heads * stem.head_dim * lines
 
 
 def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> int:
@@ -157,7 +174,7 @@ def sample_flops(
         work: what ran before the decoder; units that went through the projector twice count twice.
     """
     full, head = (n_visual,) * len(entering), head_flops(facts)
-    untouched = work._replace(reprojected=0, spared_attention=0, spared_mlp=0, spared_pairs=0)
+    untouched = work.untouched()
 
     def components(counts: Sequence[int], work: Work) -> Components:
         projector = projector_flops(facts, work.units + work.reprojected)

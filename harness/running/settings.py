@@ -73,6 +73,8 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "weights": model.weights,
         "device": model.device,
         "device_map": model.device_map,
+        "max_memory": model.max_memory,
+        "spared_card": model.spared_card,
         "template": model.template,
         "conversation": model.conversation,
         "generation": model.generation,

@@ -1,0 +1,59 @@
+"""Blocks of the tower behind the one that the projector reads: they run only if a method looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class IdleBlocks:
+    """Lets blocks hand on what comes in, for one pass.
+
+    CLIP's last block makes a state that LLaVA's projector, which reads the last but one, never sees. The library runs
+    it all the same; without it every state that is read stays what it is, to the last bit.
+
+    Args:
+        blocks: the blocks to leave out.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = blocks
+        self._saved: list[tuple[nn.Module, Any]] = []
+
+    def __enter__(self) -> IdleBlocks:
+        """Put the short cut in the place of the blocks' own forward."""
+        for block in self._blocks:
+            self._saved.append((block, block.__dict__.get("forward")))
+            block.__dict__["forward"] = _hand_on
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the blocks their own forward back."""
+        for block, forward in self._saved:
+            del block.__dict__["forward"]
+            if forward is not None:
+                block.__dict__["forward"] = forward
+        self._saved.clear()
+
+
+def split_unread(
+    unread: Sequence[nn.Module], watched: Iterable[nn.Module]
+) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
+    """Return (blocks that run, blocks that may idle) of those that the projector does not read.
+
+    Args:
+        unread: in their order in the tower.
+        watched: modules whose inputs or outputs a method is shown; what comes before them has to run.
+    """
+    looked_at = set(watched)
+    last = max(
+        (number for number, block in enumerate(unread) if looked_at & set(block.modules())),
+        default=-1,
+    )
+    return unread[: last + 1], unread[last + 1 :]
+
+
+def _hand_on(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden
