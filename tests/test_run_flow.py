@@ -115,14 +115,6 @@ def test_interrupted_run_keeps_its_journal_and_goes_on(bench: Bench) -> None:
     assert len(Store(bench.store).run(resumed.last["run_key"]).journal) == 3
 
 
-def test_force_starts_with_a_fresh_journal(bench: Bench) -> None:
-    bench.fake.stop_after = 2
-    bench("method=fastv")
-    forced = bench("method=fastv", "force=true")
-    assert forced.last["status"] == "done"
-    assert forced.last["extra"]["resumed_samples"] == 0
-
-
 def test_failed_sample_is_named_and_the_other_cells_still_run(bench: Bench) -> None:
     bench.fake.stop_after = 1
     failure = Failure("seedling_rec", 1, "ValueError: broken image")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import datasets
 import lmms_eval.api.task
 import lmms_eval.evaluator
 from lmms_eval.api.task import ConfigurableTask, Task
@@ -21,6 +20,7 @@ from loguru import logger
 from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
+import datasets
 from harness.errors import UserError
 from harness.evaluation.samples import Failure
 
