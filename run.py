@@ -10,6 +10,7 @@ terminated (SIGTERM). But for 0, stderr has one line that says why. What is fini
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from harness.config.compose import CONF, Command, read_command
 from harness.errors import StoreLost, UserError
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
-from harness.running.streams import OutputLost, Terminated, flush, speak_plainly, terminable
+from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
 
 if TYPE_CHECKING:
     from harness.running.runner import Runner
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
     try:
-        with terminable():
+        with stoppable():
             code = carry_out(list(sys.argv[1:] if argv is None else argv))
             flush()
         return code
@@ -41,10 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RankLost, StoreLost, OutputLost) as error:
         return complain(error, code=1)
     except KeyboardInterrupt as error:
-        word, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
-        return complain(
-            f"{word}; finished samples are kept, the same command goes on from them", code
-        )
+        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        advice = "finished samples are kept, the same command goes on from them"
+        return complain(f"{stopped}; {advice}", stopped.code)
 
 
 def carry_out(arguments: Sequence[str]) -> int:

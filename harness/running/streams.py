@@ -16,25 +16,47 @@ class OutputLost(RuntimeError):
     """Standard output takes nothing more: its disk is full, or whoever read it has gone. Rows are stored before."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came, as a cluster sends it before it kills; ends a run exactly as Ctrl-C does."""
+class Stopped(KeyboardInterrupt):
+    """A signal asks the command to end: Ctrl-C, or SIGTERM, which a cluster sends before it kills."""
+
+    def __init__(self, number: int) -> None:
+        """Take the number of the signal."""
+        self.code = 128 + number
+        super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Turn SIGTERM into `Terminated` inside the block; a no-op outside the main thread, which alone gets signals."""
+def stoppable() -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into `Stopped` inside the block; elsewhere than in the main thread nothing.
+
+    A signal may strike inside the cleaning up of any library, whose own error then comes in its place, or none at all.
+    So the signal is remembered, and the block ends with `Stopped` in any case.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        came.append(number)
+        raise Stopped(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    # What a shell started in the background, or under nohup, ignores stays ignored.
+    taken = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, stop)
     try:
         yield
+    except Exception as error:
+        if came:
+            raise Stopped(came[0]) from error
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, former[number])
+    if came:
+        raise Stopped(came[0])
 
 
 @contextmanager
@@ -45,11 +67,12 @@ def output() -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, SystemExit) as error:
+        # rich leaves by SystemExit when a pipe is closed.
+        reason = error.strerror if isinstance(error, OSError) else "Broken pipe"
         discard(sys.stdout)
         raise OutputLost(
-            f"standard output: {error.strerror or error}; finished rows are in the store, "
-            "the same command prints them"
+            f"standard output: {reason}; finished rows are in the store, the same command prints them"
         ) from error
 
 
