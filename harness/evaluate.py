@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from harness.calibration.priors import Prior
     from harness.engine.positions import PositionPolicy
     from harness.engine.session import Backend
+    from harness.evaluation.tasks import Loaded
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -94,17 +95,18 @@ def evaluate(
     *,
     prior: Prior | None = None,
     ranks: Ranks | None = None,
+    loaded: Loaded | None = None,
 ) -> Evaluation:
     """Open what answers by `method` and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
-    the work.
+    the work, `loaded` what `open_benchmark` returned.
     """
     if isinstance(method, Decoder):
         from harness.decoding.speculation import Speculation
 
         with Speculation(spec, adapter, method) as both:
-            return evaluate_session(spec, both, both, journal, progress, ranks)
+            return evaluate_session(spec, both, both, journal, progress, ranks, loaded)
 
     from harness.engine.session import Session
     from harness.evaluation.rescore import Rescored
@@ -119,7 +121,27 @@ def evaluate(
         prior=prior,
     ) as session:
         answering = Rescored(adapter, session) if spec.engine.rescore else session
-        return evaluate_session(spec, adapter, answering, journal, progress, ranks)
+        return evaluate_session(spec, adapter, answering, journal, progress, ranks, loaded)
+
+
+def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
+    """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+
+    Raises:
+        UserError: the task, its data, a metric or the limit cannot work.
+
+    Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
+    """
+    from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+
+    bench, ranks = spec.benchmark, ranks or Ranks()
+    check_limit(bench.limit)
+    with alone(), quiet():
+        loaded = ranks.in_turn(
+            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+        )
+        check_metrics(loaded.tasks, bench.metrics)
+    return loaded
 
 
 def evaluate_session(
@@ -129,6 +151,7 @@ def evaluate_session(
     journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    loaded: Loaded | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -139,27 +162,23 @@ def evaluate_session(
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
         ranks: the processes that share the work, each in a call of its own; all return the same.
+        loaded: what `open_benchmark` returned; None: it is called here.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
     """
-    # lmms-eval takes seconds to import; whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.scores import collect
-    from harness.evaluation.tasks import check_metrics, guard_scoring, load_tasks, quiet
+    from harness.evaluation.tasks import guard_scoring, quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
-    check_limit(bench.limit)
+    loaded = loaded or open_benchmark(spec, ranks)
+    tasks = loaded.tasks
     evaluation: Evaluation | None = None
     with alone(), quiet(), suppress(Answered):
-        loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
-        )
-        tasks = loaded.tasks
-        check_metrics(tasks, bench.metrics)
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)

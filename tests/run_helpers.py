@@ -134,5 +134,6 @@ def make_bench(
         return object()
 
     monkeypatch.setattr("harness.evaluate.evaluate", fake.evaluate)
+    monkeypatch.setattr("harness.evaluate.open_benchmark", lambda spec, ranks: None)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)
     return Bench(store, capsys, fake)

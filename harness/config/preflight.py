@@ -13,12 +13,12 @@ from harness.calibration.priors import require_prior
 from harness.calibration.schemes import with_scheme
 from harness.config import speculative
 from harness.config.checkpoints import check_model
+from harness.config.generation import check_settings
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import RunSpec
 from harness.engine.guards import check_generation, require_one_beam
 from harness.engine.positions import closes_gaps
 from harness.errors import Refused, UserError, unknown_name
-from harness.evaluation.generation import check_names
 from harness.running.keys import Digests, key_parts, run_key
 from harness.store import Store
 from methods.base import Decoder, MethodError, TokenReducer
@@ -97,8 +97,8 @@ def _settled(spec: RunSpec, method: TokenReducer) -> RunSpec:
 
 
 def _check_generation(spec: RunSpec, method: TokenReducer | Decoder) -> None:
-    check_names("model.generation", spec.model.generation)
-    check_names("benchmark.generation", spec.benchmark.generation)
+    check_settings("model.generation", spec.model.generation)
+    check_settings("benchmark.generation", spec.benchmark.generation)
     generation = {**spec.model.generation, **spec.benchmark.generation}
     check_generation(generation)
     if isinstance(method, Decoder):

@@ -174,7 +174,7 @@ class Runner:
 
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
         """Run a job, or the rest of it, and return its committed row."""
-        from harness.evaluate import evaluate
+        from harness.evaluate import evaluate, open_benchmark
         from harness.measure.memory import peak_memory
 
         spec, ranks = job.spec, self.ranks
@@ -182,10 +182,18 @@ class Runner:
         journal = _journal(job, directory).of_rank(ranks.rank)
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
+            loaded = open_benchmark(spec, ranks)
             adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
             with peak_memory(spec.model.device) as own, self._progress_bar(title) as progress:
                 evaluation = evaluate(
-                    spec, adapter, job.method, journal, progress, prior=prior, ranks=ranks
+                    spec,
+                    adapter,
+                    job.method,
+                    journal,
+                    progress,
+                    prior=prior,
+                    ranks=ranks,
+                    loaded=loaded,
                 )
             peak = max(ranks.gather(own), key=lambda one: one.bytes)
             return ranks.first(lambda: self._store(job, directory, evaluation, peak, status))
