@@ -190,21 +190,6 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
     assert done.last == done.rows[-1]
 
 
-def test_wandb_run_is_written_offline_after_the_row(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(bench.store / "wandb" / name.lower()))
-    done = bench("method=fastv", "log=wandb")
-    assert done.code == 0, done.err
-    assert Store(bench.store).run(done.last["run_key"]).row() is not None
-    assert list(bench.store.glob("wandb/offline-run-*/*.wandb"))
-    # Where rows are mirrored does not change them: the same key is found with another log.
-    assert bench("method=fastv", "log=none").last["status"] == "cached"
-
-
 def test_hydra_leaves_nothing_but_the_record_of_a_sweep(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

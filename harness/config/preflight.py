@@ -14,6 +14,7 @@ from harness.calibration.schemes import with_scheme
 from harness.config import speculative
 from harness.config.checkpoints import check_model
 from harness.config.generation import check_settings
+from harness.config.places import check_files, check_folder
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import RunSpec
 from harness.engine.guards import check_generation, require_one_beam
@@ -24,6 +25,9 @@ from harness.store import Store
 from methods.base import Decoder, MethodError, TokenReducer
 from methods.none import NoReduction
 from methods.registry import METHODS, build_method
+
+#: Suffixes of the files that `curves` names.
+CURVES = ("png", "svg", "md")
 
 #: A line of an lmms-eval task file that gives a task, group or tag its name.
 DECLARED = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
@@ -82,7 +86,7 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
         spec.budget.check(method, spec.model.facts)
         check_frames(spec.model, method, name)
     _check_benchmark(spec)
-    Store(spec.store).check_writable()
+    _check_places(spec)
     artifacts += require_prior(spec.model, method, name, digests)
     parts = key_parts(spec, method, digests, artifacts)
     return Job(spec, method, run_key(parts), parts)
@@ -105,6 +109,15 @@ def _check_generation(spec: RunSpec, method: TokenReducer | Decoder) -> None:
         speculative.check_one_beam(spec.method.name, generation)
     elif method.decode_site(spec.model.facts.text.layers) is not None:
         require_one_beam(generation.get("num_beams") or 1)
+
+
+def _check_places(spec: RunSpec) -> None:
+    """Refuse what could not be written at the end, or at all."""
+    Store(spec.store).check_writable()
+    if spec.curves is not None:
+        check_files("curves", spec.curves, CURVES)
+    if spec.report is not None:
+        check_folder("report", spec.report)
 
 
 def _check_benchmark(spec: RunSpec) -> None:

@@ -106,7 +106,7 @@ class Runner:
         if spec.offline:
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         if spec.log == "wandb":
-            wandb_log.check_installed()
+            wandb_log.check(spec.log_options)
         if spec.model.device_map is not None and self.ranks.world > 1:
             raise UserError(
                 f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
