@@ -82,12 +82,12 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     else:
         spec = _settled(spec, method)
         check_model(spec.model, spec.offline, digests)
-        method = with_scheme(spec.model, method, name, digests)
+        method = with_scheme(spec.model, method, name, digests, spec.store)
         spec.budget.check(method, spec.model.facts)
         check_frames(spec.model, method, name)
     _check_benchmark(spec)
     _check_places(spec)
-    artifacts += require_prior(spec.model, method, name, digests)
+    artifacts += require_prior(spec.model, method, name, digests, spec.store)
     parts = key_parts(spec, method, digests, artifacts)
     return Job(spec, method, run_key(parts), parts)
 

@@ -183,7 +183,8 @@ class Runner:
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
             loaded = open_benchmark(spec, ranks)
-            adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
+            prior = prior_for(spec.model, job.method, spec.store)
+            adapter = self.pool.adapter(spec.model)
             with peak_memory(spec.model.device) as own, self._progress_bar(title) as progress:
                 evaluation = evaluate(
                     spec,
