@@ -120,7 +120,10 @@ def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[in
         except Abandoned:
             continue
         if number:
-            pipe.send((number, answer, _working(lap, mailbox.waited, bool(meter.devices))))
+            try:
+                pipe.send((number, answer, _working(lap, mailbox.waited, bool(meter.devices))))
+            except BrokenPipeError:
+                return  # nobody waits for the answer any more
 
 
 def _answer(
