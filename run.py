@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def carry_out(arguments: Sequence[str]) -> int:
     """Do what a command line asks, in this process and the others of the launch; return the exit code."""
-    command = read_command(arguments)
+    command = read_command(arguments, typed=True)
     if command is None:
         if speaks():
             launch(arguments, lambda cfg: None)

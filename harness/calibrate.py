@@ -100,7 +100,8 @@ def read_request(argv: Sequence[str]) -> Request:
         raise UserError(
             f"{' '.join('='.join(pair) for pair in own)}: a key is given twice; valid: once"
         )
-    command = read_command([text for text in argv if text.partition("=")[0] not in OPTIONS])
+    overrides = [text for text in argv if text.partition("=")[0] not in OPTIONS]
+    command = read_command(overrides, typed=True)
     assert command is not None  # flags are refused above
     assert not command.sweep
     spec = RunSpec.from_config(command.cells[0])

@@ -48,8 +48,11 @@ class Command:
     sweep: bool
 
 
-def read_command(argv: Sequence[str]) -> Command | None:
+def read_command(argv: Sequence[str], typed: bool = False) -> Command | None:
     """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
+
+    Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
+    a contradiction.
 
     Raises:
         UserError: an unknown option, key, group or choice, or a value that does not parse.
@@ -73,7 +76,8 @@ def read_command(argv: Sequence[str]) -> Command | None:
     flags = [text for text in argv if text.startswith("-")]
     with _hydra() as loader:
         parsed = _parse(overrides, loader)
-        _check_once(parsed)
+        if typed:
+            _check_once(parsed)
         for override in parsed:
             _check_choice(override, loader)
         sweeps = [override for override in parsed if override.is_sweep_override()]

@@ -87,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = list(sys.argv[1:] if argv is None else argv)
     try:
         # The questions are this module's own, so one benchmark is enough.
-        ratio = [] if any(text.startswith("ratio=") for text in overrides) else ["ratio=0.75"]
-        cells = ["-m", "+experiment=sweep", *ratio, *overrides, "benchmark=seedling_rec"]
+        cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
         command = read_command(cells)
         assert command is not None  # flags of the command line are read_command's to refuse
         specs = [RunSpec.from_config(cell) for cell in command.cells]
