@@ -12,11 +12,11 @@ import av
 import pytest
 import torch
 import yaml
+from datasets import Dataset, DatasetDict
 from lmms_eval.api.task import Task
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 
 import run
-from datasets import Dataset, DatasetDict
 from harness.config.compose import CONF
 from harness.config.spec import ROOT
 from harness.errors import UserError

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import av
+from datasets import Dataset, DatasetDict
 from lmms_eval.api.task import ConfigurableMessagesTask
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 from tqdm import tqdm
-
-from datasets import Dataset, DatasetDict
 
 try:
     from harness.errors import UserError
