@@ -1,7 +1,8 @@
 """Calibration: `python -m harness.calibrate method=d2pruner model=seedling`, and the same for fitprune.
 
 Two methods need numbers that belong to a model. The model goes over many images with one generic prompt, and what
-comes out is stored with its key; runs find it by themselves.
+comes out is written to `<store>/calibration` with its key, never over a file of this repository; runs with the same
+store find it by themselves, before what was shipped.
 
 The positional prior of decoder layer l, for D2Pruner (arXiv 2512.19443: 1,000 images), is the mean of the attention
 that the last prompt token pays each place of the patch grid in layer l, for each view of an image by itself: global
@@ -38,7 +39,7 @@ from harness.calibration.maps import Recorder, calibrate
 from harness.calibration.priors import prior_layers, save_prior
 from harness.calibration.schemes import save_scheme
 from harness.config import fields
-from harness.errors import UserError
+from harness.errors import StoreLost, UserError
 from methods.base import MethodError
 from methods.fitprune import FitPrune
 
@@ -93,8 +94,14 @@ def read_request(argv: Sequence[str]) -> Request:
         raise UserError(
             f"{flags[0]} is not an option of calibration; valid: key=value, or --help alone"
         )
-    given = dict(text.split("=", 1) for text in argv if text.partition("=")[0] in OPTIONS)
-    command = read_command([text for text in argv if text.partition("=")[0] not in OPTIONS])
+    own = [text.split("=", 1) for text in argv if text.partition("=")[0] in OPTIONS]
+    given = {key: value for key, value in own}
+    if len(given) < len(own):
+        raise UserError(
+            f"{' '.join('='.join(pair) for pair in own)}: a key is given twice; valid: once"
+        )
+    overrides = [text for text in argv if text.partition("=")[0] not in OPTIONS]
+    command = read_command(overrides, typed=True)
     assert command is not None  # flags are refused above
     assert not command.sweep
     spec = RunSpec.from_config(command.cells[0])
@@ -142,7 +149,10 @@ def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
 def run(request: Request) -> list[str]:
     """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
     from harness.adapters.base import load_adapter
+    from harness.config.places import check_folder
     from harness.running.runner import OFFLINE
+
+    check_folder("store", request.spec.store)
 
     images = request.images()  # a folder that cannot serve is refused before the model loads
     if request.spec.offline:
@@ -161,7 +171,11 @@ def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> lis
     return [
         str(
             save_prior(
-                request.spec.model, layer, means.prior(), {**made_from, "maps": means.n_maps}
+                request.spec.model,
+                layer,
+                means.prior(),
+                {**made_from, "maps": means.n_maps},
+                request.spec.store,
             )
         )
         for layer, means in found.means.items()
@@ -174,7 +188,7 @@ def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[st
     with _progress("calibrating", request.n_images) as advance:
         known = trace(adapter, images, request.prompt, ALPHAS, seen, advance)
     scheme = shares([known[alpha] for alpha in ALPHAS])
-    path = save_scheme(request.spec.model, scheme, _made_from(request, seen))
+    path = save_scheme(request.spec.model, scheme, _made_from(request, seen), request.spec.store)
 
     def traces_at(alpha: float) -> list[Trace]:
         if alpha not in known:
@@ -231,6 +245,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, MethodError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except StoreLost as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     for line in lines:
         sys.stdout.write(f"{line}\n")
     return 0

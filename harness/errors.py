@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 
 
 class UserError(ValueError):
@@ -12,6 +15,17 @@ class UserError(ValueError):
 
 class Refused(UserError):
     """What is asked of a method cannot be done on this model or under this budget; other methods may do it."""
+
+
+class StoreLost(RuntimeError):
+    """The store cannot be written any more, as on a full disk; what it holds stays whole, and run.py exits with 1."""
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line on stderr, unless this process has printed it before."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:

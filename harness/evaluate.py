@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from harness.engine.positions import PositionPolicy
     from harness.engine.session import Backend
     from harness.evaluation.paired import Rivals
+    from harness.evaluation.tasks import Loaded
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -103,11 +104,13 @@ def evaluate(
     prior: Prior | None = None,
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,
+    loaded: Loaded | None = None,
 ) -> Evaluation:
     """Open what answers by `method` and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
-    the work, `answered` is called when the run has ended and only its speed-up is left to measure.
+    the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
+    `open_benchmark` returned.
     """
     from harness.evaluation.paired import Rivals, unpaired
 
@@ -115,7 +118,7 @@ def evaluate(
         from harness.decoding.speculation import Speculation
 
         with Speculation(spec, adapter, method) as both:
-            done = evaluate_session(spec, both, both, journal, progress, ranks)
+            done = evaluate_session(spec, both, both, journal, progress, ranks, loaded=loaded)
         return replace(done, speedup_note=unpaired(spec, method) or "")
 
     from harness.engine.session import Session
@@ -136,9 +139,29 @@ def evaluate(
         reason = unpaired(spec, method)
         rivals = Rivals(session, plain) if reason is None else None
         done = evaluate_session(
-            spec, adapter, answering, journal, progress, ranks, rivals, answered
+            spec, adapter, answering, journal, progress, ranks, rivals, answered, loaded
         )
     return done if reason is None else replace(done, speedup_note=reason)
+
+
+def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
+    """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+
+    Raises:
+        UserError: the task, its data, a metric or the limit cannot work.
+
+    Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
+    """
+    from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+
+    bench, ranks = spec.benchmark, ranks or Ranks()
+    check_limit(bench.limit)
+    with alone(), quiet():
+        loaded = ranks.in_turn(
+            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+        )
+        check_metrics(loaded.tasks, bench.metrics)
+    return loaded
 
 
 def evaluate_session(
@@ -150,6 +173,7 @@ def evaluate_session(
     ranks: Ranks | None = None,
     rivals: Rivals | None = None,
     answered: Callable[[], None] | None = None,
+    loaded: Loaded | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -162,28 +186,24 @@ def evaluate_session(
         ranks: the processes that share the work, each in a call of its own; all return the same.
         rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
         answered: called before that.
+        loaded: what `open_benchmark` returned; None: it is called here.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
     """
-    # lmms-eval takes seconds to import; whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.scores import collect
-    from harness.evaluation.tasks import check_metrics, guard_scoring, load_tasks, quiet
+    from harness.evaluation.tasks import guard_scoring, quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
-    check_limit(bench.limit)
+    loaded = loaded or open_benchmark(spec, ranks)
+    tasks = loaded.tasks
     evaluation: Evaluation | None = None
     with alone(), quiet(), suppress(Answered):
-        loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
-        )
-        tasks = loaded.tasks
-        check_metrics(tasks, bench.metrics)
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)

@@ -140,15 +140,17 @@ def join() -> Iterator[Ranks]:
     if given == "1":
         yield Ranks()
         return
-    missing = [name for name in RENDEZVOUS if name not in os.environ]
-    if missing or not given.isdecimal():
-        raise UserError(
-            f"WORLD_SIZE={given} without {', '.join(missing) or 'a number of processes'}; valid: unset WORLD_SIZE, "
-            "or start with torchrun --nproc_per_node <processes> run.py ..."
-        )
+    _check_launch(given)
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        address = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+        first = next(iter(str(error).splitlines()), "")
+        raise UserError(
+            f"MASTER_ADDR, MASTER_PORT: the processes did not meet at {address}: {first}"
+        ) from error
     try:
         yield Ranks(
             rank=dist.get_rank(),
@@ -158,6 +160,25 @@ def join() -> Iterator[Ranks]:
         )
     finally:
         dist.destroy_process_group()
+
+
+def _check_launch(world: str) -> None:
+    """Raise UserError unless the launcher's variables say who meets where."""
+    advice = (
+        "valid: unset WORLD_SIZE, or start with torchrun --nproc_per_node <processes> run.py ..."
+    )
+    missing = [name for name in RENDEZVOUS if name not in os.environ]
+    if missing or not world.isdecimal() or world == "0":
+        without = ", ".join(missing) or "a number of processes"
+        raise UserError(f"WORLD_SIZE={world} without {without}; {advice}")
+    numbers = {name: int(world) for name in ("RANK", "LOCAL_RANK")}
+    for name, limit in {**numbers, "MASTER_PORT": 65_536}.items():
+        value = os.environ[name]
+        if not value.isdecimal() or int(value) >= limit:
+            raise UserError(f"{name}={value} must be an integer from 0 to {limit - 1}; {advice}")
+    local = os.environ.get("LOCAL_WORLD_SIZE", world)
+    if not local.isdecimal() or not 0 < int(local) <= int(world):
+        raise UserError(f"LOCAL_WORLD_SIZE={local} must be an integer from 1 to {world}; {advice}")
 
 
 @contextmanager
@@ -171,11 +192,14 @@ def alone() -> Iterator[None]:
 
 
 def speaks() -> bool:
-    """Say whether this process prints: of several that a launcher started, only the first."""
-    launched = os.environ.get("WORLD_SIZE", "1") != "1" and all(
-        name in os.environ for name in RENDEZVOUS
-    )
-    return not launched or os.environ["RANK"] == "0"
+    """Say whether this process prints: of several that a launcher started, only the first.
+
+    One whose number makes no sense speaks too: somebody must say so.
+    """
+    launched = all(name in os.environ for name in RENDEZVOUS)
+    world, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    another = world.isdecimal() and rank.isdecimal() and 0 < int(rank) < int(world)
+    return not (launched and another)
 
 
 def _portable(error: Exception, rank: int) -> Exception:

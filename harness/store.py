@@ -1,20 +1,26 @@
 """The run store: `<root>/runs/<key>/{spec.json, journal*.jsonl, row.json}`, safe against crashes and second writers.
 
 The journal takes one line for each finished sample, written with a single append and flushed to the disk, so a killed
-run loses at most a torn last line. `row.json` is the only sign that a run is finished; it appears by rename.
+run loses at most a torn last line. `row.json` is the only sign that a run is finished; it appears by rename. A run that
+is made again (`force=true`) keeps a journal of its own, `forced*.jsonl`, until it is finished. `lock` is held while a
+process computes the run. A row is judged by its own folder alone: no other file of the store can spoil it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from harness.errors import UserError
+from filelock import FileLock, Timeout
+
+from harness import durable
+from harness.errors import UserError, tell_once
+from harness.journal import Journal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,65 +28,25 @@ if TYPE_CHECKING:
 #: Version of the layout of `row.json`; a reader refuses a newer one.
 SCHEMA = 1
 
+#: Bytes that a store must have room for: those of a row.
+PROBE = 16_384
 
-class Journal:
-    """Append-only JSON lines on disk, one object for each finished sample.
 
-    Each process of a run appends to a file of its own, and all files are one journal: `journal.jsonl` of the first
-    process, `journal.rank1.jsonl` of the second, and so on.
-    """
+#: What every row has, and what its blocks are; a file that differs is no row.
+SHAPE: Mapping[str, type | tuple[type, ...]] = {
+    "run_key": str,
+    "model": str,
+    "method": str,
+    "benchmark": str,
+    "ratio": (int, float),
+    "n_samples": int,
+    "extra": dict,
+}
+BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
 
-    def __init__(self, path: Path, rank: int = 0) -> None:
-        """Name the first process's file and the process that appends; nothing is opened before the first append."""
-        self.path = path
-        self._own = path.with_suffix(f".rank{rank}{path.suffix}") if rank else path
 
-    def of_rank(self, rank: int) -> Journal:
-        """Return the same journal for another process to append to."""
-        return Journal(self.path, rank)
-
-    def append(self, *entries: Mapping[str, Any]) -> None:
-        """Write the entries and return when they are on the disk. Cost: one write and one fsync.
-
-        Raises:
-            ValueError: an entry holds NaN or infinity, which JSON lines cannot carry.
-        """
-        lines = "".join(json.dumps(dict(entry), allow_nan=False) + "\n" for entry in entries)
-        file = os.open(self._own, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            # A torn line of a killed run is closed off first, or the new line would be glued to it.
-            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            _write_all(file, (("\n" if torn else "") + lines).encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
-
-    def entries(self) -> list[dict[str, Any]]:
-        """Return every whole entry of all files, of each in the order of writing; torn lines are left out."""
-        whole = []
-        for line in b"\n".join(path.read_bytes() for path in self._files()).split(b"\n"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                # The closing brace is the last byte of a record, so a torn line is never valid JSON.
-                continue
-            if isinstance(record, dict):
-                whole.append(record)
-        return whole
-
-    def clear(self) -> None:
-        """Forget all entries of all processes."""
-        for path in self._files():
-            path.unlink()
-
-    def _files(self) -> list[Path]:
-        others = sorted(self.path.parent.glob(f"{self.path.stem}.rank*{self.path.suffix}"))
-        return [path for path in (self.path, *others) if path.exists()]
-
-    def __len__(self) -> int:
-        """Return the number of whole entries."""
-        return len(self.entries())
+class Unreadable(UserError):
+    """A file `row.json` holds no row that this version can take for the run of its folder."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +60,78 @@ class RunDir:
         """The journal of finished samples."""
         return Journal(self.path / "journal.jsonl")
 
+    @property
+    def forced(self) -> Journal:
+        """The journal of a run that is made again while `row.json` and `journal` still stand."""
+        return Journal(self.path / "forced.jsonl")
+
     def describe(self, spec: Mapping[str, Any]) -> None:
         """Write what the key was computed from, for readers of the store."""
-        _replace(self.path / "spec.json", dict(spec))
+        _write(self.path / "spec.json", spec)
 
-    def commit(self, row: Mapping[str, Any]) -> None:
-        """Make the run finished: the row appears whole or not at all."""
-        _replace(self.path / "row.json", dict(row))
+    def commit(self, row: Mapping[str, Any], forced: bool = False) -> None:
+        """Make the run finished: the row appears whole or not at all.
+
+        With `forced`, the forced journal replaces the other one. A process killed in between leaves the old row or the
+        new one, and a journal that has all samples.
+
+        Raises:
+            StoreLost: the disk is full or cannot be written.
+        """
+        if forced:
+            self.journal.take_over(self.forced)
+        _write(self.path / "row.json", row)
+        if forced:
+            self.forced.clear()
+
+    @property
+    def committed(self) -> float:
+        """When the row was committed, in seconds; orders rows by age."""
+        return (self.path / "row.json").stat().st_mtime
 
     def row(self) -> dict[str, Any] | None:
         """Return the committed row, or None while the run is not finished.
 
         Raises:
-            UserError: the row was written by a newer version of the layout, or is damaged.
+            Unreadable: the file is damaged, of a newer version of the layout, or the row of another run.
         """
         path = self.path / "row.json"
-        try:
-            row = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except ValueError as error:
-            raise UserError(
-                f"store: {path} is damaged ({error}); remove it or use force=true"
-            ) from error
-        if row.get("schema", 0) > SCHEMA:
-            raise UserError(
-                f"store: {path} has schema {row['schema']}; this version reads up to {SCHEMA}"
+        try:
+            problem, row = None, _row(path)
+        except (OSError, ValueError, RecursionError) as error:
+            problem, row = f"is damaged ({error})", {}
+        if problem is None and row["run_key"] != self.path.name:
+            problem = f"is the row of run {row['run_key']!r}"
+        if problem is not None:
+            raise Unreadable(
+                f"store: {path} {problem}; valid: force=true, which replaces it, or removing it"
             )
-        return dict(row)
+        return row
+
+    @contextmanager
+    def claim(self, patience: float) -> Iterator[bool]:
+        """Hold the run for this process, so that no other one computes it at the same time.
+
+        Yields whether it is held; another process may hold it for longer than `patience` seconds. The lock ends with
+        its process, however that ends. It holds among the processes of one machine; several machines that share a file
+        system need a lease.
+        """
+        lock = FileLock(self.path / "lock", timeout=patience, poll_interval=0.2)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except (OSError, NotImplementedError):
+            # A file system without locks: two commands may then compute the same run, and either's row is whole.
+            yield True
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
 
 
 @dataclass(frozen=True)
@@ -138,26 +148,47 @@ class Store:
         """
         path = self.root / "runs" / key
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+                durable.sync_folder(path.parent)
         except OSError as error:
             raise _unwritable(self.root, error) from error
         return RunDir(path)
 
     def check_writable(self) -> None:
-        """Raise UserError unless a file can be created and removed below the root."""
+        """Raise UserError unless a file can be written and removed below the root."""
         runs = self.root / "runs"
         probe = runs / f".probe-{uuid4().hex}"
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            probe.touch(exist_ok=False)
-            probe.unlink()
+            try:
+                probe.write_bytes(bytes(PROBE))
+            finally:
+                probe.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.root, error) from error
 
+    def finished(self) -> list[tuple[RunDir, dict[str, Any]]]:
+        """Return all committed rows with their folders, ordered by run key.
+
+        One that cannot be read, is of a newer version or was copied from another folder says nothing about the others:
+        it is named on stderr with the reason, and passed over.
+        """
+        found = []
+        for path in sorted(self.root.glob("runs/*/row.json")):
+            directory = RunDir(path.parent)
+            try:
+                row = directory.row()
+            except Unreadable as error:
+                tell_once(f"passed over: {error}")
+                continue
+            if row is not None:
+                found.append((directory, row))
+        return found
+
     def rows(self) -> list[dict[str, Any]]:
-        """Return all committed rows, ordered by run key."""
-        found = (RunDir(path.parent).row() for path in sorted(self.root.glob("runs/*/row.json")))
-        return [row for row in found if row is not None]
+        """Return all committed rows, ordered by run key; see `finished`."""
+        return [row for _, row in self.finished()]
 
     def load(self) -> pd.DataFrame:
         """Return one line for each finished run; nested keys are joined by dots.
@@ -190,29 +221,28 @@ def _unwritable(root: Path, error: OSError) -> UserError:
     )
 
 
-def _write_all(file: int, data: bytes) -> None:
-    # One call appends atomically; the loop only finishes what a nearly full disk cut short.
-    while data:
-        data = data[os.write(file, data) :]
+def _row(path: Path) -> dict[str, Any]:
+    """Return what a file holds if it has the shape of a row; raises ValueError with the reason if it has not."""
+    # A pipe would never end.
+    if not path.is_file():
+        raise ValueError("not a file")
+    row = json.loads(path.read_bytes())
+    if not isinstance(row, dict):
+        raise ValueError("not a table")
+    schema = row.get("schema")
+    if not isinstance(schema, int):
+        raise ValueError("no schema")
+    if schema > SCHEMA:
+        raise ValueError(f"schema {schema}; this version reads up to {SCHEMA}")
+    for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
+        if not isinstance(row.get(name), kind):
+            raise ValueError(f"{name} is {row.get(name)!r}")
+    return row
 
 
-def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON beside `path`, flush it, rename it into place and flush the directory."""
-    temporary = path.with_name(f".{path.name}-{uuid4().hex}")
-    text = json.dumps(content, indent=1, allow_nan=False, default=_plain)
-    try:
-        with temporary.open("x") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(dict(content), indent=1, allow_nan=False, default=_plain)
+    durable.replace(path, f"{text}\n".encode())
 
 
 def _plain(value: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +115,12 @@ class Outcome:
         return dict(json.loads(self.out.splitlines()[-1]))
 
 
+def with_defaults(argv: Sequence[str], *defaults: str) -> list[str]:
+    """Return a command line with what it does not say itself; a key may stand there once."""
+    given = {text.partition("=")[0] for text in argv}
+    return [*(text for text in defaults if text.partition("=")[0] not in given), *argv]
+
+
 class Bench:
     """Calls run.main with a store of its own."""
 
@@ -123,7 +129,7 @@ class Bench:
 
     def __call__(self, *argv: str) -> Outcome:
         self.capsys.readouterr()
-        code = run.main([f"store={self.store}", "limit=3", *argv])
+        code = run.main(with_defaults(argv, f"store={self.store}", "limit=3"))
         captured = self.capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
@@ -138,5 +144,6 @@ def make_bench(
         return SimpleNamespace(devices=tuple(map(torch.device, fake.devices)))
 
     monkeypatch.setattr("harness.evaluate.evaluate", fake.evaluate)
+    monkeypatch.setattr("harness.evaluate.open_benchmark", lambda spec, ranks: None)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)
     return Bench(store, capsys, fake)

@@ -146,7 +146,7 @@ def test_the_hash_of_the_images_follows_pixels_and_order(folder: Path):
 
 @pytest.fixture
 def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
-    monkeypatch.setattr(artifacts, "LOCAL", tmp_path / "local")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "store")
     monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
     return model_spec(folder)
 
@@ -335,14 +335,37 @@ def test_the_shipped_priors_belong_to_the_shipped_weights():
         assert float(values.sum()) < 1
 
 
-def test_calibrating_the_seedling_writes_what_a_run_then_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_calibrating_the_seedling_writes_to_the_store_what_a_run_then_finds_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path)
-    assert main(["method=d2pruner", "model=seedling", "images=3", "batch_size=2"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [str(tmp_path / "seedling_layer1.safetensors")]
+    shipped = {file: file.read_bytes() for file in artifacts.SHIPPED.iterdir()}
+    store = f"store={tmp_path}"
+    assert main(["method=d2pruner", "model=seedling", "images=3", "batch_size=2", store]) == 0
+    path = tmp_path / "calibration" / "seedling_layer1.safetensors"
+    assert capsys.readouterr().out.splitlines() == [str(path)]
+    assert {file: file.read_bytes() for file in artifacts.SHIPPED.iterdir()} == shipped
     model = read_request(["layer=1"]).spec.model
-    prior = prior_for(model, D2Pruner())
-    assert prior is not None
-    assert [tuple(values.shape) for values in prior] == [(12, 12)]
+    assert require_prior(model, D2Pruner(), "d2pruner", store=tmp_path) == (path,)
+    found = [prior_for(model, D2Pruner(), store) for store in (tmp_path, None)]
+    ((own,), (theirs,)) = [prior for prior in found if prior is not None]
+    assert own.shape == theirs.shape == (12, 12)
+    assert not torch.equal(own, theirs)
+    # One of other weights under the same name does not hide what was shipped for these.
+    described = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps({**described, "revision": "other"}))
+    again = prior_for(model, D2Pruner(), tmp_path)
+    assert again is not None
+    assert torch.equal(again[0], theirs)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("images=2 images=3", "given twice"), ("store=/dev/null/x images=2", "store: folder")],
+)
+def test_what_cannot_work_is_refused_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, words: str
+):
+    monkeypatch.setattr("harness.adapters.base.load_adapter", lambda spec: pytest.fail("loaded"))
+    assert main(["method=d2pruner", *line.split()]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert words in told

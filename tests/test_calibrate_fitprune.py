@@ -12,7 +12,6 @@ import torch
 from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.calibrate import main, read_request
-from harness.calibration import artifacts
 from harness.calibration.bisection import (
     Trace,
     fit,
@@ -306,17 +305,16 @@ def test_rows_are_mean_shares_that_never_rise_with_alpha():
 
 
 def test_fitting_the_seedling_writes_what_a_run_then_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path)
-    argv = ["method=fitprune", "model=seedling_draft", "images=2", "ratio=0.4"]
+    argv = ["method=fitprune", "model=seedling_draft", "images=2", f"store={tmp_path}", "ratio=0.4"]
     assert main(argv) == 0
     path, smallest, last = capsys.readouterr().out.splitlines()
-    assert path == str(tmp_path / "seedling_draft_fitprune.safetensors")
+    assert path == str(tmp_path / "calibration/seedling_draft_fitprune.safetensors")
     assert smallest.startswith("smallest alpha that saves 0.4 of the visual tokens' FLOPs: 0.")
     assert last.startswith("last alpha tried, which the released code takes: 0.")
     model = read_request(argv).spec.model
-    method = with_scheme(model, FitPrune(), "fitprune")
+    method = with_scheme(model, FitPrune(), "fitprune", store=tmp_path)
     assert isinstance(method, FitPrune)
     assert (len(method.scheme), len(method.scheme[0])) == (15, 1)
 

@@ -191,7 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
-    monkeypatch.setattr(artifacts, "LOCAL", tmp_path / "local")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "local")
     return model_spec(folder)
 
 
@@ -209,7 +209,7 @@ def test_a_prior_of_several_views_comes_back(spec: ModelSpec):
 
 
 def test_the_command_stores_a_map_for_each_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(artifacts, "LOCAL", tmp_path / "local")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "local")
     model = replace(FAMILIES["llava_next"].spec, path=saved("llava_next"), weights="trained")
     request = read_request(["layer=1,2", "images=3", "batch_size=2"])
     request = replace(request, spec=replace(request.spec, model=model), images_dir=tmp_path)

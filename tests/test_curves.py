@@ -42,7 +42,7 @@ def add_run(
     name = "-".join(
         map(str, (benchmark, method, label, ratio, n, *(under or {}).values(), *changes.values()))
     )
-    directory = Store(root).run(name.replace(" ", "_"))
+    directory = Store(root).run(name)
     scores = {(benchmark, i): {"acc": float(d < mean)} for i, d in enumerate(difficulty)}
     directory.journal.append(*score_entries(scores))
     sites = [] if layer is None else [{"where": "layer", "layer": layer}]

@@ -333,6 +333,29 @@ def test_world_size_without_a_meeting_place_is_one_line(
     assert bench.fake.loads == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "x"),
+        ("RANK", "2"),
+        ("LOCAL_RANK", "-1"),
+        ("MASTER_PORT", "70000"),
+        ("WORLD_SIZE", "0"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    sound = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    launch = sound | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"} | {name: value}
+    for variable, setting in launch.items():
+        monkeypatch.setenv(variable, setting)
+    assert main(["method=none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name}={value}" in line
+    assert "torchrun" in line
+
+
 def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     with join() as ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -140,3 +141,16 @@ def test_each_side_may_have_its_own_cores() -> None:
         assert transport.process_id is not None
         assert os.sched_getaffinity(transport.process_id) == {last}
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, None], ids=["Ctrl-C", "closed"])
+def test_a_drafter_at_work_ends_without_a_word(
+    capfd: pytest.CaptureFixture[str], number: int | None
+) -> None:
+    with Processes(drafters.slow) as transport:
+        assert transport.process_id is not None
+        transport.drafter.draft([1, 2, 3], 20)
+        time.sleep(2 * drafters.STEP)
+        if number is not None:
+            os.kill(transport.process_id, number)  # a terminal sends it to both sides
+    assert capfd.readouterr().err == ""

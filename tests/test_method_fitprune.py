@@ -193,7 +193,8 @@ def test_every_shipped_model_has_a_scheme_of_its_own():
 def test_a_scheme_comes_back_as_it_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path)
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
     model = spec_of().model
     command = r"python -m harness\.calibrate method=fitprune model=seedling"
     with pytest.raises(UserError, match=rf"'seedling' has no fitted scheme; run: {command}$"):
@@ -221,7 +222,8 @@ def test_a_scheme_comes_back_as_it_was_stored(
 def test_a_stored_scheme_that_is_none_is_one_line(
     scheme: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path)
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
     model = spec_of().model
     save_scheme(model, scheme, {})
     with pytest.raises(UserError, match="holds no scheme for this model; run: python") as caught:

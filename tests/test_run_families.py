@@ -18,7 +18,6 @@ import torch
 import run
 from harness.adapters.chats import media_of
 from harness.calibrate import main as calibrate
-from harness.calibration import artifacts
 from harness.config.compose import read_command
 from harness.config.spec import MethodSpec, RunSpec, VideoSpec
 from harness.errors import UserError
@@ -418,9 +417,7 @@ def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
     media: Path,
     tasks: Path,
     checkpoint: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(artifacts, "LOCAL", root / "calibration")
     model = tiny_model("llava_next_7b", FAMILIES["llava_next"].spec, checkpoint("llava_next"))
     task = (*benchmark(tasks / "pictures", "pictures"), "method=d2pruner", "ratio=0.5")
     missing = command(*model, *task)
@@ -432,7 +429,7 @@ def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
         shutil.copy(media / f"p{number}.png", folder)
     argv = [*model, "method=d2pruner", f"images_dir={folder}", "images=3", "batch_size=2"]
     assert calibrate([*argv, f"store={root / 'store'}"]) == 0
-    made = json.loads((root / "calibration" / "llava_next_7b_layer1.json").read_text())
+    made = json.loads((root / "store/calibration/llava_next_7b_layer1.json").read_text())
     # Each picture has a global view of 4 x 4 patches and a plane of its crops, and each of these a map of its own.
     assert (made["images"], made["maps"]) == (3, [3, 3])
     assert made["grids"][0] == [4, 4]

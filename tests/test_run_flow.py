@@ -118,14 +118,6 @@ def test_interrupted_run_keeps_its_journal_and_goes_on(bench: Bench) -> None:
     assert len(Store(bench.store).run(resumed.last["run_key"]).journal) == 3
 
 
-def test_force_starts_with_a_fresh_journal(bench: Bench) -> None:
-    bench.fake.stop_after = 2
-    bench("method=fastv")
-    forced = bench("method=fastv", "force=true")
-    assert forced.last["status"] == "done"
-    assert forced.last["extra"]["resumed_samples"] == 0
-
-
 def test_failed_sample_is_named_and_the_other_cells_still_run(bench: Bench) -> None:
     bench.fake.stop_after = 1
     failure = Failure("seedling_rec", 1, "ValueError: broken image")
@@ -239,21 +231,6 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
     assert (drawn["store"], drawn["out"]) == (bench.store, target)
     assert done.out.splitlines()[-2] == f"wrote {target}.png"
     assert done.last == done.rows[-1]
-
-
-def test_wandb_run_is_written_offline_after_the_row(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(bench.store / "wandb" / name.lower()))
-    done = bench("method=fastv", "log=wandb")
-    assert done.code == 0, done.err
-    assert Store(bench.store).run(done.last["run_key"]).row() is not None
-    assert list(bench.store.glob("wandb/offline-run-*/*.wandb"))
-    # Where rows are mirrored does not change them: the same key is found with another log.
-    assert bench("method=fastv", "log=none").last["status"] == "cached"
 
 
 def test_hydra_leaves_nothing_but_the_record_of_a_sweep(

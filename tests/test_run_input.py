@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import harness.evaluate
+from harness.config.places import check_folder
 from harness.config.spec import ROOT
+from tests.arithmetic import sums, write_task
 from tests.run_helpers import Bench, make_bench
 
 WEIGHTS = ROOT / "harness/seedling/weights/seedling"
@@ -61,6 +64,27 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("engine.backend=fast", ("engine.backend='fast'", "drop, emulate")),
     ("engine.positions=new", ("engine.positions='new'", "original, renumbered")),
     ("+benchmark.generation.use_cache=false", ("generation.use_cache=False", "True")),
+    ("+model.generation.max_new_token=3", ("model.generation", "did you mean max_new_tokens?")),
+    ("+model.generation.max_new_tokens=0", ("model.generation.max_new_tokens=0", "at least 1")),
+    ("+benchmark.generation.max_new_tokens=1.5", ("max_new_tokens=1.5", "integer")),
+    ("+benchmark.generation.max_new_tokens=true", ("max_new_tokens=True", "integer")),
+    ("+benchmark.generation.top_p=2", ("benchmark.generation.top_p=2", "(0, 1]")),
+    ("+benchmark.generation.top_k=-1", ("top_k=-1", "at least 0")),
+    ("+benchmark.generation.min_p=nan", ("min_p=nan", "[0, 1]")),
+    ("+benchmark.generation.do_sample=maybe", ("do_sample='maybe'", "true or false")),
+    ("+benchmark.generation.temperature=hot", ("temperature='hot'", "at least 0")),
+    ("+benchmark.generation.temperature=-1", ("temperature=-1", "at least 0")),
+    ("+benchmark.generation.num_beams=0", ("num_beams=0", "at least 1")),
+    ("+benchmark.generation.num_beams=two", ("num_beams='two'", "integer")),
+    ("+model.generation.repetition_penalty=0", ("repetition_penalty=0", "above 0")),
+    ("+model.generation.length_penalty=long", ("length_penalty='long'", "number")),
+    ("+model.generation.no_repeat_ngram_size=-2", ("no_repeat_ngram_size=-2", "at least 0")),
+    ("+benchmark.generation.early_stopping=soon", ("early_stopping='soon'", "never")),
+    ("+benchmark.generation.until=[1]", ("generation.until=[1]", "list of strings")),
+    (
+        "+benchmark.generation={min_new_tokens:9,max_new_tokens:4}",
+        ("min_new_tokens=9", "valid: at most 4"),
+    ),
     ("model.dtype=int8", ("model.dtype='int8'", "bfloat16, float16, float32")),
     ("model.device=tpu", ("model.device='tpu'", "auto, cpu, cuda")),
     ("model.device=cuda:99", ("model.device='cuda:99'", "valid:")),
@@ -133,6 +157,17 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("model.drafts=seedling_draft", ("model.drafts='seedling_draft'", "list of names")),
     ("-m method=none,fastv,nine ratio=0.5", ("'nine'", "divprune")),
     ("-m ratio=interval(0,1)", ("ratio=interval(0,1)", "a,b,c")),
+    ("-m ratio=range(1,1)", ("ratio=range(1,1)", "no values", "at least one")),
+    ("-m method=glob(zzz*)", ("method=glob(zzz*)", "no values")),
+    ("ratio=0.5 ratio=0.9", ("ratio is given twice", "ratio=0.5 and ratio=0.9")),
+    ("method=fastv method=none", ("method is given twice", "method=none")),
+    ("+benchmark.generation.top_k=3 ++benchmark.generation.top_k=4", ("top_k is given twice",)),
+    ("engine.threads=100000", ("engine.threads=100000", "at most")),
+    ("curves=figure.png", ("curves=", "path without suffix", "valid:", "figure")),
+    ("curves=/dev/null/figure", ("curves", "/dev/null", "Not a directory", "writable")),
+    ("report=/dev/null/pages", ("report", "/dev/null", "Not a directory", "writable")),
+    ("hydra.run.dir=/dev/null/x", ("hydra.run.dir", "/dev/null/x", "writable")),
+    ("-m hydra.sweep.dir=/dev/null/x", ("hydra.sweep.dir", "/dev/null/x", "writable")),
     ("hydra/launcher=fast", ("hydra/launcher='fast'", "basic")),
     ("--dry-run", ("--dry-run", "key=value")),
     ("--config-name=other", ("--config-name", "key=value")),
@@ -199,6 +234,50 @@ def test_unwritable_store_is_found_before_loading(bench: Bench) -> None:
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
     assert f"store='{bench.store}' cannot be written" in done.err
+    assert bench.fake.loads == 0
+
+
+def test_a_folder_in_the_place_of_a_figure_is_found_before_loading(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "figure.svg").mkdir()
+    done = bench("method=none", f"curves={tmp_path / 'figure'}")
+    assert done.code == 2
+    assert "figure.svg' is not a file" in done.err
+    assert bench.fake.loads == 0
+
+
+def test_checking_a_folder_makes_nothing(tmp_path: Path) -> None:
+    check_folder("report", tmp_path / "not" / "yet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lacking", ["metric", "data"])
+def test_metrics_and_data_are_checked_before_the_model_loads(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: str,
+) -> None:
+    real = harness.evaluate.open_benchmark
+    bench = make_bench(tmp_path / "store", capsys, monkeypatch)
+    monkeypatch.setattr(harness.evaluate, "open_benchmark", real)
+    folder = write_task(tmp_path / "t", sums(3))
+    metric = {"metric": "f2", "data": "right"}[lacking]
+    if lacking == "data":
+        (folder / "sums.jsonl").unlink()
+    task = (f"benchmark.include_path={folder}", "benchmark.sources=[]", "benchmark.task=sums")
+    done = bench(
+        "method=none", *task, f"benchmark.metrics=[{metric}]", f"benchmark.headline={metric}"
+    )
+    line = done.err.splitlines()[-1]  # lmms-eval warns before
+    assert done.code == 2, line
+    words = {
+        "metric": ("benchmark.metrics", "'f2'", "right"),
+        "data": ("'sums'", "cannot be loaded"),
+    }
+    for word in words[lacking]:
+        assert word in line
     assert bench.fake.loads == 0
 
 

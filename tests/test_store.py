@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.store import SCHEMA, Journal, Store
+from harness.journal import Journal
+from harness.store import SCHEMA, RunDir, Store
 
 
 def row(key: str, **more: Any) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run_key": key,
+        "model": "m",
+        "method": "none",
+        "benchmark": "b",
+        "ratio": 0.0,
+        "n_samples": 1,
+        "extra": {},
         "metrics": {"acc": {"value": 0.5, "stderr": None}},
         **more,
     }
@@ -83,14 +90,49 @@ def test_failed_commit_leaves_no_trace(tmp_path: Path) -> None:
     assert os.listdir(run.path) == []
 
 
-def test_damaged_and_newer_rows_are_refused(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
-    (run.path / "row.json").write_text('{"schema": 1, ')
-    with pytest.raises(UserError, match=r"damaged.*force=true"):
-        run.row()
-    run.commit(row("k1", schema=SCHEMA + 1))
-    with pytest.raises(UserError, match=f"schema {SCHEMA + 1}"):
-        run.row()
+DEEP = b"[" * 100_000
+
+#: What stands in the place of a row, and words of the line about it.
+NO_ROWS = {
+    "cut": (b'{"schema": 1, ', "damaged"),
+    "junk": (b"\xff\xfe\x00", "damaged"),
+    "list": (b"[1]", "not a table"),
+    "deep": (DEEP, "damaged"),
+    "future": (json.dumps(row("k1", schema=SCHEMA + 1)).encode(), f"schema {SCHEMA + 1}"),
+    "schema": (json.dumps(row("k1", schema="1")).encode(), "no schema"),
+    "block": (json.dumps(row("k1", tokens=[])).encode(), "tokens"),
+    "count": (json.dumps(row("k1", n_samples="3")).encode(), "n_samples is '3'"),
+    "foreign": (json.dumps(row("k2")).encode(), "is the row of run 'k2'"),
+}
+
+
+def spoil(run: RunDir, kind: str) -> None:
+    """Put something that is no row in the place of one."""
+    path = run.path / "row.json"
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)  # whoever reads it waits for ever
+    else:
+        path.write_bytes(NO_ROWS[kind][0])
+
+
+@pytest.mark.parametrize("kind", [*NO_ROWS, "folder", "pipe"])
+def test_what_is_no_row_is_refused_in_one_line_and_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    store = Store(tmp_path)
+    store.run("k0").commit(row("k0"))
+    spoil(store.run("k1"), kind)
+    word = NO_ROWS.get(kind, (b"", "not a file"))[1]
+    with pytest.raises(UserError, match=f"row.json .*{word}.*force=true") as refused:
+        store.run("k1").row()
+    assert "\n" not in str(refused.value)
+    for _ in range(2):  # the second reader of a process says nothing new
+        assert [one["run_key"] for one in store.rows()] == ["k0"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"passed over: {refused.value}"
 
 
 def _commit_many(root: Path, writer: int) -> None:

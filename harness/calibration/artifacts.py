@@ -1,14 +1,14 @@
 """What a calibration leaves behind: a pair of files that belongs to one revision of one model.
 
 `<model>_<part>.safetensors` holds one tensor and `.json` beside it what it was made from. harness/calibrate.py makes
-them; those of the models in this repository lie beside the weights.
+them, in `<store>/calibration`, where they are found first. Those of the models in this repository lie beside the
+weights; they are read only, never written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from harness import durable
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
-LOCAL = HARNESS.parent / "results" / "calibration"
+DEFAULT_STORE = HARNESS.parent / "results"
 
 
 def is_shipped(model: ModelSpec) -> bool:
@@ -47,6 +48,7 @@ class Artifact:
         place: where in the model it belongs, for the line that says it is missing.
         options: what the command that makes it needs beside method and model.
         identity: what the description must say beside the model and its revision.
+        store: the run store that calibrations are written to and found in first; None: the usual one.
     """
 
     model: ModelSpec
@@ -56,13 +58,37 @@ class Artifact:
     place: str = ""
     options: tuple[str, ...] = ()
     identity: tuple[tuple[str, Any], ...] = ()
+    store: Path | None = None
 
     @property
     def path(self) -> Path:
-        """Return where the tensor is kept."""
+        """Return where the tensor is kept: in the store, else where it was shipped.
+
+        What was made there with other weights gives way to what was shipped for these.
+        """
+        return self._found(None)
+
+    def _found(self, digests: Digests | None) -> Path:
+        places = self._places()
+        there = [place for place in places if place.is_file()]
+        if len(there) > 1 and not self._belongs(there[0], digests):
+            return there[1]
+        return next(iter(there), places[0])
+
+    def _places(self) -> list[Path]:
         suffix = "" if self.model.weights == "trained" else f"-{self.model.weights}"
-        folder = SHIPPED if is_shipped(self.model) else LOCAL
-        return folder / f"{self.model.name}{suffix}_{self.part}.safetensors"
+        name = f"{self.model.name}{suffix}_{self.part}.safetensors"
+        shipped = [SHIPPED / name] if is_shipped(self.model) else []
+        return [(self.store or DEFAULT_STORE) / "calibration" / name, *shipped]
+
+    def _belongs(self, place: Path, digests: Digests | None) -> bool:
+        """Say whether the description beside a file is whole and names these very weights."""
+        try:
+            described = json.loads(place.with_suffix(".json").read_text())
+            wanted = self._identity(digests)
+            return all(described.get(name) == value for name, value in wanted.items())
+        except (OSError, ValueError, AttributeError):
+            return False
 
     def describe(
         self, method: str | None = None, digests: Digests | None = None
@@ -76,8 +102,9 @@ class Artifact:
         Raises:
             UserError: a file is missing, edited or made with other weights; the line prints the command.
         """
-        described_in = self.path.with_suffix(".json")
-        if not self.path.is_file() or not described_in.is_file():
+        path = self._found(digests)
+        described_in = path.with_suffix(".json")
+        if not path.is_file() or not described_in.is_file():
             raise UserError(
                 f"model={self.model.name!r} has no {self.noun}{self.place}; run: {self._command(method)}"
             )
@@ -97,7 +124,7 @@ class Artifact:
         """Return the tensor, on the CPU; arguments and errors as in `describe`."""
         described = self.describe(method, digests)
         try:
-            with safe_open(self.path, framework="pt") as stream:
+            with safe_open(self._found(digests), framework="pt") as stream:
                 found: Tensor = stream.get_tensor(self.tensor)
                 key = (stream.metadata() or {}).get("key")
         except (SafetensorError, OSError) as error:
@@ -107,19 +134,23 @@ class Artifact:
         return found
 
     def save(self, tensor: Tensor, made_from: Mapping[str, Any]) -> Path:
-        """Store the tensor with its description and return its path. Each file appears whole or not at all.
+        """Write the tensor with its description to the store and return its path. A file appears whole or not at all.
 
         Args:
             tensor: what was calibrated.
             made_from: what else identifies it: prompt, number and hash of the images.
+
+        Raises:
+            StoreLost: the disk is full or cannot be written.
         """
         described = {**self._identity(None), "dtype": self.model.dtype, **made_from}
         described["key"] = _key(described)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._places()[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {self.tensor: tensor.contiguous().cpu()}
-        _write(self.path, save(tensors, metadata={"key": described["key"]}))
-        _write(self.path.with_suffix(".json"), (json.dumps(described, indent=2) + "\n").encode())
-        return self.path
+        durable.replace(path, save(tensors, metadata={"key": described["key"]}))
+        durable.replace(path.with_suffix(".json"), f"{json.dumps(described, indent=2)}\n".encode())
+        return path
 
     def broken(self, problem: str, method: str | None = None) -> UserError:
         """Return the error for files that are there and of no use."""
@@ -138,6 +169,8 @@ class Artifact:
         parts += [] if method is None else [f"method={method}"]
         parts += [f"model={model.name}", *self.options]
         parts += [] if model.weights == "trained" else [f"model.weights={model.weights}"]
+        if self.store not in (None, DEFAULT_STORE):
+            parts += [f"store={self.store}"]
         if not is_shipped(model):
             parts += [] if model.path is None else [f"model.path={model.path}"]
             parts += ["images_dir=<folder of images>"]
@@ -146,12 +179,3 @@ class Artifact:
 
 def _key(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -33,8 +33,8 @@ Prior = tuple[Tensor, ...]
 FORMAT = 2
 
 
-def prior_artifact(model: ModelSpec, layer: int) -> Artifact:
-    """Return the prior of decoder layer `layer` of a model, present or not."""
+def prior_artifact(model: ModelSpec, layer: int, store: Path | None = None) -> Artifact:
+    """Return the prior of decoder layer `layer` of a model, present or not; `store` is where it is looked for first."""
     return Artifact(
         model,
         part=f"layer{layer}",
@@ -43,12 +43,13 @@ def prior_artifact(model: ModelSpec, layer: int) -> Artifact:
         place=f" for decoder layer {layer}",
         options=(f"layer={layer}",),
         identity=(("layer", layer),),
+        store=store,
     )
 
 
-def artifact_path(model: ModelSpec, layer: int) -> Path:
+def artifact_path(model: ModelSpec, layer: int, store: Path | None = None) -> Path:
     """Return where the prior of decoder layer `layer` of a model is kept, present or not."""
-    return prior_artifact(model, layer).path
+    return prior_artifact(model, layer, store).path
 
 
 def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
@@ -63,7 +64,11 @@ def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
 
 
 def require_prior(
-    model: ModelSpec, method: Method, name: str, digests: Digests | None = None
+    model: ModelSpec,
+    method: Method,
+    name: str,
+    digests: Digests | None = None,
+    store: Path | None = None,
 ) -> tuple[Path, ...]:
     """Return the artifacts that the method reads on this model; nothing is loaded.
 
@@ -72,13 +77,14 @@ def require_prior(
         method: the built method.
         name: the method's registry name, for the command in the error line.
         digests: file hashes known already, so that weights are not read twice.
+        store: where the artifacts are looked for first.
 
     Raises:
         UserError: an artifact is missing, belongs to other weights or mixes an image's views; the line prints the
             command that makes it.
     """
     layers = prior_layers(method, model.facts.text.layers)
-    artifacts = [prior_artifact(model, layer) for layer in layers]
+    artifacts = [prior_artifact(model, layer, store) for layer in layers]
     for artifact in artifacts:
         _describe(artifact, name, digests)
     return tuple(artifact.path for artifact in artifacts)
@@ -94,8 +100,8 @@ def _describe(artifact: Artifact, name: str | None, digests: Digests | None) -> 
     return described
 
 
-def prior_for(model: ModelSpec, method: Method) -> Prior | None:
-    """Return the prior that the method needs on this model, or None if it needs none.
+def prior_for(model: ModelSpec, method: Method, store: Path | None = None) -> Prior | None:
+    """Return the prior that the method needs on this model, the store's first, or None if it needs none.
 
     Raises:
         UserError: the artifact is missing, stale or damaged, or the method needs the priors of several layers.
@@ -103,10 +109,10 @@ def prior_for(model: ModelSpec, method: Method) -> Prior | None:
     layers = prior_layers(method, model.facts.text.layers)
     if len(layers) > 1:
         raise UserError(f"method needs the priors of layers {layers}; valid: one layer")
-    return load_prior(model, layers[0]) if layers else None
+    return load_prior(model, layers[0], store) if layers else None
 
 
-def load_prior(model: ModelSpec, layer: int) -> Prior:
+def load_prior(model: ModelSpec, layer: int, store: Path | None = None) -> Prior:
     """Return the calibrated prior of one decoder layer, fp32 on the CPU.
 
     Raises:
@@ -114,7 +120,7 @@ def load_prior(model: ModelSpec, layer: int) -> Prior:
     """
     from harness.running.keys import Digests
 
-    artifact, digests = prior_artifact(model, layer), Digests()
+    artifact, digests = prior_artifact(model, layer, store), Digests()
     described = _describe(artifact, None, digests)
     stored = artifact.read(digests=digests).float()
     grids = described["grids"] if "grids" in described else [described["grid"]]
@@ -126,7 +132,13 @@ def load_prior(model: ModelSpec, layer: int) -> Prior:
     return tuple(values.view(*grid) for values, grid in maps)
 
 
-def save_prior(model: ModelSpec, layer: int, prior: Prior, made_from: Mapping[str, Any]) -> Path:
+def save_prior(
+    model: ModelSpec,
+    layer: int,
+    prior: Prior,
+    made_from: Mapping[str, Any],
+    store: Path | None = None,
+) -> Path:
     """Store a prior with its description and return its path. Each file appears whole or not at all.
 
     Args:
@@ -134,9 +146,10 @@ def save_prior(model: ModelSpec, layer: int, prior: Prior, made_from: Mapping[st
         layer: the decoder layer whose attention was averaged.
         prior: mean attention of each view.
         made_from: what else identifies it: prompt, number and hash of the images.
+        store: the run store that it is written to.
     """
     grids = [list(one.shape) for one in prior]
-    artifact = prior_artifact(model, layer)
+    artifact = prior_artifact(model, layer, store)
     if len(prior) == 1:
         return artifact.save(prior[0].float(), {"grid": grids[0], **made_from})
     flat = torch.cat([one.float().flatten() for one in prior])

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 Scheme = tuple[tuple[float, ...], ...]
 
 
-def scheme_artifact(model: ModelSpec) -> Artifact:
-    """Return the scheme of a model, present or not."""
-    return Artifact(model, part="fitprune", tensor="scheme", noun="fitted scheme")
+def scheme_artifact(model: ModelSpec, store: Path | None = None) -> Artifact:
+    """Return the scheme of a model, present or not; `store` is where it is looked for first."""
+    return Artifact(model, part="fitprune", tensor="scheme", noun="fitted scheme", store=store)
 
 
 def with_scheme(
-    model: ModelSpec, method: TokenReducer, name: str, digests: Digests | None = None
+    model: ModelSpec,
+    method: TokenReducer,
+    name: str,
+    digests: Digests | None = None,
+    store: Path | None = None,
 ) -> TokenReducer:
     """Return FitPrune with the model's own scheme where none is given, and any other method as it is.
 
@@ -37,13 +41,14 @@ def with_scheme(
         method: the built method.
         name: its registry name, for the command in the error line.
         digests: file hashes known already, so that weights are not read twice.
+        store: where the scheme is looked for first.
 
     Raises:
         UserError: the scheme is missing, damaged or of other weights; the line prints the command that makes it.
     """
     if not isinstance(method, FitPrune) or method.scheme:
         return method
-    artifact = scheme_artifact(model)
+    artifact = scheme_artifact(model, store)
     rows = artifact.read(name, digests).tolist()
     try:
         filled = replace(method, scheme=tuple(map(tuple, rows)))
@@ -53,7 +58,9 @@ def with_scheme(
     return filled
 
 
-def save_scheme(model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any]) -> Path:
+def save_scheme(
+    model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any], store: Path | None = None
+) -> Path:
     """Store a scheme with its description and return its path; see `Artifact.save`."""
     made = {"alphas": len(scheme), **made_from}
-    return scheme_artifact(model).save(torch.tensor(scheme, dtype=torch.float64), made)
+    return scheme_artifact(model, store).save(torch.tensor(scheme, dtype=torch.float64), made)

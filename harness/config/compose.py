@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import fields
+from harness.config.places import check_folder
 from harness.errors import UserError, unknown_name
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -47,8 +48,11 @@ class Command:
     sweep: bool
 
 
-def read_command(argv: Sequence[str]) -> Command | None:
+def read_command(argv: Sequence[str], typed: bool = False) -> Command | None:
     """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
+
+    Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
+    a contradiction.
 
     Raises:
         UserError: an unknown option, key, group or choice, or a value that does not parse.
@@ -72,6 +76,8 @@ def read_command(argv: Sequence[str]) -> Command | None:
     flags = [text for text in argv if text.startswith("-")]
     with _hydra() as loader:
         parsed = _parse(overrides, loader)
+        if typed:
+            _check_once(parsed)
         for override in parsed:
             _check_choice(override, loader)
         sweeps = [override for override in parsed if override.is_sweep_override()]
@@ -81,10 +87,12 @@ def read_command(argv: Sequence[str]) -> Command | None:
             params = base.hydra.sweeper.params or {}
             preset = [f"{key}={value}" for key, value in params.items()]
             batches = _expand(_parse([*preset, *overrides], loader))
+            _check_folder(base, "hydra.sweep.dir")
         elif sweeps:
             text = sweeps[0].input_line
             raise UserError(f"{text} is a sweep; add -m to run all its values, or give one value")
         else:
+            _check_folder(base, "hydra.run.dir")
             return Command((*flags, *overrides), (_job(base),), sweep=False)
         cells = tuple(_job(_compose(batch, loader)) for batch in batches)
     return Command((*flags, *overrides), cells, sweep=True)
@@ -163,7 +171,29 @@ def _expand(overrides: list[Override]) -> list[list[str]]:
             raise UserError(
                 f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
             )
+        if override.is_sweep_override() and not [*override.sweep_string_iterator()]:
+            raise UserError(f"{override.input_line} has no values; valid: at least one")
     return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+
+
+def _check_once(overrides: Sequence[Override]) -> None:
+    """Raise if a key or a group is set twice: one of the two would silently not count."""
+    given: dict[str, Override] = {}
+    for override in overrides:
+        key = override.get_key_element().lstrip("+~")
+        if key in given:
+            raise UserError(
+                f"{key} is given twice, {given[key].input_line} and {override.input_line}; valid: once"
+            )
+        given[key] = override
+
+
+def _check_folder(config: DictConfig, key: str) -> None:
+    """Raise unless Hydra can write to its folder."""
+    with contextlib.suppress(
+        OmegaConfBaseException
+    ):  # Hydra says what is wrong with the key itself
+        check_folder(key, Path(str(OmegaConf.select(config, key))))
 
 
 def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:

@@ -50,12 +50,14 @@ def integer(key: str, value: Any, at_least: int) -> int:
     return value
 
 
-def optional_integer(key: str, value: Any, at_least: int) -> int | None:
-    """Return `value` if it is None (written `null`) or an integer of at least `at_least`."""
+def optional_integer(key: str, value: Any, at_least: int, at_most: float = math.inf) -> int | None:
+    """Return `value` if it is None (written `null`) or an integer from `at_least` to `at_most`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise UserError(f"{key}={value!r} must be an integer of at least {at_least}, or null")
+    if value > at_most:
+        raise UserError(f"{key}={value!r} must be at most {at_most:.0f}, or null")
     return value
 
 

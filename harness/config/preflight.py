@@ -13,18 +13,22 @@ from harness.calibration.priors import require_prior
 from harness.calibration.schemes import with_scheme
 from harness.config import speculative
 from harness.config.checkpoints import check_model
+from harness.config.generation import check_settings
+from harness.config.places import check_files, check_folder
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import RunSpec
 from harness.config.templates import check_template
 from harness.engine.guards import check_generation, require_one_beam
 from harness.engine.positions import closes_gaps
 from harness.errors import Refused, UserError, unknown_name
-from harness.evaluation.generation import check_names
 from harness.running.keys import Digests, key_parts, run_key
 from harness.store import Store
 from methods.base import Decoder, MethodError, TokenReducer
 from methods.none import NoReduction
 from methods.registry import METHODS, build_method
+
+#: Suffixes of the files that `curves` names.
+CURVES = ("png", "svg", "md")
 
 #: A line of an lmms-eval task file that gives a task, group or tag its name.
 DECLARED = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
@@ -79,13 +83,13 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     else:
         spec = _settled(spec, method)
         check_model(spec.model, spec.offline, digests)
-        method = with_scheme(spec.model, method, name, digests)
+        method = with_scheme(spec.model, method, name, digests, spec.store)
         spec.budget.check(method, spec.model.facts)
         check_frames(spec.model, method, name)
     _check_benchmark(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
-    Store(spec.store).check_writable()
-    artifacts += require_prior(spec.model, method, name, digests)
+    _check_places(spec)
+    artifacts += require_prior(spec.model, method, name, digests, spec.store)
     parts = key_parts(spec, method, digests, artifacts)
     return Job(spec, method, run_key(parts), parts)
 
@@ -99,14 +103,23 @@ def _settled(spec: RunSpec, method: TokenReducer) -> RunSpec:
 
 
 def _check_generation(spec: RunSpec, method: TokenReducer | Decoder) -> None:
-    check_names("model.generation", spec.model.generation)
-    check_names("benchmark.generation", spec.benchmark.generation)
+    check_settings("model.generation", spec.model.generation)
+    check_settings("benchmark.generation", spec.benchmark.generation)
     generation = {**spec.model.generation, **spec.benchmark.generation}
     check_generation(generation)
     if isinstance(method, Decoder):
         speculative.check_one_beam(spec.method.name, generation)
     elif method.decode_site(spec.model.facts.text.layers) is not None:
         require_one_beam(generation.get("num_beams") or 1)
+
+
+def _check_places(spec: RunSpec) -> None:
+    """Refuse what could not be written at the end, or at all."""
+    Store(spec.store).check_writable()
+    if spec.curves is not None:
+        check_files("curves", spec.curves, CURVES)
+    if spec.report is not None:
+        check_folder("report", spec.report)
 
 
 def _check_benchmark(spec: RunSpec) -> None:

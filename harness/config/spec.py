@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -466,7 +467,7 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         backend=fields.choice("engine.backend", part["backend"], BACKENDS),
         batch_size=fields.batch_size("engine.batch_size", part["batch_size"], auto=AUTO_BATCH),
         positions=fields.choice("engine.positions", part["positions"], POSITIONS),
-        threads=fields.optional_integer("engine.threads", part["threads"], at_least=1),
+        threads=_threads(part["threads"]),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),
         warmup=fields.integer("engine.warmup", part["warmup"], at_least=0),
         transport=fields.choice("engine.transport", part["transport"], TRANSPORTS),
@@ -475,6 +476,11 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         rescore=fields.flag("engine.rescore", part["rescore"]),
         paired=fields.count_or_auto("engine.paired", part["paired"], auto=AUTO_PAIRS),
     )
+
+
+def _threads(value: Any) -> int | None:
+    # More threads than cores only take turns, and thousands of them crash the process.
+    return fields.optional_integer("engine.threads", value, at_least=1, at_most=os.cpu_count() or 1)
 
 
 def _path(value: str) -> Path:

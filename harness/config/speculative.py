@@ -88,7 +88,7 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
     if not method.text_only:
         _check_video(spec.model, draft)
     _check_vocabularies(spec.model, draft, digests)
-    return () if reducer is None else require_prior(draft, reducer, name, digests)
+    return () if reducer is None else require_prior(draft, reducer, name, digests, spec.store)
 
 
 def _check_video(target: ModelSpec, draft: ModelSpec) -> None:

@@ -98,7 +98,7 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
         spec = spec_of(f"method={overrides}")
         method = build_method(spec.method.name, spec.method.params)
         assert isinstance(method, TokenReducer)
-        prior = prior_for(spec.model, method)
+        prior = prior_for(spec.model, method, spec.store)
         for case in questions:
             origin = generate(adapter, method, ratio, prior, case)
             mask = np.zeros(GRID * GRID, dtype=bool)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from harness.cells import Row, brief, check_comparable, identity, settings, text
 from harness.errors import UserError, unknown_name
-from harness.store import RunDir
+from harness.store import Store
 
 #: What `--where` is, for the help of a reader's command line.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
@@ -30,10 +30,9 @@ Some = TypeVar("Some", bound=Stored)
 
 
 def stored(store: Path) -> list[Stored]:
-    """Return all committed rows of a store, the oldest first."""
-    paths = sorted(store.glob("runs/*/row.json"), key=lambda path: path.stat().st_mtime)
-    rows = [(path.parent, RunDir(path.parent).row()) for path in paths]
-    return [Stored(path, row) for path, row in rows if row is not None]
+    """Return all committed rows of a store, the oldest first; those that cannot be read are named and passed over."""
+    found = sorted(Store(store).finished(), key=lambda one: one[0].committed)
+    return [Stored(run.path, row) for run, row in found]
 
 
 def telling(rows: Sequence[Some]) -> tuple[list[Some], list[str]]:

@@ -85,7 +85,7 @@ class Processes:
             if isinstance(built, UserError):
                 raise built
             self.devices = tuple(torch.device(name) for name in built)
-        except (DrafterLost, UserError):
+        except (DrafterLost, UserError, KeyboardInterrupt):
             self.close()
             raise
         if self._cores is not None:

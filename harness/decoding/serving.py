@@ -6,6 +6,7 @@ Tensors cross as arrays: torch would send them through shared memory, which a ki
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -94,8 +95,9 @@ def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[in
 
     The first message names the devices on which the drafter works, none where it does not say. An answer is (number,
     what was asked for or the UserError that says why not, its `Lap`). Any other error ends the process, which the other
-    end sees.
+    end sees. Ctrl-C, which reaches both ends, is the other one's to answer.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cores is not None:
         os.sched_setaffinity(0, cores)
     try:
@@ -118,7 +120,10 @@ def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[in
         except Abandoned:
             continue
         if number:
-            pipe.send((number, answer, _working(lap, mailbox.waited, bool(meter.devices))))
+            try:
+                pipe.send((number, answer, _working(lap, mailbox.waited, bool(meter.devices))))
+            except BrokenPipeError:
+                return  # nobody waits for the answer any more
 
 
 def _answer(

@@ -142,4 +142,5 @@ def widest(groups: Iterable[tuple[Settings, list[Instance]]]) -> tuple[Settings,
 
 def remembered(entries: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the batch size that a journal holds."""
-    return next((int(entry["batch_size"]) for entry in entries if "batch_size" in entry), None)
+    sizes = (entry["batch_size"] for entry in entries if "batch_size" in entry)
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from harness.engine.record import Record
+from harness.errors import tell_once
+from harness.evaluation.entries import ANSWER, MAY, RECORD, SCORES, check
 
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
@@ -69,7 +71,9 @@ class Sample:
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
-        """Rebuild from the JSON form; tuples come back as tuples."""
+        """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
+        check(entry, ANSWER)
+        check(entry.get("record"), RECORD, MAY)
         measured: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in entry["record"].items()
@@ -134,11 +138,18 @@ class SampleErrors(RuntimeError):
 
 
 def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
-    """Return the answered samples of a journal; a repeated key keeps its first answer."""
+    """Return the answered samples of a journal; a repeated key keeps its first answer.
+
+    Damaged entries are named on stderr and left out, so that their samples are answered again.
+    """
     found: dict[Key, Sample] = {}
     for entry in entries:
         if "answer" in entry:
-            sample = Sample.from_entry(entry)
+            try:
+                sample = Sample.from_entry(entry)
+            except ValueError as error:
+                _tell(entry, error)
+                continue
             found.setdefault(sample.key, sample)
     return found
 
@@ -152,9 +163,19 @@ def score_entries(scores: Mapping[Key, Mapping[str, float]]) -> list[dict[str, A
 
 
 def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
-    """Return the metric values of each sample; of a repeated key the last scoring counts."""
-    return {
-        (entry["task"], entry["doc_id"]): dict(entry["scores"])
-        for entry in entries
-        if "scores" in entry
-    }
+    """Return the metric values of each sample; of a repeated key the last scoring counts, damaged entries do not."""
+    found = {}
+    for entry in entries:
+        if "scores" in entry:
+            try:
+                check(entry, SCORES)
+            except ValueError as error:
+                _tell(entry, error)
+                continue
+            found[entry["task"], entry["doc_id"]] = dict(entry["scores"])
+    return found
+
+
+def _tell(entry: Mapping[str, Any], error: ValueError) -> None:
+    sample = f"{entry.get('task')}/{entry.get('doc_id')}"
+    tell_once(f"journal: an entry of {sample} is damaged and left out: {str(error)[:200]}")

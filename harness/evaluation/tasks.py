@@ -21,6 +21,7 @@ from loguru import logger
 from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
+from harness.config.places import check_folder
 from harness.errors import UserError
 from harness.evaluation.samples import Failure
 
@@ -51,8 +52,10 @@ def load_tasks(
     Stop strings are those that a task names: lmms-eval's default for tasks without any is left out.
 
     Raises:
-        UserError: the name is unknown, its data cannot be loaded, or it does not generate text.
+        UserError: the name is unknown, its data cannot be loaded, it does not generate text, or the cache of data sets
+            cannot be written.
     """
+    check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
     paths = [] if include_path is None else [str(include_path)]
     # A family named `default` would lose what stands beside the task's `default`.
     family = None if template == "default" else template

@@ -131,7 +131,7 @@ def reducer(spec: RunSpec) -> TokenReducer:
     method = build_method(spec.method.name, spec.method.params)
     if not isinstance(method, TokenReducer):
         raise UserError(f"method={spec.method.name!r} is not a token reducer")
-    return with_scheme(spec.model, method, spec.method.name)
+    return with_scheme(spec.model, method, spec.method.name, store=spec.store)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from harness.cells import check_comparable
 from harness.config import preflight
 from harness.config.preflight import Job
 from harness.config.spec import ModelSpec, RunSpec
-from harness.errors import Refused, UserError
+from harness.errors import Refused, StoreLost, UserError, tell_once
+from harness.journal import Journal
 from harness.ranks import Ranks
-from harness.running import console, environment, wandb_log
+from harness.running import console, environment, streams, wandb_log
 from harness.running.keys import Digests
 from harness.running.row import build_row, label_of, outline
-from harness.store import RunDir, Store
+from harness.store import RunDir, Store, Unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +106,7 @@ class Runner:
         if spec.offline:
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         if spec.log == "wandb":
-            wandb_log.check_installed()
+            wandb_log.check(spec.log_options)
         if spec.model.device_map is not None and self.ranks.world > 1:
             raise UserError(
                 f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
@@ -130,24 +131,60 @@ class Runner:
             return
         job = self.check(spec)
         directory = Store(spec.store).run(job.key)
-        row = self.ranks.first(directory.row)
-        if row is not None and self._accepts(job, row):
-            row["status"] = "cached"
-        else:
-            row = self._evaluate(job, directory)
+        row = self._stored(job, directory)
+        if row is None:
+            with self._claim(directory):
+                # Another command may have finished it meanwhile.
+                row = self._stored(job, directory) or self._evaluate(job, directory)
         self._report(row)
+
+    def _stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
+        """Return the row that the store has of a job; None if the job is to be run.
+
+        Raises:
+            UserError: what stands in the row's place is damaged, or the row of another run, and nothing is forced.
+        """
+
+        def read() -> dict[str, Any] | None:
+            try:
+                return directory.row()
+            except Unreadable:
+                if not job.spec.force:
+                    raise
+                return None
+
+        row = self.ranks.first(read)
+        return None if row is None or not self._accepts(job, row) else row | {"status": "cached"}
+
+    @contextlib.contextmanager
+    def _claim(self, directory: RunDir) -> Iterator[None]:
+        """Wait, and say so, while another command computes the same run."""
+        with contextlib.ExitStack() as held:
+
+            def wait(patience: float) -> bool:
+                return self.ranks.first(lambda: held.enter_context(directory.claim(patience)))
+
+            if not wait(0.0):
+                if self.ranks.rank == 0:
+                    tell_once(f"waiting: another command computes run {directory.path}")
+                # In turns of a minute: no process of this command may wait for another as long as for a row.
+                while not wait(60.0):
+                    pass
+            yield
 
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
         """Run a job, or the rest of it, and return its committed row."""
-        from harness.evaluate import evaluate
+        from harness.evaluate import evaluate, open_benchmark
         from harness.measure.memory import peak_memory
 
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: _begin(job, directory))
-        journal = directory.journal.of_rank(ranks.rank)
+        journal = _journal(job, directory).of_rank(ranks.rank)
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
-            adapter, prior = self.pool.adapter(spec.model), prior_for(spec.model, job.method)
+            loaded = open_benchmark(spec, ranks)
+            prior = prior_for(spec.model, job.method, spec.store)
+            adapter = self.pool.adapter(spec.model)
             with peak_memory(*adapter.devices) as own, self._progress_bar(title) as progress:
                 evaluation = evaluate(
                     spec,
@@ -158,6 +195,7 @@ class Runner:
                     prior=prior,
                     ranks=ranks,
                     answered=own.stop,
+                    loaded=loaded,
                 )
             peak = max(ranks.gather(own), key=lambda one: one.bytes)
             return ranks.first(lambda: self._store(job, directory, evaluation, peak, status))
@@ -173,7 +211,7 @@ class Runner:
         row["extra"]["batch_size"] = evaluation.batch_size
         if world > 1:
             row["extra"]["peak_note"] += f"; the largest of {world} processes"
-        directory.commit(row)
+        directory.commit(row, forced=spec.force)
         if spec.log == "wandb":
             wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
         return row
@@ -206,15 +244,21 @@ class Runner:
 
         Raises:
             UserError: the rows do not give curves or a report.
+            StoreLost: these cannot be written.
+            OutputLost: standard output takes nothing.
         """
         if not self.rows or self.ranks.rank:
             return
-        console.print_rows(self.rows, self.out, full=not self.sweep)
-        for reason, cells in self._reasons().items():
-            print(f"left out: {', '.join(cells)}: {reason}", file=self.out)
+        with streams.output():
+            console.print_rows(self.rows, self.out, full=not self.sweep)
+            for reason, cells in self._reasons().items():
+                print(f"left out: {', '.join(cells)}: {reason}", file=self.out, flush=True)
         try:
             for path in self._draw(spec):
-                print(f"wrote {path}", file=self.out)
+                with streams.output():
+                    print(f"wrote {path}", file=self.out, flush=True)
+        except OSError as error:
+            raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
             self._print_json()
 
@@ -241,7 +285,8 @@ class Runner:
         return cells
 
     def _print_json(self) -> None:
-        print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
+        with streams.output():
+            print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
 
 
 def _check_drawn(jobs: Sequence[Job]) -> None:
@@ -264,10 +309,13 @@ def _can_be_paired(job: Job) -> bool:
 
 def _begin(job: Job, directory: RunDir) -> str:
     """Prepare the directory of a run and return its status to be."""
-    if job.spec.force:
-        directory.journal.clear()
     directory.describe(job.parts)
-    return "resumed" if len(directory.journal) else "done"
+    return "resumed" if len(_journal(job, directory)) else "done"
+
+
+def _journal(job: Job, directory: RunDir) -> Journal:
+    """Return where the answers go: a forced run's beside those of the row that stands until the run is finished."""
+    return directory.forced if job.spec.force else directory.journal
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
-    prior = prior_for(spec.model, job.method)
+    prior = prior_for(spec.model, job.method, spec.store)
     with Session(adapter, job.reducer, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
             part = asked[first : first + BATCH]

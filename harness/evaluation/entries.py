@@ -1,0 +1,64 @@
+"""What an entry of a journal must look like: journals outlive crashes, disks and versions of this code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_count(one) for one in value)
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_number(one) for one in value.values())
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+#: Of every entry about a sample; others may be there too.
+SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
+ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
+SCORES = {**SAMPLE, "scores": _numbers}
+#: Of the telemetry of an answer; a key that is null counts as absent.
+RECORD: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),
+    **dict.fromkeys(("requested", "kept", "entering"), _counts),
+}
+MAY: Mapping[str, Callable[[Any], bool]] = {
+    "special": _count,
+    "attended": _number,
+    "spare": _count,
+    "work": _counts,
+    "times_ms": _numbers,
+    "accepted": _table,
+    "decoding": _table,
+}
+
+
+def check(
+    entry: Any,
+    must: Mapping[str, Callable[[Any], bool]],
+    may: Mapping[str, Callable[[Any], bool]] | None = None,
+) -> None:
+    """Raise ValueError unless a table has what it must have, each of its kind; `may` is checked where it is there."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("not a table")
+    given = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}
+    for name, holds in {**must, **given}.items():
+        if not holds(entry.get(name)):
+            raise ValueError(f"{name} is {entry.get(name)!r}")

@@ -1,0 +1,101 @@
+"""The journal of a run: one JSON line for each finished sample, flushed to the disk before the sample counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import durable
+from harness.errors import UserError, tell_once
+
+
+class Journal:
+    """Append-only JSON lines on disk, one object for each finished sample.
+
+    Each process of a run appends to a file of its own, and all files are one journal: `journal.jsonl` of the first
+    process, `journal.rank1.jsonl` of the second, and so on.
+    """
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        """Name the first process's file and the process that appends; nothing is opened before the first append."""
+        self.path = path
+        self._own = path.with_suffix(f".rank{rank}{path.suffix}") if rank else path
+
+    def of_rank(self, rank: int) -> Journal:
+        """Return the same journal for another process to append to."""
+        return Journal(self.path, rank)
+
+    def append(self, *entries: Mapping[str, Any]) -> None:
+        """Write the entries and return when they are on the disk. Cost: one write and one fsync.
+
+        Raises:
+            ValueError: an entry holds NaN or infinity, which JSON lines cannot carry.
+            StoreLost: the disk is full or cannot be written.
+        """
+        lines = "".join(json.dumps(dict(entry), allow_nan=False) + "\n" for entry in entries)
+        durable.append(self._own, lines)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return every whole entry of all files, of each in the order of writing.
+
+        Damaged lines are left out and counted in one line on stderr; a torn last line, which a killed run leaves, goes
+        without saying.
+
+        Raises:
+            UserError: a file of the journal cannot be read.
+        """
+        return [entry for path in self._files() for entry in _entries(path)]
+
+    def clear(self) -> None:
+        """Forget all entries of all processes."""
+        for path in self._files():
+            path.unlink()
+
+    def take_over(self, other: Journal) -> None:
+        """Become what another journal holds, in one step: whoever reads sees the old entries or the new ones.
+
+        The other one stays as it is.
+        """
+        lines = "".join(f"{json.dumps(entry)}\n" for entry in other.entries())
+        former = [path for path in self._files() if path != self.path]
+        durable.replace(self.path, lines.encode())
+        for path in former:
+            path.unlink()
+
+    def _files(self) -> list[Path]:
+        others = sorted(self.path.parent.glob(f"{self.path.stem}.rank*{self.path.suffix}"))
+        return [path for path in (self.path, *others) if path.exists()]
+
+    def __len__(self) -> int:
+        """Return the number of whole entries."""
+        return len(self.entries())
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    whole, damaged = [], 0
+    *lines, last = _bytes(path).split(b"\n")
+    for line in filter(None, (*lines, last)):
+        try:
+            # The closing brace is the last byte of an entry, so a torn line is never valid JSON.
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict):
+            whole.append(entry)
+        else:
+            damaged += line is not last
+    if damaged:
+        tell_once(f"store: {path}: {damaged} damaged lines are left out")
+    return whole
+
+
+def _bytes(path: Path) -> bytes:
+    # A pipe would never end.
+    if not path.is_file():
+        raise UserError(f"store: {path} is not a file; remove it")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"store: {path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,82 @@
+"""Damaged journals: every whole entry counts, what is damaged is named in one line and answered again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.engine.record import Record
+from harness.errors import UserError
+from harness.evaluation.batch import remembered
+from harness.evaluation.samples import Sample, finished, read_scores
+from harness.journal import Journal
+
+RECORDED = Record("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
+GOOD: dict[str, Any] = Sample("t", 0, "yes", 7, 1, RECORDED).entry()
+
+#: Changes of an entry, and words of the line about it; None takes a key away.
+DAMAGE: list[tuple[dict[str, Any], str]] = [
+    ({"answer": 5}, "answer is 5"),
+    ({"doc_id": "0"}, "doc_id is '0'"),
+    ({"doc_id": [0]}, "doc_id is [0]"),
+    ({"task": None}, "task is None"),
+    ({"input_tokens": None}, "input_tokens is None"),
+    ({"output_tokens": True}, "output_tokens is True"),
+    ({"record": "none"}, "not a table"),
+    ({"record": None}, "not a table"),
+    ({"record": {}}, "visual is None"),
+    ({"record": {**GOOD["record"], "kept": 2}}, "kept is 2"),
+    ({"record": {**GOOD["record"], "entering": ["4"]}}, "entering is ['4']"),
+    ({"record": {**GOOD["record"], "times_ms": {"prefill": "1"}}}, "times_ms"),
+    ({"record": {**GOOD["record"], "decoding": [1]}}, "decoding is [1]"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGE, ids=[words for _, words in DAMAGE])
+def test_a_damaged_answer_is_named_and_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    other = f"other of {tmp_path.name}"  # a line is said once in a process
+    damaged = {k: v for k, v in {**GOOD, "task": other, **change}.items() if v is not None}
+    assert list(finished([damaged, GOOD])) == [("t", 0)]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_fields_of_later_versions_do_not_matter() -> None:
+    later = {**GOOD, "colour": "red", "record": {**GOOD["record"], "colour": ["red"]}}
+    assert finished([later]) == finished([GOOD])
+
+
+def test_damaged_scores_and_batch_sizes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"task": "t", "doc_id": 1, "scores": {"acc": 1.0}}
+    found = read_scores([scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}])
+    assert found == {("t", 1): {"acc": 1.0}}
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert remembered([{"batch_size": "x"}, {"batch_size": 0}, {"batch_size": 4}]) == 4
+
+
+JUNK = [b"\xff\xfe\x00\x01", b"[1, 2]", b"7", b'{"half": ', b"[" * 100_000, b"null"]
+
+
+def test_damaged_lines_are_counted_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.path.write_bytes(b"\n".join([*JUNK, json.dumps(GOOD).encode(), b'{"torn']))
+    for _ in range(2):
+        assert journal.entries() == [json.loads(json.dumps(GOOD))]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"store: {journal.path}: {len(JUNK)} damaged lines are left out"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_journal_that_is_no_file_is_one_line(tmp_path: Path, kind: str) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    (os.mkdir if kind == "folder" else os.mkfifo)(journal.path)
+    with pytest.raises(UserError, match=r"journal\.jsonl is not a file; remove it"):
+        journal.entries()
