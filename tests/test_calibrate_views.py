@@ -208,10 +208,10 @@ def test_a_prior_of_several_views_comes_back(spec: ModelSpec):
     assert require_prior(spec, D2Pruner(), "d2pruner") == (path,)
 
 
-def test_the_command_stores_a_map_for_each_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "local")
+def test_the_command_stores_a_map_for_each_view(tmp_path: Path):
+    store = tmp_path / "store"
     model = replace(FAMILIES["llava_next"].spec, path=saved("llava_next"), weights="trained")
-    request = read_request(["layer=1,2", "images=3", "batch_size=2"])
+    request = read_request(["layer=1,2", "images=3", "batch_size=2", f"store={store}"])
     request = replace(request, spec=replace(request.spec, model=model), images_dir=tmp_path)
     for seed, size in enumerate([(50, 40), (56, 56), (28, 56)]):
         tiny.picture(seed, *size).save(tmp_path / f"{seed}.png")
@@ -219,7 +219,7 @@ def test_the_command_stores_a_map_for_each_view(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in paths] == ["tiny_layer1.safetensors", "tiny_layer2.safetensors"]
     described = json.loads(paths[0].with_suffix(".json").read_text())
     assert (described["images"], described["maps"]) == (3, [3, 3])
-    prior = load_prior(model, 1)
+    prior = load_prior(model, 1, store)
     assert [list(values.shape) for values in prior] == described["grids"]
     assert described["grids"][0] == [4, 4]
 

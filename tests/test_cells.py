@@ -215,7 +215,7 @@ def test_rows_of_older_code_give_way_and_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for place, (mean, seed) in enumerate(((0.2, 0), (0.8, 0))):
-        add_run(tmp_path, "clever", 0.5, mean, run_key=f"code{place}", seed=seed)
+        add_run(tmp_path, "clever", 0.5, mean, code=f"code{place}", seed=seed)
         age(tmp_path, f"code{place}", place)
     add_run(tmp_path, "clever", 0.75, 0.5, n=8)
     old = Store(tmp_path).run("boxes-clever--0.75-8")

@@ -22,7 +22,9 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llava(tmp_path_factory.mktemp("tiny"))
+    folder = save_llava(tmp_path_factory.mktemp("tiny"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
 
 
 @pytest.fixture

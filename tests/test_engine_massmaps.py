@@ -55,14 +55,11 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
 
 def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(sdpa):
     """Recorder keeps the first tokens: at ratio 0.75 nothing of the second image is left at the second site."""
-    content = chat("w1 w2", 0)[0]["content"] + chat("w3 w4 w5", 1)[0]["content"]
-    fast, slow = (
-        record(sdpa, [[{"role": "user", "content": content}]], 0.75, backend)
-        for backend in ("drop", "emulate")
-    )
+    both = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
+    fast, slow = (record(sdpa, [both], 0.75, backend) for backend in ("drop", "emulate"))
     assert fast[1].tokens.shape[1] == 8
     assert fast[1].grid[0, :, 0].tolist() == [0] * 8
-    layout = sdpa.layout(sdpa.encode([[{"role": "user", "content": content}]]))
+    layout = sdpa.layout(sdpa.encode([both]))
     words, last = layout.words[0], int(layout.visual.max())
     between = (words > int(layout.visual[0, 15])) & (words < last)
     assert int(between.sum()) >= 2

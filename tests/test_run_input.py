@@ -76,7 +76,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("+benchmark.generation.temperature=-1", ("temperature=-1", "at least 0")),
     ("+benchmark.generation.num_beams=0", ("num_beams=0", "at least 1")),
     ("+benchmark.generation.num_beams=two", ("num_beams='two'", "integer")),
-    ("+model.generation.repetition_penalty=0", ("repetition_penalty=0", "above 0")),
+    ("model.generation.repetition_penalty=0", ("repetition_penalty=0", "above 0")),
     ("+model.generation.length_penalty=long", ("length_penalty='long'", "number")),
     ("+model.generation.no_repeat_ngram_size=-2", ("no_repeat_ngram_size=-2", "at least 0")),
     ("+benchmark.generation.early_stopping=soon", ("early_stopping='soon'", "never")),

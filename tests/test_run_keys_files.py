@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.calibration import artifacts
 from harness.calibration.priors import load_prior, save_prior
 from harness.calibration.schemes import save_scheme, scheme_artifact
 from harness.config.compose import read_command
@@ -108,28 +107,21 @@ def test_notes_beside_a_checkpoint_do_not_count(tmp_path: Path, plain: Job) -> N
 # ---------------------------------------------------------------- calibration
 
 
-@pytest.fixture
-def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the shipped calibration files, in their place."""
-    copy = tmp_path / "calibration"
-    shutil.copytree(artifacts.SHIPPED, copy)
-    monkeypatch.setattr(artifacts, "SHIPPED", copy)
-    return copy
-
-
 def calibrate_prior(spec: RunSpec) -> None:
     """Store another prior for each layer that has one, of the same weights."""
     for layer in (1, 4):
-        save_prior(spec.model, layer, 2 * load_prior(spec.model, layer), {"images": "others"})
+        other = tuple(2 * one for one in load_prior(spec.model, layer))
+        made_from = {"images": "others", "maps": "others"}
+        save_prior(spec.model, layer, other, made_from, spec.store)
 
 
 def calibrate_scheme(spec: RunSpec) -> None:
     """Store another scheme, of the same weights."""
     rows = scheme_artifact(spec.model).read().tolist()
-    save_scheme(spec.model, tuple(map(tuple, [rows[0], *rows[2:]])), {"images": "others"})
+    other = tuple(map(tuple, [rows[0], *rows[2:]]))
+    save_scheme(spec.model, other, {"images": "others"}, spec.store)
 
 
-@pytest.mark.usefixtures("calibration")
 @pytest.mark.parametrize(
     ("method", "calibrate"), [("d2pruner", calibrate_prior), ("fitprune", calibrate_scheme)]
 )

@@ -157,7 +157,9 @@ def spoiled(
     def block() -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(
-                harness.evaluate, "evaluate", lambda *asked, **more: plain(*asked[:4], progress)
+                harness.evaluate,
+                "evaluate",
+                lambda *asked, **more: plain(*asked[:4], progress, **more),
             )
             yield
 
