@@ -118,10 +118,10 @@ def test_batches_do_not_change_answers(
     adapter: Adapter, tmp_path: Path, benchmark: str, method: str
 ) -> None:
     found = []
-    for size in (8, 1):
+    for size in (4, 1):
         spec = make_spec(
             f"benchmark=seedling_{benchmark}",
-            "limit=16",
+            "limit=8",
             f"engine.batch_size={size}",
             "engine.warmup=0",
             *method.split(),
