@@ -49,16 +49,23 @@ def main() -> int:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        commands = list(embedded_commands(chosen.limit))
+        methods = sorted(methods_of(chosen.old) & methods_of(chosen.new))
+        commands = list(embedded_commands(methods, chosen.limit))
         if chosen.families:
             commands += family_commands(folder)
         old, new = (run_all(commit, commands, folder) for commit in (chosen.old, chosen.new))
     return report(old, new)
 
 
-def embedded_commands(limit: int) -> Iterator[list[str]]:
+def methods_of(commit: str) -> set[str]:
+    """Return the names of a commit's method files."""
+    call = ["git", "-C", str(ROOT), "ls-tree", "--name-only", commit, "conf/method/"]
+    listed = subprocess.run(call, check=True, capture_output=True, text=True).stdout
+    return {Path(line).stem for line in listed.splitlines()}
+
+
+def embedded_commands(methods: Sequence[str], limit: int) -> Iterator[list[str]]:
     """Yield sweeps that run each method file once, on benchmarks in turn, and some settings of the engine."""
-    methods = sorted(path.stem for path in ROOT.glob("conf/method/*.yaml"))
     common = [f"limit={limit}", "refused=skip", "engine.transport=sequential"]
     for place, benchmark in enumerate(BENCHMARKS):
         names = ",".join(methods[place :: len(BENCHMARKS)])
@@ -93,7 +100,8 @@ def family_commands(folder: Path) -> list[list[str]]:
 
 def run_all(commit: str, commands: Sequence[Sequence[str]], folder: Path) -> list[Cell]:
     """Run the commands in a work tree of the commit and return what each finished cell gave."""
-    tree, store = folder / f"tree-{len(list(folder.iterdir()))}", folder / f"store-{commit}"
+    number = len(list(folder.iterdir()))
+    tree, store = folder / f"tree-{number}", folder / f"store-{number}"
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
     try:
