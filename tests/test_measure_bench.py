@@ -151,13 +151,9 @@ def test_a_row_is_met_when_all_its_targets_are() -> None:
     assert replace(row, at_most=None).met is None
 
 
-def test_a_round_compares_each_method_with_the_products_beside_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_round_compares_each_method_with_the_products_beside_it() -> None:
     """A clock that each product advances by as much as the number of products so far, and each method by 6."""
     now, products = [0.0], [0]
-    monkeypatch.setattr(bench_select_parts, "process_time", lambda: now[0])
-    monkeypatch.setattr(bench_selection, "process_time", lambda: now[0])
 
     def product() -> Tensor:
         products[0] += 1
@@ -169,7 +165,7 @@ def test_a_round_compares_each_method_with_the_products_beside_it(
         return torch.zeros(1)
 
     asked = [bench_selection.Question(name, name, 1, ask) for name in "abcde"]
-    found, times = bench_select_parts.in_rounds(asked, product, 2)
+    found, times = bench_selection.in_rounds(asked, product, 2, lambda: now[0])
     assert times == [2, 3, 4, 5, 6]  # the first is not counted
     assert found["a"] == [(6, 2.5), (6, 5.5)]  # in the second round the order is turned
     assert found["e"] == [(6, 3.5), (6, 4.5)]

@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from harness.errors import UserError, unknown_name
@@ -60,19 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def choose(only: str | None) -> tuple[str, ...]:
-    """Return the parts named in a comma-separated list, in their own order; None is all of them.
+def choose(only: str | None, parts: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the parts named in a comma-separated list, out of `parts` (default: those here) and in their order.
+
+    None is all of them.
 
     Raises:
         UserError: an unknown part.
     """
+    known = tuple(PARTS if parts is None else parts)
     if only is None:
-        return tuple(PARTS)
+        return known
     asked = [name.strip() for name in only.split(",")]
     for name in asked:
-        if name not in PARTS:
-            raise unknown_name("--only", name, PARTS)
-    return tuple(name for name in PARTS if name in asked)
+        if name not in known:
+            raise unknown_name("--only", name, known)
+    return tuple(name for name in known if name in asked)
 
 
 def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:

@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,8 @@ from harness.config.spec import RunSpec
 from harness.errors import UserError
 from harness.measure import bench_prefill
 from harness.measure.bench import conditions, print_table
-from harness.measure.bench_setup import Figure, paired, reducer
+from harness.measure.bench_setup import Figure, paired, reducer, table_lines
+from harness.measure.clock import Clock
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
@@ -85,8 +86,12 @@ class Instance:
         """Answer once through a session and return the telemetry."""
         from harness.engine.session import Session
 
+        # Random weights may say the end token at any time.
+        least = {"min_new_tokens": new_tokens} if new_tokens > 1 else {}
         with Session(self.adapter, *run) as session:
-            done = session.generate(self.inputs, None, do_sample=False, max_new_tokens=new_tokens)
+            done = session.generate(
+                self.inputs, None, do_sample=False, max_new_tokens=new_tokens, **least
+            )
         return done.records[0]
 
 
@@ -112,11 +117,13 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
     short = replace(instance, inputs=instance.adapter.encode([_chat(EDGE // 2)]))
     on_cpu = instance.adapter.device.type == "cpu"
     clock, unit = (process_time, "processor time") if on_cpu else (perf_counter, "time")
-    figures = []
+    figures, clock_ = [], Clock(*short.adapter.devices)
 
     def plain() -> object:
         with torch.inference_mode():
-            return short.adapter.model.generate(**short.inputs, do_sample=False, max_new_tokens=1)
+            done = short.adapter.model.generate(**short.inputs, do_sample=False, max_new_tokens=1)
+        clock_.drain()  # a session waits for its devices too
+        return done
 
     for method in ("method=none", "method=uniform", "method=uniform_layer2"):
         run = instance.reducer(method, "ratio=0")
@@ -189,9 +196,7 @@ def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "instance": list(instance.overrides),
-        "figures": [
-            {**asdict(figure), "met": figure.met, "verdict": figure.verdict} for figure in figures
-        ],
+        "figures": [figure.entry() for figure in figures],
         "conditions": conditions(device),
     }
 
@@ -210,15 +215,8 @@ def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) ->
         "medians with quartiles.",
         "",
         *_looked_at(figures),
-        "| part | measured | value | target | |",
-        "| --- | --- | ---: | --- | --- |",
+        *table_lines(figures),
     ]
-    for one in figures:
-        spread = "" if one.spread is None else " [{:.3g}, {:.3g}]".format(*one.spread)
-        target = f"<= {one.at_most:g}" if one.at_most is not None else ""
-        target = f">= {one.at_least:g}" if one.at_least is not None else target
-        value = f"{one.value:.4g} {one.unit}{spread}"
-        lines.append(f"| {one.part} | {one.name} | {value} | {target} | {one.verdict} |")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench_engine.md").write_text("\n".join(lines) + "\n")
     (folder / "bench_engine.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import log
@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from harness.evaluation.room import free_memory
-from harness.measure.bench_selection import Question, configured_methods, product_of, questions
+from harness.measure.bench_selection import (
+    Question,
+    configured_methods,
+    in_rounds,
+    product_of,
+    questions,
+    seconds_of,
+)
 from harness.measure.bench_setup import Setup
 from harness.measure.bench_views import features
 from harness.measure.memory import peak_memory, resident_peak
@@ -28,8 +35,6 @@ GROWTH = (2880, 25088)
 GROWTH_WIDTH = 1024
 GROWTH_KEEP = 10
 
-#: Methods between two timings of the product.
-GROUP = 4
 #: Nothing is started at the large size that would take longer by the square of the tokens, in seconds, or more than
 #: this share of the free memory.
 LONGEST, LARGEST = 60.0, 0.5
@@ -123,39 +128,22 @@ def ratios(setup: Setup) -> list[Row]:
         asked = questions(specs, tokens, n // RATIO_KEEP)
         found, products = in_rounds(asked, product_of(tokens), setup.repeats(repeats, 2))
         rows.append(Row("X X^T", n, width, n, "", median(products) * 1e3, 1.0))
-        for one in asked:
-            pairs = found[one.name]
-            shares = [seconds / product for seconds, product in pairs]
-            low, _, high = quantiles(shares, n=4, method="inclusive")
-            ms = median(seconds for seconds, _ in pairs) * 1e3
-            target = ratio_target(one, n)
-            rows.append(
-                Row(one.name, n, width, one.keep, "", ms, median(shares), (low, high), target)
-            )
+        rows += [ratio_row(one, n, width, found[one.name], ratio_target(one, n)) for one in asked]
     return rows
 
 
-def in_rounds(
-    asked: Sequence[Question], product: Callable[[], Tensor], repeats: int
-) -> tuple[dict[str, list[tuple[float, float]]], list[float]]:
-    """Return for each question (seconds, the product's seconds) a round, and all times of the product.
-
-    The product is timed before and after every few questions, which are compared with the mean of the two: what
-    drifts, drifts for both. One untimed round comes first.
-    """
-    for one in asked:
-        one.ask()
-    found: dict[str, list[tuple[float, float]]] = {one.name: [] for one in asked}
-    seconds_of(product)
-    products = [seconds_of(product)]
-    for turn in range(repeats):
-        order = list(asked) if turn % 2 == 0 else list(reversed(asked))
-        for group in (order[start : start + GROUP] for start in range(0, len(order), GROUP)):
-            times = [one.seconds() for one in group]
-            products.append(seconds_of(product))
-            for one, seconds in zip(group, times, strict=True):
-                found[one.name].append((seconds, mean(products[-2:])))
-    return found, products
+def ratio_row(
+    asked: Question,
+    n: int,
+    width: int,
+    pairs: Sequence[tuple[float, float]],
+    target: float | None = None,
+) -> Row:
+    """Return the row of one question out of its rounds, (seconds, the product's seconds) each."""
+    shares = [seconds / product for seconds, product in pairs]
+    low, _, high = quantiles(shares, n=4, method="inclusive")
+    ms = median(seconds for seconds, _ in pairs) * 1e3
+    return Row(asked.name, n, width, asked.keep, "", ms, median(shares), (low, high), target)
 
 
 @dataclass(frozen=True)
@@ -245,10 +233,3 @@ def _grown(asked: Question, way: str, run: Alone, before: Alone, unit: float) ->
         peak_mib=run.peak / MIB,
         peak_at_most=PEAK_MIB if way == "computed" else None,
     )
-
-
-def seconds_of(procedure: Callable[[], object]) -> float:
-    """Return the processor time of one call."""
-    started = process_time()
-    procedure()
-    return process_time() - started

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
-from time import process_time
+from statistics import mean, median
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ KEEP_ONE_IN = 9
 
 #: Short procedures are called so often that one timing takes about this long.
 LONG_ENOUGH = 4e-3
+
+#: Methods between two timings of the product.
+GROUP = 4
 
 
 def selection(setup: Setup) -> list[Figure]:
@@ -73,12 +76,6 @@ class Question:
     method: str
     keep: int
     ask: Callable[[], Tensor]
-
-    def seconds(self) -> float:
-        """Return the processor time of one call, from enough calls to be seen."""
-        first = _timed(self.ask, 1)
-        calls = round(LONG_ENOUGH / max(first, 1e-6))
-        return first if calls <= 1 else _timed(self.ask, calls)
 
 
 def questions(specs: Sequence[tuple[str, RunSpec]], tokens: Tensor, keep: int) -> list[Question]:
@@ -134,8 +131,53 @@ def product_of(tokens: Tensor) -> Callable[[], Tensor]:
     return product
 
 
-def _timed(procedure: Callable[[], object], calls: int) -> float:
-    started = process_time()
+def in_rounds(
+    asked: Sequence[Question],
+    product: Callable[[], Tensor],
+    repeats: int,
+    clock: Callable[[], float] = process_time,
+) -> tuple[dict[str, list[tuple[float, float]]], list[float]]:
+    """Return for each question (seconds, the product's seconds) a round, and all times of the product.
+
+    The product is timed before and after every few questions, which are compared with the mean of the two: what
+    drifts, drifts for both. One untimed round comes first.
+    """
+    for one in asked:
+        one.ask()
+    found: dict[str, list[tuple[float, float]]] = {one.name: [] for one in asked}
+    seconds_of(product, clock)
+    products = [seconds_of(product, clock)]
+    for turn in range(repeats):
+        order = list(asked) if turn % 2 == 0 else list(reversed(asked))
+        for group in (order[start : start + GROUP] for start in range(0, len(order), GROUP)):
+            times = [seconds_of(one.ask, clock) for one in group]
+            products.append(seconds_of(product, clock))
+            for one, seconds in zip(group, times, strict=True):
+                found[one.name].append((seconds, mean(products[-2:])))
+    return found, products
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return what selections on a device are timed by, in seconds: processor time, on a GPU the wall clock at rest."""
+    if device.type != "cuda":
+        return process_time
+
+    def at_rest() -> float:
+        torch.cuda.synchronize(device)
+        return perf_counter()
+
+    return at_rest
+
+
+def seconds_of(procedure: Callable[[], object], clock: Callable[[], float] = process_time) -> float:
+    """Return the time of one call, from enough calls to be seen."""
+    first = _timed(procedure, 1, clock)
+    calls = round(LONG_ENOUGH / max(first, 1e-6))
+    return first if calls <= 1 else _timed(procedure, calls, clock)
+
+
+def _timed(procedure: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    started = clock()
     for _ in range(calls):
         procedure()
-    return (process_time() - started) / calls
+    return (clock() - started) / calls

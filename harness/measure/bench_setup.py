@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from statistics import median, quantiles
 from time import perf_counter
@@ -76,6 +76,32 @@ class Figure:
         if self.at_least is not None:
             return self.value >= self.at_least
         return None
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "met": self.met, "verdict": self.verdict}
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> Figure:
+        """Rebuild from the JSON form."""
+        stated = {one.name: entry[one.name] for one in fields(cls)}
+        spreads = {
+            name: None if stated[name] is None else tuple(stated[name])
+            for name in ("quartiles", "interval")
+        }
+        return cls(**{**stated, **spreads})
+
+
+def table_lines(figures: Sequence[Figure]) -> list[str]:
+    """Return a table in Markdown, one line for each figure."""
+    lines = ["| part | measured | value | target | |", "| --- | --- | ---: | --- | --- |"]
+    for one in figures:
+        spread = "" if one.spread is None else " [{:.3g}, {:.3g}]".format(*one.spread)
+        target = f"<= {one.at_most:g}" if one.at_most is not None else ""
+        target = f">= {one.at_least:g}" if one.at_least is not None else target
+        value = f"{one.value:.4g} {one.unit}{spread}"
+        lines.append(f"| {one.part} | {one.name} | {value} | {target} | {one.verdict} |")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,12 @@ def plane(n: int) -> tuple[int, int]:
 
 
 def view_of(tokens: Tensor, site: Site, needs: tuple[Need, ...], of_frames: bool = False) -> View:
-    """Return a view of synthetic tokens with every signal that is needed: one image, or a video of its lines."""
+    """Return a view of synthetic tokens, on their device, with every signal that is needed.
+
+    It is of one image, or of a video whose frames are the lines of one.
+    """
     n = tokens.shape[1]
-    place, columns = torch.arange(n), plane(n)[1]
+    place, columns = torch.arange(n, device=tokens.device), plane(n)[1]
     zero, line = torch.zeros_like(place), place // columns
     frame, row = (line, zero) if of_frames else (zero, line)
     return View(
@@ -56,14 +59,14 @@ def signal(name: str, tokens: Tensor) -> Tensor:
 
     What has features is cut from the tokens; the rest is random, rows of attention among it.
     """
-    n, width = tokens.shape[1:]
+    (n, width), device = tokens.shape[1:], tokens.device
     exact: Mapping[str, Callable[[], Tensor]] = {
-        "text_positions": lambda: torch.arange(n, n + WORDS)[None],
-        "visual_positions": lambda: torch.arange(n)[None],
-        "all_positions": lambda: torch.arange(n)[None],
-        "tile": lambda: torch.zeros(1, n, dtype=torch.long),
-        "sizes": lambda: torch.ones(1, n),
-        "sequence": lambda: torch.arange(-1, n)[None],
+        "text_positions": lambda: torch.arange(n, n + WORDS, device=device)[None],
+        "visual_positions": lambda: torch.arange(n, device=device)[None],
+        "all_positions": lambda: torch.arange(n, device=device)[None],
+        "tile": lambda: torch.zeros(1, n, dtype=torch.long, device=device),
+        "sizes": lambda: torch.ones(1, n, device=device),
+        "sequence": lambda: torch.arange(-1, n, device=device)[None],
     }
     if name in exact:
         return exact[name]()
@@ -72,8 +75,8 @@ def signal(name: str, tokens: Tensor) -> Tensor:
     shape = [sizes.get(axis, PATCH if "+" in axis else 1) for axis in axes]
     if axes[-1] in ("D", "Dk", "Dh", "H Dk"):
         return tokens[:, : shape[-2], : shape[-1]].reshape(shape)
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(shape, generator=generator).mul_(2).softmax(-1)
+    generator = torch.Generator(device).manual_seed(1)
+    return torch.randn(shape, generator=generator, device=device).mul_(2).softmax(-1)
 
 
 def axes_of(name: str) -> list[str]:
