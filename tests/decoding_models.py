@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.decoding.chance import Chance
+from harness.decoding.graphs import Graphs
 from harness.decoding.sides import Prefill, Side
 from harness.decoding.sparse import SparseDrafter
 from harness.decoding.voices import prepared, voice_of
@@ -75,6 +76,7 @@ def side(
     common: int | None = None,
     chance: Chance | None = None,
     room: int = ROOM,
+    graphs: Graphs | None = None,
     **settings: Any,
 ) -> Side:
     """A side that nobody has asked yet, of the family's tiny model or another one."""
@@ -82,7 +84,7 @@ def side(
     config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
     voice = voice_of(adapter, config, inputs["input_ids"], common, chance)
     run = running(adapter, inputs, method or NoReduction(), ratio)
-    return Side(adapter, voice, room, prefill(adapter, inputs) if prefill else run)
+    return Side(adapter, voice, room, prefill(adapter, inputs) if prefill else run, graphs)
 
 
 @cache

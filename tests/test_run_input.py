@@ -153,6 +153,11 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("engine.patience=0", ("engine.patience=0", "above 0")),
     ("engine.compare=maybe", ("engine.compare='maybe'", "true or false")),
+    ("engine.graphs=maybe", ("engine.graphs='maybe'", "true, false or auto")),
+    (
+        "method=pearl engine.graphs=true model.device=cpu",
+        ("engine.graphs=true", "model.device='cpu' is no GPU", "valid: false, auto"),
+    ),
     ("engine.rescore=1", ("engine.rescore=1", "true or false")),
     ("model.drafts=seedling_draft", ("model.drafts='seedling_draft'", "list of names")),
     ("-m method=none,fastv,nine ratio=0.5", ("'nine'", "divprune")),

@@ -159,6 +159,7 @@ def decoder_key(store: Path, *argv: str) -> str:
         "method.params.gamma=3",
         "engine.transport=sequential",
         "engine.compare=false",
+        "engine.graphs=auto",
         "method=vanilla_sd",
     ],
 )
@@ -211,7 +212,7 @@ def test_where_no_token_goes_there_is_no_policy_for_gaps(store: Path) -> None:
 
 
 def test_a_reducer_is_not_what_drafts_but_whether_it_is_judged(store: Path, plain: str) -> None:
-    for change in ("engine.transport=sequential", "engine.compare=false", "engine.patience=5"):
-        assert key_of(store, change) == plain
+    for change in ("transport=sequential", "compare=false", "patience=5", "graphs=true"):
+        assert key_of(store, f"engine.{change}") == plain
     assert key_of(store, "model.drafts=[]") == plain
     assert key_of(store, "engine.rescore=true") != plain

@@ -42,6 +42,15 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
+def flag_or_auto(key: str, value: Any) -> bool | None:
+    """Return `value` if it is a boolean, and None for the word auto."""
+    if value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise UserError(f"{key}={value!r} must be true, false or auto")
+    return value
+
+
 def integer(key: str, value: Any, at_least: int) -> int:
     """Return `value` if it is an integer of at least `at_least`."""
     # bool is a subclass of int, and `limit=true` is a slip, not a one.

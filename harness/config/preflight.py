@@ -78,6 +78,7 @@ def _check(spec: RunSpec, digests: Digests) -> Job:
     artifacts: tuple[Path, ...] = ()
     if isinstance(method, Decoder):
         spec = speculative.settled(spec, method)
+        speculative.check_graphs(spec, method)
         check_model(spec.model, spec.offline, digests)
         artifacts = speculative.check_draft(spec, method, digests)
     else:

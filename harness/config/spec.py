@@ -53,8 +53,8 @@ SECTIONS = {
     ),
     "budget": "rule",
     "engine": (
-        "backend batch_size positions threads max_errors warmup transport patience compare rescore "
-        "paired"
+        "backend batch_size positions threads max_errors warmup transport patience compare graphs "
+        "rescore paired"
     ),
     "log": "name options",
 }
@@ -165,9 +165,10 @@ class EngineSpec:
     out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
 
     Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
-    for the draft, and `compare` decodes every answer plainly too. `rescore` lets the whole model judge the answers of a
-    method that drops tokens, and `paired` is the number of samples that it answers beside that method, in turns, after
-    the run: the row's speed-up (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
+    for the draft, `compare` decodes every answer plainly too, and `graphs` records steps of one token as CUDA graphs
+    (None: where that can be done). `rescore` lets the whole model judge the answers of a method that drops tokens, and
+    `paired` is the number of samples that it answers beside that method, in turns, after the run: the row's speed-up
+    (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
     """
 
     backend: str = "drop"
@@ -179,6 +180,7 @@ class EngineSpec:
     transport: str = "auto"
     patience: float = 30.0
     compare: bool = True
+    graphs: bool | None = False
     rescore: bool = False
     paired: int = 0
 
@@ -473,6 +475,7 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         transport=fields.choice("engine.transport", part["transport"], TRANSPORTS),
         patience=fields.positive("engine.patience", part["patience"]),
         compare=fields.flag("engine.compare", part["compare"]),
+        graphs=fields.flag_or_auto("engine.graphs", part["graphs"]),
         rescore=fields.flag("engine.rescore", part["rescore"]),
         paired=fields.count_or_auto("engine.paired", part["paired"], auto=AUTO_PAIRS),
     )

@@ -14,6 +14,7 @@ from harness.config.checkpoints import check_model
 from harness.config.drafts import in_words_of_the_draft
 from harness.config.signals import check_frames, check_signals
 from harness.config.spec import ModelSpec, RunSpec
+from harness.decoding.graphs import obstacle, refused
 from harness.decoding.vocabulary import check_tokenizers, common_size, read_vocabulary
 from harness.errors import Refused
 from harness.running.keys import Digests, cached_file
@@ -65,6 +66,30 @@ def check_one_beam(name: str, generation: Mapping[str, Any]) -> None:
     if beams > 1:
         raise Refused(
             f"generation.num_beams={beams} is not supported: method={name!r} verifies one answer at a time; valid: 1"
+        )
+
+
+def check_graphs(spec: RunSpec, method: Decoder) -> None:
+    """Check that `engine.graphs=true` can be kept on both sides, as far as that is known before they are loaded.
+
+    Raises:
+        Refused: it cannot.
+    """
+    if not spec.engine.graphs:
+        return
+    if why := obstacle(spec.model):
+        raise refused(why)
+    draft, reducer = spec.method.draft, method.reducer
+    if draft is None:
+        return
+    with in_words_of_the_draft():
+        if why := obstacle(draft):
+            raise refused(why)
+    # A draft that is guided drops its tokens before its first layer, whatever it would do by itself.
+    sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
+    if any(site.where == "layer" and site.layer for site in sites):
+        raise refused(
+            f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
         )
 
 

@@ -140,6 +140,16 @@ def chain_mask(
     return _for_groups(hidden.triu_(keys - count + 1), groups)
 
 
+def step_mask(slot: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask (1, 1, groups, keys) of one new token at `slot` (1,) that sees the slots before it and its own.
+
+    Which keys it hides follows from the tensor alone, so that recorded operations hide others when the slot moves on.
+    """
+    behind = torch.arange(keys, device=slot.device) > slot
+    mask = torch.zeros(1, keys, dtype=dtype, device=slot.device)
+    return _for_groups(mask.masked_fill_(behind, float("-inf")), groups)
+
+
 def _for_groups(mask: Tensor, groups: int) -> Tensor:
     """Return a mask (t, keys) as (1, 1, groups * t, keys); copied only where there are several groups."""
     return mask.expand(groups, -1, -1).reshape(1, 1, -1, mask.shape[1])

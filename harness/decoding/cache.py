@@ -64,6 +64,15 @@ class RoomyLayer(CacheLayerMixin):
         """Keys and values (B, H_kv, S, D) of the tokens held, as views."""
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H_kv, capacity, D): the tokens held, and whatever lies in the room behind them."""
+        return self._keys, self._values
+
+    def grow(self) -> None:
+        """Count one token more as held, which was written into the storage."""
+        self._show(self._length + 1)
+
     def _show(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
         self.keys, self.values = self._keys.narrow(2, 0, length), self._values.narrow(2, 0, length)
@@ -113,6 +122,22 @@ class RoomyCache(Cache):
             keys, values = theirs.held
             index = chosen.to(keys.device)
             layer.update(keys.index_select(2, index), values.index_select(2, index))
+
+    @property
+    def storage(self) -> list[tuple[Tensor, Tensor]]:
+        """What every layer writes into; it stays where it is for as long as the cache lives."""
+        return [layer.storage for layer in self._roomy]
+
+    def blank(self) -> None:
+        """Zero the room behind the tokens held, for readers of the whole storage: a masked NaN would still be one."""
+        for layer in self._roomy:
+            for store in layer.storage:
+                store[:, :, layer.get_seq_length() :].zero_()
+
+    def grow(self) -> None:
+        """Count one token more as held in every layer."""
+        for layer in self._roomy:
+            layer.grow()
 
     @property
     def lengths(self) -> tuple[int, ...]:

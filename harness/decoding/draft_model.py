@@ -16,9 +16,11 @@ from transformers.utils import logging
 from harness.adapters.base import Adapter, load_adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
+from harness.config.drafts import in_words_of_the_draft
 from harness.config.spec import ModelSpec
 from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft
+from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Given, Guidance
 from harness.decoding.machine import Drafter, DrafterLost
 from harness.decoding.sides import Side
@@ -60,6 +62,7 @@ class DraftSpec:
         seed: of the run.
         common: ids that target and draft share, from 0 on.
         threads: for torch, in a process of its own; None leaves the setting alone.
+        graphs: `engine.graphs`.
     """
 
     model: ModelSpec
@@ -68,6 +71,7 @@ class DraftSpec:
     seed: int
     common: int
     threads: int | None = None
+    graphs: bool | None = False
 
     def build(self) -> DraftModel:
         """Load the model, in a process of its own."""
@@ -84,11 +88,16 @@ class DraftModel(Drafter):
         spec: what it does without.
         adapter: the loaded model.
         patience: seconds to wait for guidance that another thread brings.
+
+    Raises:
+        Refused: `engine.graphs=true`, and steps of this model cannot be recorded.
     """
 
     def __init__(self, spec: DraftSpec, adapter: Adapter, patience: float = 600.0) -> None:
         self._spec = spec
         self._adapter = adapter
+        with in_words_of_the_draft():
+            self._graphs = graphs_for(adapter, spec.graphs)
         self._patience = patience
         self._told: SimpleQueue[Guidance] = SimpleQueue()
         self._side: Side | None = None
@@ -113,7 +122,7 @@ class DraftModel(Drafter):
         def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
             return self._prefill(inputs, cache, order.sample)
 
-        self._side = Side(adapter, voice, order.room, prefill)
+        self._side = Side(adapter, voice, order.room, prefill, self._graphs)
         tree = self._spec.decoder.tree
         self._drafter = TreeDrafter(self._side, tree) if tree else self._side
 

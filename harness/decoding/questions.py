@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from harness.adapters.chats import Chat
 from harness.decoding.chance import Chance
+from harness.decoding.graphs import Graphs
 from harness.decoding.meter import Meter
 from harness.decoding.sides import Side
 from harness.decoding.telling import Spent
@@ -49,9 +50,12 @@ class Target:
         session: reads the prompt.
         question: the question.
         room: as in `Side`.
+        graphs: as in `Side`.
     """
 
-    def __init__(self, session: Session, question: Question, room: int) -> None:
+    def __init__(
+        self, session: Session, question: Question, room: int, graphs: Graphs | None = None
+    ) -> None:
         adapter, inputs = session.adapter, question.inputs
 
         self.prefilled: Prefilled
@@ -65,7 +69,7 @@ class Target:
             return self.prefilled.logits, self.prefilled.next
 
         voice = voice_of(adapter, question.config, inputs["input_ids"])
-        self.side = Side(adapter, voice, room, prefill)
+        self.side = Side(adapter, voice, room, prefill, graphs)
         layout = adapter.layout(inputs)
         #: (N,) places of the visual tokens in the prompt.
         self.visual = layout.visual[0, : layout.counts[0]]

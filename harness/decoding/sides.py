@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import NOTHING, Draft
+from harness.decoding.graphs import Graphs
 from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
 from harness.decoding.stack import TextStack, tree_sight
@@ -32,13 +33,22 @@ class Side:
         voice: how its logits become rows.
         room: longest answer, drafted tokens and all nodes of a tree included.
         prefill: runs the prompt, when the side is asked first.
+        graphs: as in `TextStack`.
     """
 
-    def __init__(self, adapter: Adapter, voice: Voice, room: int, prefill: Prefill) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        voice: Voice,
+        room: int,
+        prefill: Prefill,
+        graphs: Graphs | None = None,
+    ) -> None:
         self.adapter = adapter
         self.voice = voice
         self.room = room
-        self.stack = TextStack(adapter, room)
+        self.graphs = graphs
+        self.stack = TextStack(adapter, room, graphs)
         self._prefill: Prefill | None = prefill
         #: Tokens of the answer whose keys and values the cache holds behind the prompt's.
         self.fed: list[int] = []

@@ -39,7 +39,8 @@ class SparseDrafter:
             )
         self._target = target
         self._kept, self._visual = kept, visual
-        self._side = Side(target.adapter, voice or target.voice, target.room, self._prefill)
+        speaks = voice or target.voice
+        self._side = Side(target.adapter, speaks, target.room, self._prefill, target.graphs)
         self._dense = 0
 
     @property

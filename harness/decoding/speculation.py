@@ -20,6 +20,7 @@ from harness.config.spec import RunSpec
 from harness.config.speculative import common_ids
 from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
+from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
 from harness.decoding.measuring import ROOM, TIMES, best_of, steps_of
@@ -75,6 +76,7 @@ class Speculation:
             looking = Session(adapter, onlooker, spec.budget, seed=spec.seed)
             self._looking = self._stack.enter_context(looking)
         engine, draft = spec.engine, self._draft_spec()
+        self._graphs = graphs_for(adapter, engine.graphs)
         self.transport = "sequential"
         self._apart = True
         if draft is not None:
@@ -98,9 +100,11 @@ class Speculation:
         spec = self._spec
         if spec.method.draft is None:
             return None
-        common = common_ids(spec.model, spec.method.draft)
+        engine, common = spec.engine, common_ids(spec.model, spec.method.draft)
         return DraftSpec(
-            spec.method.draft, self._method, spec.budget, spec.seed, common, spec.engine.threads
+            *(spec.method.draft, self._method, spec.budget, spec.seed, common),
+            threads=engine.threads,
+            graphs=engine.graphs,
         )
 
     # ------------------------------------------------------------------ as an adapter
@@ -218,7 +222,7 @@ class Speculation:
 
     def _alone(self, question: Question) -> Answer:
         """Answer plainly, by the same loop, cache and clock."""
-        target = Target(self._plain, question, self._room(question))
+        target = self._target(self._plain, question)
         start = time.perf_counter()
         target.side.start()
         rule, ends = rule_of(question.config, question.chance), ends_of(question.config)
@@ -231,7 +235,7 @@ class Speculation:
     def _speculative(self, question: Question) -> Answer:
         """Answer by the decoder: prefills in turn or at once, then rounds."""
         method, partner = self._method, self._partner
-        target = Target(self._looking, question, self._room(question))
+        target = self._target(self._looking, question)
         partner.begin(self._answering(question, target))
         self._told: Guidance | None = None
         start = time.perf_counter()
@@ -269,6 +273,9 @@ class Speculation:
         order = Order(question.chat, question.sample, question.config, room, question.chance)
         return Answering(target.side, target.visual, order)
 
+    def _target(self, session: Session, question: Question) -> Target:
+        return Target(session, question, self._room(question), self._graphs)
+
     def _room(self, question: Question) -> int:
         """Return the longest answer that a cache must hold, drafts included."""
         ahead = 2 * self.gamma + len(self._method.tree) + 1
@@ -293,7 +300,7 @@ class Speculation:
         method, partner = self._method, self._partner
         if method.source == "nobody":
             return []
-        target = Target(self._looking, question, self._room(question))
+        target = self._target(self._looking, question)
         partner.begin(self._answering(question, target))
         if partner.why is not None:
             return []
@@ -320,6 +327,6 @@ class Speculation:
             return None
         if place in (len(found), len(plain)):
             return Mismatch(place, float("inf"))  # one of them goes on where the other has ended
-        target = Target(self._plain, question, self._room(question))
+        target = self._target(self._plain, question)
         logits = target.side.behind(plain[:place]).float()
         return Mismatch(place, float((logits[plain[place]] - logits[found[place]]).abs()))

@@ -12,6 +12,8 @@ from harness.adapters.base import Adapter
 from harness.decoding.attention import attention_configs, chain_mask, folded, window_mask
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import Draft
+from harness.decoding.fixed import FixedSteps, Text
+from harness.decoding.graphs import Graphs
 from harness.errors import UserError
 
 
@@ -23,20 +25,23 @@ class TextStack:
     Args:
         adapter: the model.
         room: tokens that the cache has room for behind the prompt.
+        graphs: records steps of one token and runs them again; None: every step is launched operation by operation.
     """
 
     #: (..., 1, 1) position of the first token of the answer, known once the prompt has run.
     following: Tensor
 
-    def __init__(self, adapter: Adapter, room: int) -> None:
+    def __init__(self, adapter: Adapter, room: int, graphs: Graphs | None = None) -> None:
         self.device = adapter.device
         self._decoder = adapter.decoder
         self._configs = attention_configs(self._decoder)
         text = self._decoder.config
         self._groups = text.num_attention_heads // text.num_key_value_heads
-        self._embed = adapter.model.get_input_embeddings()
-        self._dtype = self._embed.weight.dtype
-        self._head = adapter.model.get_output_embeddings()
+        embed = adapter.model.get_input_embeddings()
+        self._dtype = embed.weight.dtype
+        self._text = Text(embed, self._decoder, adapter.model.get_output_embeddings())
+        self._graphs = graphs
+        self._steps: FixedSteps | None = None
         #: Keys and values of the prompt and of what was run behind it.
         self.cache = RoomyCache(len(self._decoder.layers), room)
 
@@ -60,6 +65,8 @@ class TextStack:
             keys = max(lengths) + count
             ragged = min(lengths) < max(lengths)
             mask = None
+            if self._graphs is not None and count == 1 and seen is None and strong and not ragged:
+                return self._fixed(self._graphs).run(ids, places[0])
             if seen is not None:
                 if not strong:
                     self._check_branches(ragged)
@@ -87,16 +94,16 @@ class TextStack:
             steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
         else:
             steps = torch.tensor(places, device=ids.device)
-        hidden = self._decoder(
-            inputs_embeds=self._embed(ids[None]),
-            position_ids=self.following + steps,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
+        logits = self._text(ids[None], self.following + steps, mask, self.cache)
         # A spread model ends on its last device; what listens to prompt and answer is on the first.
-        logits: Tensor = self._head(hidden)[0].to(self.device)
-        return logits
+        return logits.to(self.device)
+
+    def _fixed(self, graphs: Graphs) -> FixedSteps:
+        """Return the answer's recorded steps, with none recorded yet when first asked."""
+        if self._steps is None:
+            shape = self._groups, self._dtype
+            self._steps = FixedSteps(self._text, self.cache, self.following, shape, graphs)
+        return self._steps
 
 
 def tree_sight(missing: int, tree: Draft) -> Tensor:

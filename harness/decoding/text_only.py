@@ -34,6 +34,11 @@ def text_only_prefill(
     if words.shape[0] != 1:
         raise ValueError(f"{words.shape[0]} prompts; a prefill by itself takes one")
     ids = inputs["input_ids"][:, words[0].to(inputs["input_ids"].device)]
+    return prefilled_words(adapter, ids, cache)
+
+
+def prefilled_words(adapter: Adapter, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    """Run the words `ids` (1, L), positions from 0 on, and return what `text_only_prefill` does."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
     if axes > 1:

@@ -36,6 +36,10 @@ def checks(store: Path) -> Iterator[tuple[str, Check]]:
     for name, check in (
         ("draft on a stream", partial(exactness.speculative, "cuda:0", "threads")),
         (
+            "CUDA graphs on two streams",
+            partial(exactness.speculative, "cuda:0", "threads", "engine.graphs=true"),
+        ),
+        (
             "device_map",
             partial(exactness.same_answers, ["model.device_map=auto"], ["model.device=cpu"]),
         ),

@@ -114,9 +114,9 @@ def close_logits(overrides: Sequence[str], reference: Sequence[str], tolerance: 
     return f"first logits within {apart:.0e} of the largest"
 
 
-def speculative(device: str, transport: str) -> str:
+def speculative(device: str, transport: str, *more: str) -> str:
     """A draft beside its target changes no answer, and none is given up."""
-    overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}"]
+    overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     assert isinstance(job.method, Decoder)
     adapter = model_on(f"model.device={device}")

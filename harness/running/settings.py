@@ -108,7 +108,11 @@ def _engine(spec: RunSpec, method: Method) -> dict[str, Any]:
         "positions": engine.positions if _acts(spec, method) else None,
         "rescore": engine.rescore,
     }
-    of_decoders = {"transport": _transport(engine.transport, method), "compare": engine.compare}
+    of_decoders = {
+        "transport": _transport(engine.transport, method),
+        "compare": engine.compare,
+        "graphs": "auto" if engine.graphs is None else engine.graphs,
+    }
     return {
         "warmup": engine.warmup,
         **(dict.fromkeys(of_reducers) if decodes else of_reducers),
