@@ -1,8 +1,8 @@
 """CUDA graphs: the kernels of a step, recorded once and launched together, and where that can be done.
 
-A step of a small model is hundreds of kernels of a few microseconds each, and launching them from Python takes longer
-than running them. A graph is launched as a whole. What it holds is addresses and numbers: a step may read nothing from
-the device, and whatever changes between two steps must be in a tensor that stays where it is.
+A step of a small model is hundreds of kernels of a few microseconds each, and launching them from Python can take
+longer than running them. A graph is launched as a whole. What it holds is addresses and numbers: a step may read
+nothing from the device, and whatever changes between two steps must be in a tensor that stays where it is.
 """
 
 from __future__ import annotations

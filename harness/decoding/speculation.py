@@ -68,6 +68,7 @@ class Speculation:
     def __enter__(self) -> Speculation:
         """Open the target's sessions, and start whoever drafts."""
         spec, method, adapter = self._spec, self._method, self._adapter
+        self._graphs = graphs_for(adapter, spec.engine.graphs)
         plain = Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed)
         self._plain = self._stack.enter_context(plain)
         self._looking = self._plain
@@ -76,7 +77,6 @@ class Speculation:
             looking = Session(adapter, onlooker, spec.budget, seed=spec.seed)
             self._looking = self._stack.enter_context(looking)
         engine, draft = spec.engine, self._draft_spec()
-        self._graphs = graphs_for(adapter, engine.graphs)
         self.transport = "sequential"
         self._apart = True
         if draft is not None:
