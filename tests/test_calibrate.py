@@ -28,7 +28,7 @@ from harness.calibration.priors import (
 from harness.config.spec import ModelSpec, RunSpec
 from harness.engine.session import Session
 from harness.errors import UserError
-from methods.base import MethodError
+from methods.base import MethodError, Site
 from methods.d2pruner import D2Pruner
 from methods.fastv import FastV
 from tests import tiny
@@ -197,6 +197,16 @@ def test_only_methods_that_read_a_prior_need_one(spec: ModelSpec):
     path = save_prior(spec, 2, (torch.ones(4, 4),), MADE_FROM)
     assert require_prior(spec, D2Pruner(K=3), "d2pruner") == (path,)
     assert torch.equal(prior_for(spec, D2Pruner(K=3))[0], torch.ones(4, 4))
+
+
+def test_the_priors_of_several_layers_are_refused(spec: ModelSpec):
+    class Twice(D2Pruner):
+        def sites(self, depth: int) -> tuple[Site, ...]:
+            return (Site("layer", 2), Site("layer", 3))
+
+    assert prior_layers(Twice(), tiny.DEPTH) == (1, 2)
+    with pytest.raises(UserError, match=r"priors of layers \(1, 2\); valid: one layer"):
+        prior_for(spec, Twice())
 
 
 def test_other_weights_make_a_prior_stale(spec: ModelSpec, tmp_path: Path):

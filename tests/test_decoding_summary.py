@@ -190,3 +190,14 @@ def test_answers_with_windows_of_their_own_add_up() -> None:
     small = (1 + a) / (1 + a - a**2) * 4 / 4
     large = (1 + a + a**2 + a**3) / (1 + a - a**4) * 4 / 6
     assert block["speedup_predicted"] == pytest.approx(3 / (2 / small + 1 / large))
+
+
+def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
+    """Answers of a sampling run may differ in length from those of plain decoding."""
+    # Behind the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
+    spent = (Spent(9.0, 1.0, 6.0, 3), Spent(9.0, 0.0, 10.0, 3))
+    plain = (Spent(9.0, 0.0, 16.0, 5), Spent(9.0, 0.0, 10.0, 6))
+    both = [telling(spent=own, plain=slow) for own, slow in zip(spent, plain, strict=True)]
+    block = speculative_block([one.entry() for one in both], overlap=True)
+    assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 / 3 + 2 / 5) / 2)
+    assert block["speedup_decode"] == pytest.approx((26 / 9) / (16 / 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from harness.engine.record import Record
 from harness.errors import UserError
 from harness.evaluation.batch import remembered
-from harness.evaluation.samples import Sample, finished, read_scores
+from harness.evaluation.samples import Failure, Sample, SampleErrors, finished, read_scores
 from harness.journal import Journal
 
 RECORDED = Record("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
@@ -80,3 +81,15 @@ def test_a_journal_that_is_no_file_is_one_line(tmp_path: Path, kind: str) -> Non
     (os.mkdir if kind == "folder" else os.mkfifo)(journal.path)
     with pytest.raises(UserError, match=r"journal\.jsonl is not a file; remove it"):
         journal.entries()
+
+
+@pytest.mark.parametrize(
+    ("count", "rest"), [(1, ""), (5, ""), (6, "; and 1 more"), (9, "; and 4 more")]
+)
+def test_an_error_line_names_five_failures_and_counts_the_rest(count: int, rest: str) -> None:
+    failures = [Failure("t", number, "E: x") for number in range(count)]
+    error = SampleErrors(failures, 20)
+    named = "; ".join(f"t/{number}: E: x" for number in range(min(count, 5)))
+    assert str(error).startswith(f"{count} of 20 samples failed: {named}{rest} (finished")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.failures, again.total, str(again)) == (error.failures, 20, str(error))

@@ -173,11 +173,14 @@ def test_peak_sees_memory_that_is_gone_at_the_end() -> None:
 def test_without_the_reset_the_note_says_what_the_number_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t 7 kB\n")
     monkeypatch.setattr(memory, "_RESET", tmp_path / "absent" / "clear_refs")
+    monkeypatch.setattr(memory, "_STATUS", status)
     with peak_memory() as peak:
         pass
     assert "life of the process" in peak.note
-    assert peak.bytes > 0
+    assert peak.bytes == 7 * 1024
 
 
 def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

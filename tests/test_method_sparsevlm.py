@@ -12,6 +12,7 @@ from harness.budget import Budget
 from harness.measure.schedule import achieved
 from methods.base import MethodError, Site, View
 from methods.select.density import density_peaks, nearest_centre, squared_distances
+from methods.select.raters import rater_weights
 from methods.select.recycling import split
 from methods.sparsevlm import SparseVLM
 from tests.method_cases import make_view, replaced
@@ -283,3 +284,16 @@ def test_what_the_relevant_word_looks_at_is_kept():
     floor = 24 / 144
     assert planted_recall(invert=False) > 0.99
     assert planted_recall(invert=True) < floor
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_words_that_differ_by_rounding_alone_all_rate(above):
+    """Equal words are as relevant as the mean, which sums of fp32 may miss by a little on either side."""
+    torch.manual_seed(0)
+    for n_words in range(2, 24):
+        for n_tokens in (1, 3, 7, 50):
+            embedded = torch.randn(1, n_tokens, 8)
+            words = torch.randn(1, 1, 8).expand(1, n_words, 8)
+            places, after = torch.arange(n_tokens)[None], torch.ones(1, n_words, dtype=torch.bool)
+            found = rater_weights(embedded, places, words, after, above)
+            torch.testing.assert_close(found, torch.full((1, n_words), 1 / n_words))

@@ -448,6 +448,15 @@ def test_regions_are_exactly_as_many_rectangles_with_their_centres(tiling):
         assert torch.all(torch.diff(centre[0]) > 0)
 
 
+@pytest.mark.parametrize(("height", "width"), [(4, 16), (16, 4), (3, 12)])
+def test_regions_of_a_long_tile_are_squares_and_not_strips(height: int, width: int) -> None:
+    grid, side = grid_of([(0, 0, height, width)]), min(height, width)
+    region, _ = regions(grid[None], height * width // side**2)
+    for number in region.unique().tolist():
+        rows, columns = grid[region[0] == number][:, 2:].unbind(1)
+        assert (len(rows.unique()), len(columns.unique())) == (side, side)
+
+
 def test_regions_are_squares_where_the_count_allows():
     region, _ = regions(grid_of([(0, 0, 12, 12)])[None], 36)
     tall = region.view(12, 12)

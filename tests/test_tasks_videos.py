@@ -21,6 +21,7 @@ from harness.config.compose import CONF
 from harness.config.spec import ROOT
 from harness.errors import UserError
 from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+from harness.store import Store
 from tests.families import FAMILIES
 from tests.families.qwen import write_clip
 from tests.media_tasks import tiny_model
@@ -279,7 +280,11 @@ def test_mvbench_runs(mvbench: Any, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run.main([f"store={tmp_path}", "benchmark=mvbench_describe", *model, *settings]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["n_samples"] == 2
-    assert row["metrics"]["words"]["value"] >= 0
+    journal = Store(tmp_path).run(row["run_key"]).journal
+    answers = [entry["answer"] for entry in journal.entries() if "answer" in entry]
+    counts = [len(re.findall(r"\w+", answer)) for answer in answers]
+    assert len(answers) == 2
+    assert row["metrics"]["words"]["value"] == sum(counts) / 2
 
 
 def test_mvbench_has_the_subtasks_of_lmms_eval() -> None:
