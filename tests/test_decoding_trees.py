@@ -110,6 +110,17 @@ def test_processors_hear_each_nodes_own_way(settings: dict) -> None:
     assert trace.tokens == plain("llava", **settings)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 1}], ids=str
+)
+def test_a_tree_of_one_way_is_the_chain_that_the_same_side_drafts(settings: dict) -> None:
+    one, other = (side("llava", Uniform(), 0.5, **settings) for _ in range(2))
+    tree = TreeDrafter(one, (-1, 0, 1, 2, 3)).draft([7, 8], 1)
+    chain = other.draft([7, 8], 5)
+    assert tree.tokens == chain.tokens
+    assert tree.tokens != side("llava", Uniform(), 0.5).draft([7, 8], 5).tokens  # they listen
+
+
 def test_a_draft_of_words_drafts_trees() -> None:
     blind = side("qwen2_5_vl", prefill=lambda a, i: lambda cache: text_only_prefill(a, i, cache))
     machine = Machine(TreeDrafter(blind, BUSHY), known_side("qwen2_5_vl"), Greedy(), Sequential())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.budget import Budget
-from harness.engine.probe import received_mean
+from harness.engine.idle import IdleBlocks
+from harness.engine.probe import mean_logits, received_everywhere, received_mean, word_rows
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.base import MethodError, Need, Site
@@ -68,6 +69,43 @@ def test_blocks_do_not_change_the_mean():
     whole = received_mean(query, key, 0.3, valid, block=64)
     parts = received_mean(query, key, 0.3, valid, block=3)
     assert torch.allclose(whole, parts, atol=1e-6)
+
+
+def test_probes_equal_whole_maps_written_out():
+    """Grouped heads, and a second row with padding: what real queries that may see a key pay it on average."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 11, 8, generator=generator, dtype=torch.float64)
+    key = torch.randn(2, 2, 11, 8, generator=generator, dtype=torch.float64)
+    valid = torch.ones(2, 11, dtype=torch.bool)
+    valid[1, :4] = False
+    logits = 0.3 * query @ key.repeat_interleave(2, 1).transpose(2, 3)
+    seen = torch.ones(11, 11, dtype=torch.bool).tril() & valid[:, None, None]
+    maps = logits.masked_fill(~seen, -1e30).softmax(-1).mean(1)
+    for row, first in ((0, 0), (1, 4)):
+        for slot in range(first, 11):
+            got = received_mean(query, key, 0.3, valid, block=3)[row, slot]
+            torch.testing.assert_close(got, maps[row, slot:, slot].mean())
+    asked = torch.tensor([[2, 10], [7, -1]])
+    rows = word_rows(query, key, 0.3, valid, asked, block=1)
+    torch.testing.assert_close(rows[0], maps[0, [2, 10]])
+    torch.testing.assert_close(rows[1], torch.stack([maps[1, 7], torch.zeros(11).double()]))
+    torch.testing.assert_close(mean_logits(query, key, 0.3), logits.mean((1, 2)))
+    everywhere = received_everywhere(query, key, 0.3, block=3)
+    torch.testing.assert_close(everywhere, logits.softmax(-1).mean((1, 2)))
+
+
+def test_blocks_that_idled_have_the_forward_that_they_had():
+    """Also one of their own, as accelerate's hooks put there."""
+    plain, hooked = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    hooked.forward = lambda hidden: hidden + 1
+    one = torch.ones(1, 2)
+    before = plain(one)
+    with IdleBlocks([plain, hooked]):
+        assert plain(one) is one
+        assert hooked(one) is one
+    assert torch.equal(plain(one), before)
+    assert torch.equal(hooked(one), one + 1)
+    assert "forward" not in vars(plain)
 
 
 def test_padded_batch_gives_the_signals_of_single_rows(sdpa):

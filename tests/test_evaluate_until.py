@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.evaluate import Evaluation, evaluate_session
-from harness.evaluation.generation import settings
+from harness.evaluation.generation import cut, settings
 from harness.evaluation.samples import Sample
 from harness.evaluation.tasks import load_tasks
 from harness.store import Journal
@@ -132,3 +132,42 @@ def test_a_sample_comes_back_from_its_entry(tmp_path: Path) -> None:
     back = Sample.from_entry(entries[0])
     assert back == replace(result.samples[0], record=back.record)
     assert back.raw == f"7{BODY}"
+
+
+@pytest.mark.parametrize(
+    ("text", "until", "left"),
+    [
+        ("one\ntwo\nthree", ("\n",), "one"),
+        ("one. two\nthree. four", ("\n", ". "), "one"),
+        ("one. two\nthree. four", (". ", "\n"), "one"),
+        ("\n\nat once", ("\n\n",), ""),
+        ("one\ntwo", (), "one\ntwo"),
+        ("one", ("\n",), "one"),
+    ],
+)
+def test_an_answer_ends_before_the_first_of_all_stop_strings(
+    text: str, until: tuple[str, ...], left: str
+) -> None:
+    assert cut(text, until) == left
+
+
+@pytest.mark.parametrize(
+    ("asked", "sampled"),
+    [
+        ({}, False),
+        ({"temperature": 0}, False),
+        ({"temperature": 0.2}, True),
+        ({"do_sample": True}, True),
+        ({"do_sample": False, "temperature": 0.2}, False),
+        ({"do_sample": True, "temperature": 0}, False),
+        ({"do_sample": True, "temperature": 0.0, "top_p": 0.5}, False),
+    ],
+    ids=str,
+)
+def test_a_temperature_of_zero_is_greedy_whatever_else_is_said(
+    asked: dict[str, Any], sampled: bool
+) -> None:
+    found = settings(asked).generate
+    assert found["do_sample"] is sampled
+    assert ({"temperature", "top_p", "top_k"} <= set(found)) is sampled
+    assert sampled or not {"temperature", "top_p", "top_k"} & set(found)

@@ -7,10 +7,13 @@ import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
@@ -21,6 +24,7 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 
 from harness.errors import UserError
 from harness.media import decoding, frames, timeline
+from harness.media.container import _video_stream
 from harness.media.frames import sample_frames
 from harness.media.pictures import open_image
 from harness.media.rules import each_second, frames_wanted, pick
@@ -395,6 +399,21 @@ def test_files_that_are_no_videos_are_named(folder: Path) -> None:
             sample_frames(folder / name, 2)
         assert name in str(got.value)
         assert "\n" not in str(got.value)
+
+
+def test_cover_art_is_no_video_wherever_it_stands() -> None:
+    cover = SimpleNamespace(disposition=Disposition.attached_pic, codec_context=object())
+    film = SimpleNamespace(disposition=Disposition.default, codec_context=object())
+
+    def holding(*streams: object) -> Any:
+        return SimpleNamespace(
+            format=SimpleNamespace(name="mp4"), streams=SimpleNamespace(video=streams)
+        )
+
+    assert _video_stream(holding(cover, film), "a") is film
+    assert _video_stream(holding(film, cover), "a") is film
+    with pytest.raises(UserError, match="'a' has no video stream"):
+        _video_stream(holding(cover), "a")
 
 
 def test_files_that_lost_their_end_are_refused(folder: Path) -> None:
