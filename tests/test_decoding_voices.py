@@ -27,6 +27,7 @@ PENALTIES = [
     {"no_repeat_ngram_size": 3},
     {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     {"bad_words_ids": [[5], [7, 9]]},
+    {"forced_eos_token_id": 11},
 ]
 
 
@@ -50,6 +51,7 @@ def test_the_processors_make_a_difference() -> None:
     free = plain("llava")
     assert plain("llava", repetition_penalty=1.3) != free
     assert plain("llava", no_repeat_ngram_size=3) != free
+    assert plain("llava", forced_eos_token_id=11) != free
 
 
 def test_an_answer_may_be_told_to_go_on_behind_its_end() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from harness.budget import Budget
-from harness.engine.owners import share_out
+from harness.engine.items import Item, rectangle
+from harness.engine.owners import Owners, share_out
+from harness.engine.reading import read_layout
 from harness.engine.rollout import rollout, rollout_of_words
 from harness.engine.session import Session
+from harness.engine.tower import TowerRun
+from harness.engine.tower_states import TowerStates
 from harness.errors import UserError
+from harness.measure.clock import Clock
 from harness.measure.flops import tower_flops
 from methods.base import Assignment, MethodError, Mixture, Need, Plan, Site, TokenReducer, View
 from methods.none import NoReduction
@@ -245,3 +252,43 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
         assert all(a <= b for a, b in zip(before, now, strict=True))
         before = now
     assert before == [16, 9, 5]
+
+
+def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
+    """Not by its place in the batch, or no row would get what it gets alone."""
+    run = object.__new__(TowerRun)
+    run._owners = Owners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
+    run._generator_of = lambda row, picture, site: (row, picture, site)
+    drawn = [run._generator(picture, 5) for picture in range(4)]
+    assert drawn == [(0, 0, 5), (1, 0, 5), (1, 1, 5), (2, 0, 5)]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_pictures_without_a_place_in_the_prompts_are_refused(count: int) -> None:
+    ids = torch.tensor([[5, 9, 9, 9, 9, 6]])
+    item = Item(rectangle(1, 2, 2), torch.arange(4)[:, None])
+    assert read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item]}).counts == (4,)
+    with pytest.raises(UserError, match=f"^{count - 1} images or videos of the batch have no"):
+        read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item] * count})
+
+
+@pytest.mark.parametrize(("count", "first"), [(24, 16), (23, 16), (27, 18), (4, 3), (3, 2), (1, 1)])
+def test_states_of_the_last_third_are_averaged(count: int, first: int) -> None:
+    """State i is what layer i - 1 returns; of 24 layers the states 16 to 24 count."""
+    layers = [torch.nn.Identity() for _ in range(count)]
+    adapter: Any = SimpleNamespace(
+        tower_layers=lambda: layers, to_units=lambda one: one.flatten(0, 1)
+    )
+    states = TowerStates(adapter, extra=1)
+    assert states.watched == layers[first - 1 :]
+    generator = torch.Generator().manual_seed(0)
+    returned = torch.randn(count, 2, 5, 3, generator=generator)
+    for _ in range(2):  # nothing is left of the pass before
+        handles = states.hook(Clock())
+        for picture in range(2):  # two calls of the tower
+            for layer, state in zip(layers, returned[:, picture, None], strict=True):
+                layer(state)
+        for handle in handles:
+            handle.remove()
+        wanted = returned[first - 1 :, :, 1:].mean(0).flatten(0, 1)
+        torch.testing.assert_close(states.mean(), wanted)
