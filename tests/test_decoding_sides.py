@@ -256,3 +256,13 @@ def test_several_chats_are_refused() -> None:
         pytest.raises(ValueError, match="one"),
     ):
         session.prefill(inputs, side("llava").cache)
+
+
+def test_a_row_of_another_answer_is_not_taken_for_one_of_adopted_tokens() -> None:
+    one, source = (side("llava", do_sample=True) for _ in range(2))
+    stale = one.rows([5, 9, 9], Draft(()))[0]
+    wanted = source.rows([5, 6, 7], Draft(()))[0]
+    assert not torch.allclose(stale, wanted)
+    one.cut(1)
+    one.adopt([5, 6, 7], source)
+    torch.testing.assert_close(one.rows([5, 6, 7], Draft(()))[0], wanted)
