@@ -59,7 +59,7 @@ def copies(count: int, root: Path = ROOT) -> Iterator[Queue[Path]]:
         yield free
 
 
-def passes(tree: Path, tests: Sequence[str], patience: float = PATIENCE) -> bool:
+def passes(tree: Path, tests: Sequence[str], patience: float | None = PATIENCE) -> bool:
     """Run tests in a tree and say whether all pass; a run that hangs for `patience` seconds does not."""
     run = _FORKS.Process(target=_run, args=(tree, tests))
     run.start()
