@@ -8,6 +8,7 @@ process computes the run. A row is judged by its own folder alone: no other file
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from harness import durable
-from harness.errors import UserError, tell_once
+from harness.errors import StoreLost, UserError, tell_once
 from harness.journal import Journal
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 #: Version of the layout of `row.json`; a reader refuses a newer one.
 SCHEMA = 1
+
+#: What a file system says that has no locks, or that takes no file for one.
+WITHOUT_LOCKS = frozenset(
+    (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EROFS, errno.EACCES)
+)
 
 #: Bytes that a store must have room for: those of a row.
 PROBE = 16_384
@@ -117,6 +123,9 @@ class RunDir:
         Yields whether it is held; another process may hold it for longer than `patience` seconds. The lock ends with
         its process, however that ends. It holds among the processes of one machine; several machines that share a file
         system need a lease.
+
+        Raises:
+            StoreLost: the disk does not take the file of the lock.
         """
         lock = FileLock(self.path / "lock", timeout=patience, poll_interval=0.2)
         try:
@@ -124,8 +133,10 @@ class RunDir:
         except Timeout:
             yield False
             return
-        except (OSError, NotImplementedError):
-            # A file system without locks: two commands may then compute the same run, and either's row is whole.
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise StoreLost(f"run {self.path} cannot be held: {error.strerror}") from error
+            # Two commands may then compute the same run, and either's row is whole.
             yield True
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
+@cache
 def spec_of(*argv: str) -> RunSpec:
+    """Compose once what several tests look at."""
     command = read_command(argv)
     assert command is not None
     return RunSpec.from_config(command.cells[0])

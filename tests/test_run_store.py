@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -148,3 +150,29 @@ def test_a_run_is_held_by_one_at_a_time_and_given_back(tmp_path: Path) -> None:
         assert (first, second) == (True, False)
     with run.claim(0) as again:
         assert again
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EROFS])
+def test_without_locks_every_command_may_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def acquire(_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("harness.store.FileLock.acquire", acquire)
+    with Store(tmp_path).run("k1").claim(0) as held:
+        assert held
+
+
+def test_a_lock_that_a_disk_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("harness.store.FileLock.acquire", acquire)
+    with (
+        pytest.raises(StoreLost, match="k1 cannot be held: Input/output error"),
+        Store(tmp_path).run("k1").claim(0),
+    ):
+        pass

@@ -22,7 +22,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
+    """Start from the usual ones, whatever the test run was told to ignore, and put back what was there."""
     former = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in former.items():
         signal.signal(number, handler)

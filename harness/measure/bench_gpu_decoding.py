@@ -26,7 +26,7 @@ from harness.decoding.threads import Threads
 from harness.decoding.transports import Sequential
 from harness.decoding.voices import Voice
 from harness.measure import bench_sd
-from harness.measure.bandwidth import against_bandwidth, copy_rate, step_bytes
+from harness.measure.bench_bandwidth import against_bandwidth, copy_rate, step_bytes
 from harness.measure.bench_gpu_setup import Found, Plan, tried
 from harness.measure.bench_setup import Figure, Setup
 

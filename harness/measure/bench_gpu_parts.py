@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.config.spec import RunSpec
 from harness.measure import bench_engine
-from harness.measure.bandwidth import against_bandwidth, copy_rate, step_bytes
+from harness.measure.bench_bandwidth import against_bandwidth, copy_rate, step_bytes
 from harness.measure.bench_engine import METHODS, Instance
 from harness.measure.bench_gpu_setup import Found, Note, Plan, tried
 from harness.measure.bench_select_parts import ratio_row
