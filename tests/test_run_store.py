@@ -6,11 +6,14 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from harness.config.spec import ROOT
 from harness.errors import StoreLost
 from harness.store import RunDir, Store
 from tests.run_helpers import Bench, make_bench
@@ -144,10 +147,23 @@ def test_a_command_waits_for_another_that_computes_the_same_run(
     assert told == [f"waiting: another command computes run {run.path}"]
 
 
-def test_a_run_is_held_by_one_at_a_time_and_given_back(tmp_path: Path) -> None:
+def claimed_elsewhere(run: RunDir) -> str:
+    """Let another process try to hold a run; say what it was told."""
+    program = (
+        "import sys; from pathlib import Path; from harness.store import RunDir\n"
+        "with RunDir(Path(sys.argv[1])).claim(0.1) as held: print(held)"
+    )
+    call = [sys.executable, "-c", program, str(run.path)]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout.strip()
+
+
+def test_a_run_is_held_by_one_process_at_a_time_and_given_back(tmp_path: Path) -> None:
     run = Store(tmp_path).run("k1")
-    with run.claim(0) as first, run.claim(0.1) as second:
-        assert (first, second) == (True, False)
+    with run.claim(0) as held:
+        assert held
+        assert claimed_elsewhere(run) == "False"
+    assert claimed_elsewhere(run) == "True"
     with run.claim(0) as again:
         assert again
 
