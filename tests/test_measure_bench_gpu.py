@@ -17,7 +17,7 @@ from torch import nn
 from harness.decoding.drafts import NOTHING
 from harness.decoding.meter import Lap, Meter
 from harness.measure import (
-    bandwidth,
+    bench_bandwidth,
     bench_gpu,
     bench_gpu_page,
     bench_gpu_parts,
@@ -253,21 +253,23 @@ def test_a_step_reads_the_decoder_and_the_head_and_of_a_table_only_what_is_the_h
         )
         return SimpleNamespace(model=model, decoder=decoder)
 
-    assert bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
     head.weight = table.weight
-    assert bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
     half: Any = adapter(nn.Linear(4, 100, bias=False).bfloat16())
-    assert bandwidth.step_bytes(half) == 4 * 16 + 2 * 400
+    assert bench_bandwidth.step_bytes(half) == 4 * 16 + 2 * 400
 
 
 def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Meter, "run", lambda self, work: (work(), Lap(0.5, 0.1)))
-    rate = bandwidth.copy_rate(torch.device("cpu"), 1000)
-    assert rate == 2 * 1000 * bandwidth.COPIES / 0.5
+    rate = bench_bandwidth.copy_rate(torch.device("cpu"), 1000)
+    assert rate == 2 * 1000 * bench_bandwidth.COPIES / 0.5
 
 
 def test_a_step_is_held_against_its_bytes() -> None:
-    step, least, reached = bandwidth.against_bandwidth("p", "full", [4.0, 2.0, 9.0], 10**9, 1e12)
+    step, least, reached = bench_bandwidth.against_bandwidth(
+        "p", "full", [4.0, 2.0, 9.0], 10**9, 1e12
+    )
     assert (step.value, step.quartiles, step.unit) == (4, (3, 6.5), "ms")
     assert (least.value, least.unit) == (1, "ms")
     assert (reached.value, reached.unit) == (25, "%")
