@@ -50,6 +50,14 @@ SHAPE: Mapping[str, type | tuple[type, ...]] = {
 }
 BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
 
+#: What is shown of a row that is served again: numbers, or null, of these names.
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("visual", "requested_keep", "kept_final", "layer_average"),
+    "flops": ("prefill_exact", "share_of_full"),
+    "time": ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"),
+    "memory": ("kv_bytes", "peak_bytes"),
+}
+
 
 class Unreadable(UserError):
     """A file `row.json` holds no row that this version can take for the run of its folder."""
@@ -95,8 +103,11 @@ class RunDir:
         """When the row was committed, in seconds; orders rows by age."""
         return (self.path / "row.json").stat().st_mtime
 
-    def row(self) -> dict[str, Any] | None:
+    def row(self, whole: bool = False) -> dict[str, Any] | None:
         """Return the committed row, or None while the run is not finished.
+
+        Args:
+            whole: whether it is to be shown, so that everything shown must be there.
 
         Raises:
             Unreadable: the file is damaged, of a newer version of the layout, or the row of another run.
@@ -106,6 +117,8 @@ class RunDir:
             return None
         try:
             problem, row = None, _row(path)
+            if whole:
+                _check_whole(row)
         except (OSError, ValueError, RecursionError) as error:
             problem, row = f"is damaged ({error})", {}
         if problem is None and row["run_key"] != self.path.name:
@@ -249,6 +262,25 @@ def _row(path: Path) -> dict[str, Any]:
         if not isinstance(row.get(name), kind):
             raise ValueError(f"{name} is {row.get(name)!r}")
     return row
+
+
+def _check_whole(row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless every number that is shown of a row is there."""
+    metrics = row.get("metrics")
+    if not metrics:
+        raise ValueError(f"metrics is {metrics!r}")
+    tables: dict[str, tuple[Any, tuple[str, ...]]] = {
+        f"metrics.{name}": (values, ("value", "stderr")) for name, values in metrics.items()
+    }
+    tables |= {block: (row.get(block), names) for block, names in SHOWN.items()}
+    for place, (values, names) in tables.items():
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{place} is {values!r}")
+        for name in names:
+            if not isinstance(values.get(name, ""), int | float | None):
+                raise ValueError(f"{place}.{name} is {values.get(name)!r}")
+    if not isinstance(row["extra"].get("failures"), list):
+        raise ValueError(f"extra.failures is {row['extra'].get('failures')!r}")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -96,6 +96,35 @@ def test_a_damaged_row_is_replaced_by_force_as_its_line_says(bench: Bench) -> No
     assert run.row() == forced.last
 
 
+@pytest.mark.parametrize(
+    ("block", "name", "value"),
+    [
+        ("tokens", "kept_final", "36"),
+        ("flops", "share_of_full", []),
+        ("time", "prefill_ms", {}),
+        ("memory", "kv_bytes", "x"),
+        ("metrics", "accuracy", None),
+        ("extra", "failures", None),
+    ],
+)
+def test_a_row_that_lacks_what_is_shown_is_refused_in_one_line(
+    bench: Bench, block: str, name: str, value: object
+) -> None:
+    done = bench("method=fastv").last
+    run = only_run(bench)
+    for damaged in (
+        {k: v for k, v in done[block].items() if k != name},
+        done[block] | {name: value},
+    ):
+        if block == "metrics" and name not in damaged:
+            damaged = {}
+        (run.path / "row.json").write_text(json.dumps(done | {block: damaged}))
+        refused = bench("method=fastv")
+        assert (refused.code, refused.out) == (2, "")
+        (line,) = refused.err.splitlines()
+        assert f"is damaged ({block}" in line
+
+
 def test_rows_of_other_runs_do_not_matter(bench: Bench) -> None:
     done = bench("method=fastv")
     key = done.last["run_key"]

@@ -147,7 +147,7 @@ class Runner:
 
         def read() -> dict[str, Any] | None:
             try:
-                return directory.row()
+                return directory.row(whole=True)
             except Unreadable:
                 if not job.spec.force:
                     raise
