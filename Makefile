@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test check mutants lint types bench bench-engine bench-select bench-sd bench-gpu train-seedling quickstart sweep clean
+.PHONY: run doctor test check mutants lint types layers bench bench-engine bench-select bench-sd bench-gpu train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -28,25 +28,28 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(PY) -m mypy
 
-check: lint types test  ## what CI runs
+layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pyproject.toml
+	$(VENV)/bin/lint-imports --no-cache
+
+check: lint types layers test  ## what CI runs
 
 mutants: $(STAMP)  ## small mistakes made on purpose: do the tests notice? ARGS="--sample 20" in minutes
 	$(PY) -m tests.mutants $(ARGS)
 
 bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
-	$(PY) -m harness.measure.bench_engine --write docs $(ARGS)
+	$(PY) -m harness.bench.engine --write docs $(ARGS)
 
 bench-select: $(STAMP)  ## selection over the similarity product, growth and memory
-	$(PY) -m harness.measure.bench_select --write docs $(ARGS)
+	$(PY) -m harness.bench.select --write docs $(ARGS)
 
 bench-sd: $(STAMP)  ## speculative decoding: speed-ups, overlap and what was predicted
-	$(PY) -m harness.measure.bench_sd --write docs $(ARGS)
+	$(PY) -m harness.bench.sd --write docs $(ARGS)
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
-	$(PY) -m harness.measure.bench_gpu --write docs $(ARGS)
+	$(PY) -m harness.bench.gpu --write docs $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
-	$(PY) -m harness.measure.bench $(ARGS)
+	$(PY) -m harness.bench.speed $(ARGS)
 
 quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and plot
 	$(PY) run.py +experiment=quickstart $(ARGS)
@@ -55,7 +58,7 @@ sweep: $(STAMP)  ## every method against random on all embedded benchmarks: docs
 	$(PY) run.py +experiment=sweep $(ARGS)
 
 train-seedling: $(STAMP)  ## train the embedded models from scratch (about two hours on two cores)
-	$(PY) -m harness.seedling.train all $(ARGS)
+	$(PY) -m harness.seedling.training all $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

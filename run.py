@@ -61,13 +61,14 @@ def carry_out(arguments: Sequence[str]) -> int:
 def run_all(command: Command, ranks: Ranks) -> int:
     """Check every cell before the first one runs, then run them; return the worst exit code."""
     # A misspelt name was told at once; torch, seconds to import, comes only after it.
-    from harness.config.spec import RunSpec
+    from harness.config.build import build_spec
     from harness.running.runner import Runner
+    from harness.specs import RunSpec
 
     runner = Runner(sweep=command.sweep, ranks=ranks)
 
     def check() -> list[RunSpec]:
-        specs = [RunSpec.from_config(cfg) for cfg in command.cells]
+        specs = [build_spec(cfg) for cfg in command.cells]
         runner.admit(specs)
         return specs
 
@@ -85,11 +86,11 @@ def run_all(command: Command, ranks: Ranks) -> int:
 def run(cfg: DictConfig, runner: Runner) -> int:
     """Run one cell, in all processes together, and return its exit code; one that fails is noted as left out."""
     from harness.budget import BudgetMismatch
-    from harness.config.spec import RunSpec
-    from harness.evaluate import SampleErrors
+    from harness.config.build import build_spec
+    from harness.evaluation.evaluate import SampleErrors
     from methods.base import MethodError
 
-    spec = RunSpec.from_config(cfg)
+    spec = build_spec(cfg)
     try:
         runner.ranks.each(lambda: runner.run(spec))
     except (SampleErrors, BudgetMismatch, UserError, MethodError) as error:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.config.spec import EngineSpec
 from harness.errors import UserError
+from harness.specs import EngineSpec
 
 Row = Mapping[str, Any]
 
@@ -128,7 +128,7 @@ def _line(row: Row, other: Row, found: Mapping[str, Sequence[str]]) -> str:
     ]
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     key, values = next(iter(found.items()))
-    choice = f"--where '{key}={brief(values[0])}' of python -m harness.curves[.decoders]"
+    choice = f"--where '{key}={brief(values[0])}' of python -m harness.report[.decoders]"
     return (
         f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {rows} differ in {', '.join(named)}{more}; "
         f"valid: one value, with {choice}, or a store for each"

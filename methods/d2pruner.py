@@ -2,7 +2,7 @@
 
 Acts before decoder layer K on the hidden states h that leave layer K-1. Attention at shallow layers favours
 places, not contents, so the attention of the last prompt token is divided by its mean over many images, place by place
-(harness/calibrate.py):
+(harness/calibration):
 
     (3)  A_rel = A_ori / (A_bias + eps)                             debiased importance, eps = 1e-7
     (4)  S_sem(i, j) = cos(h_i, h_j)

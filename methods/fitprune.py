@@ -74,7 +74,7 @@ class FitPrune(TokenReducer):
         """
         if not self.scheme:
             raise MethodError(
-                "method.params.scheme=() must be fitted to the model (python -m harness.calibrate); "
+                "method.params.scheme=() must be fitted to the model (python -m harness.calibration); "
                 "valid: one row or more"
             )
         rows = ((0.0,) * n_sites, *reversed(self.scheme), (1.0,) * n_sites)

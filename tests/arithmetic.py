@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from harness.budget import Budget
-from harness.config.spec import BenchmarkSpec, EngineSpec, MethodSpec, ModelSpec, RunSpec
 from harness.engine.record import Generated, Record
 from harness.facts import ModelFacts, StackFacts
+from harness.specs import BenchmarkSpec, EngineSpec, MethodSpec, ModelSpec, RunSpec
 
 YAML = """
 task: sums

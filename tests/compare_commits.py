@@ -79,7 +79,7 @@ def embedded_commands(methods: Sequence[str], limit: int) -> Iterator[list[str]]
 def family_commands(folder: Path) -> list[list[str]]:
     """Save a tiny checkpoint of each family and a benchmark of pictures; return sweeps over them."""
     from tests.families import FAMILIES as TINY
-    from tests.media_tasks import benchmark, tiny_model, write_benchmark
+    from tests.tasks.media_tasks import benchmark, tiny_model, write_benchmark
     from tests.tiny import picture, save_tiny
 
     sizes = [(50, 40), (28, 56), (60, 30), (56, 25), (64, 36)]

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from harness.cells import COSTS, check_comparable, name, policy
-from harness.config.spec import EngineSpec
-from harness.curves.__main__ import main
-from harness.curves.data import Panel, read_panels
-from harness.curves.decoder_rows import decoders, guidances, read_cells
-from harness.curves.decoders import main as main_of_decoders
 from harness.errors import UserError
+from harness.report.__main__ import main
+from harness.report.data import Panel, read_panels
+from harness.report.decoder_rows import decoders, guidances, read_cells
+from harness.report.decoders import main as main_of_decoders
 from harness.running.keys import run_key
+from harness.specs import EngineSpec
 from harness.store import Store
-from tests.run_helpers import Bench, make_bench
-from tests.stored_rows import settings
-from tests.test_curves import add_run
-from tests.test_curves_decoders import add, guided
+from tests.report.stored_rows import settings
+from tests.report.test_curves import add_run
+from tests.report.test_decoders import add, guided
+from tests.running.helpers import Bench, make_bench
 
 BLOCKS = ("model", "method", "engine", "benchmark", "draft", "artifacts")
 

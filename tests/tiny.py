@@ -11,8 +11,8 @@ from PIL import Image
 
 from harness.adapters.base import ADAPTERS, Adapter
 from harness.adapters.random_weights import build_random, byte_tokenizer
-from harness.config.spec import ModelSpec
 from harness.facts import ModelFacts, StackFacts
+from harness.specs import ModelSpec
 from methods.base import SIGNALS, Assignment, Need, Plan, Site, TokenReducer, View
 
 DEPTH = 5

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from harness.engine.items import Item, Work
+from harness.engine.items import Item
+from harness.measure.work import Work
 
 #: From (tiles, patches, C) features of one image to its (placeholders, C) tokens, newlines as NaN.
 Pack = Callable[[Tensor], Tensor]

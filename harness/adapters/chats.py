@@ -14,7 +14,7 @@ from harness.media.pictures import open_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from harness.config.spec import VideoSpec
+    from harness.specs import VideoSpec
 
 Chat = list[dict[str, Any]]
 

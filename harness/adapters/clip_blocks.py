@@ -5,40 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from harness.engine.blocks import TowerBlock
 from harness.errors import UserError
-
-
-class TowerBlock:
-    """One pre-norm block: `attend`, then `transform`, do what its forward does.
-
-    Args:
-        module: the block.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.module: nn.Module = module
-        self.attention: nn.Module = module.self_attn
-        self._block = module
-
-    @property
-    def kernel(self) -> str:
-        """Name of the attention implementation."""
-        return str(self._block.self_attn.config._attn_implementation)
-
-    def attend(self, hidden: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
-        """Return the residual stream (P, S, D) after the attention; `mask` is added to its logits."""
-        states = self._block.layer_norm1(hidden)
-        mixed: Tensor = self._block.self_attn(hidden_states=states, attention_mask=mask, **kwargs)[
-            0
-        ]
-        return hidden + mixed
-
-    def transform(self, hidden: Tensor) -> Tensor:
-        """Return the residual stream (P, S, D) after the MLP."""
-        states: Tensor = hidden + self._block.mlp(self._block.layer_norm2(hidden))
-        return states
 
 
 def clip_blocks(tower: Any, feature: int) -> Sequence[TowerBlock]:

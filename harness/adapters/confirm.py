@@ -11,7 +11,7 @@ from harness.errors import UserError
 from harness.facts import StackFacts
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
+    from harness.engine.parts import Parts
 
 #: Facts that a model cannot confirm, and why nothing is falsified by them.
 UNCONFIRMED = {
@@ -24,7 +24,7 @@ UNCONFIRMED = {
 CLASS_TOKENS = ("class_embedding", "cls_token")
 
 
-def check_facts(adapter: Adapter) -> None:
+def check_facts(adapter: Parts) -> None:
     """Raise UserError unless an adapter's model is the one that its config file describes. Cost: no weight is read.
 
     The model may lie on the meta device. The line names the first fact that differs, its value and the model's.
@@ -47,7 +47,7 @@ def check_facts(adapter: Adapter) -> None:
         adapter.pooling_attention()
 
 
-def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
+def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, value in the config file, value of the model) of every fact that the model can confirm."""
     facts, decoder = adapter.facts, adapter.decoder
     types = getattr(decoder.config, "layer_types", None) or ()

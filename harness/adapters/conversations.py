@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from harness.errors import unknown_name
-
-#: Stands for the template that lies beside the checkpoint.
-CHECKPOINT = "checkpoint"
+from harness.specs import CHECKPOINT
 
 #: Media first, a blank between them and a line break behind, as LLaVA's code and lmms-eval's classes write pictures.
 TAGGED = (

@@ -24,12 +24,13 @@ from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, pl
 from harness.adapters.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from harness.adapters.loading import config_of, load_part
 from harness.adapters.random_weights import text_config, vision_config
-from harness.engine.items import Item, Work
+from harness.engine.items import Item
 from harness.engine.luma import Pictures
 from harness.errors import unknown_name
+from harness.measure.work import Work
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: Tokens of the stem, along an edge, that the convolution turns into one cell.
 FOLD = 4

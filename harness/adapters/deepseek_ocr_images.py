@@ -13,7 +13,7 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
     get_optimal_tiled_canvas,
 )
 
-from harness.engine.items import Work
+from harness.measure.work import Work
 
 #: What `model.processor` may hold.
 SETTINGS = (

@@ -24,11 +24,12 @@ from harness.adapters.internvl_processing import (
 )
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
-from harness.engine.items import Item, Work, rectangle
+from harness.engine.items import Item, rectangle
 from harness.engine.luma import Pictures
+from harness.measure.work import Work
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 class InternVLAdapter(Adapter):

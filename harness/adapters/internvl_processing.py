@@ -15,7 +15,7 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: What the processor calls the special tokens.
 TOKENS = {

@@ -16,14 +16,16 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
-from harness.adapters.clip_blocks import TowerBlock, clip_attention, clip_blocks, clip_unread
+from harness.adapters.clip_blocks import clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.random_weights import text_config, vision_config
-from harness.engine.items import Item, Work, rectangle
+from harness.engine.blocks import TowerBlock
+from harness.engine.items import Item, rectangle
 from harness.engine.luma import Pictures
+from harness.measure.work import Work
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 class LlavaAdapter(Adapter):

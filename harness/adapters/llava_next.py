@@ -24,7 +24,7 @@ from harness.engine.items import Item
 from harness.engine.luma import Pictures
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 class LlavaNextAdapter(LlavaAdapter):

@@ -19,15 +19,16 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 from harness.adapters.anyres import packed_item
 from harness.adapters.base import Adapter
 from harness.adapters.chats import MARK
-from harness.adapters.clip_blocks import TowerBlock, clip_attention, clip_blocks, clip_unread
+from harness.adapters.clip_blocks import clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.onevision_processor import build_processor, stackable
 from harness.adapters.pooling import Pooling
 from harness.adapters.random_weights import text_config, vision_config
+from harness.engine.blocks import TowerBlock
 from harness.engine.items import Item
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 class LlavaOnevisionAdapter(Adapter):

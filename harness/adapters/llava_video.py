@@ -19,8 +19,8 @@ from harness.adapters.onevision_processor import build_processor
 from harness.errors import unknown_name
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
     from harness.media.frames import Clip
+    from harness.specs import ModelSpec
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):

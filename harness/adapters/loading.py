@@ -14,7 +14,7 @@ from harness.adapters.room import free_room, spread
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 #: What transformers and its tokenizers raise for files that parse and make no sense.

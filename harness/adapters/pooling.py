@@ -9,7 +9,8 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from harness.engine.items import Item, Work, rectangle
+from harness.engine.items import Item, rectangle
+from harness.measure.work import Work
 
 #: Units that one token can blend: both published rules look at two rows and two columns.
 TAPS = 4

@@ -24,8 +24,8 @@ from harness.engine.items import Item
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
     from harness.facts import ModelFacts
+    from harness.specs import ModelSpec
 
 
 class Qwen2VLAdapter(Adapter):

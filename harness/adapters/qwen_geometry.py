@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from harness.engine.items import Item, Work, rectangle
+from harness.engine.items import Item, rectangle
+from harness.measure.work import Work
 
 
 def merged_item(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-from harness.config import fields
+from harness import fields
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: Keys of `model.processor`: the part of the processor and the bound of its pictures' area, in pixels.
 BOUNDS = {

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.facts import StackFacts
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: The special tokens that any family's prompt may hold.
 SPECIAL = (

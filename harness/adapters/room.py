@@ -12,7 +12,7 @@ import torch
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: Places by number of the card or `cpu`, and the bytes that are free there.
 Room = Mapping[int | str, int]

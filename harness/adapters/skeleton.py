@@ -12,7 +12,7 @@ from harness.adapters.loading import MALFORMED, first_words
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 
 def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from harness.artifacts.priors import Prior
 from harness.calibration.images import Seen, question
-from harness.calibration.priors import Prior
 from harness.errors import UserError
 from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
 

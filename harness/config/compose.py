@@ -26,9 +26,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import fields
-from harness.config.places import check_folder
+from harness import fields
 from harness.errors import UserError, unknown_name
+from harness.folders import check_folder
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -16,8 +16,6 @@ from transformers.utils import logging
 from harness.adapters.base import Adapter, load_adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.config.drafts import in_words_of_the_draft
-from harness.config.spec import ModelSpec
 from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft
 from harness.decoding.graphs import graphs_for
@@ -28,6 +26,8 @@ from harness.decoding.text_only import text_only_prefill
 from harness.decoding.trees import TreeDrafter
 from harness.decoding.voices import voice_of
 from harness.engine.session import Session
+from harness.specs import ModelSpec
+from harness.wording import in_words_of_the_draft
 from methods.base import Decoder, TokenReducer
 from methods.none import NoReduction
 

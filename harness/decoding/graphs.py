@@ -17,7 +17,7 @@ from harness.errors import Refused
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
-    from harness.config.spec import ModelSpec
+    from harness.specs import ModelSpec
 
 #: Runs before a recording: libraries choose their kernels and take their workspaces in the first ones.
 WARMING = 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.config.spec import ModelSpec
+from harness.specs import ModelSpec
 
 
 def indexed(device: torch.device | str) -> torch.device:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.graphs import Graphs
@@ -16,6 +15,7 @@ from harness.decoding.rules import Row
 from harness.decoding.stack import TextStack, tree_sight
 from harness.decoding.voices import Voice
 from harness.engine.finite import NonFiniteLogits
+from harness.engine.parts import Parts
 
 #: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
 Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
@@ -38,7 +38,7 @@ class Side:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: Parts,
         voice: Voice,
         room: int,
         prefill: Prefill,

@@ -16,8 +16,6 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.config.spec import RunSpec
-from harness.config.speculative import common_ids
 from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
 from harness.decoding.graphs import graphs_for
@@ -33,9 +31,11 @@ from harness.decoding.summary import steady_rounds
 from harness.decoding.telling import Mismatch, Spent, Steps, Telling
 from harness.decoding.trace import Trace
 from harness.decoding.transports import Sequential
+from harness.decoding.vocabulary import common_ids
 from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
 from harness.engine.session import Session
+from harness.specs import RunSpec
 from methods.base import Decoder
 from methods.none import NoReduction
 

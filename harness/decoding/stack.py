@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
 from harness.decoding.attention import attention_configs, chain_mask, folded, window_mask
 from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import Draft
 from harness.decoding.fixed import FixedSteps, Text
 from harness.decoding.graphs import Graphs
+from harness.engine.parts import Parts
 from harness.errors import UserError
 
 
@@ -31,7 +31,7 @@ class TextStack:
     #: (..., 1, 1) position of the first token of the answer, known once the prompt has run.
     following: Tensor
 
-    def __init__(self, adapter: Adapter, room: int, graphs: Graphs | None = None) -> None:
+    def __init__(self, adapter: Parts, room: int, graphs: Graphs | None = None) -> None:
         self.device = adapter.device
         self._decoder = adapter.decoder
         self._configs = attention_configs(self._decoder)

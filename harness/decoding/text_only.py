@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from harness.adapters.base import Adapter
+from harness.engine.parts import Parts
 
 
 @torch.inference_mode()
 def text_only_prefill(
-    adapter: Adapter, inputs: Mapping[str, Any], cache: Cache
+    adapter: Parts, inputs: Mapping[str, Any], cache: Cache
 ) -> tuple[Tensor, Tensor]:
     """Run a prompt without its images: placeholders, newlines and separators are gone, positions count from 0.
 
@@ -37,7 +37,7 @@ def text_only_prefill(
     return prefilled_words(adapter, ids, cache)
 
 
-def prefilled_words(adapter: Adapter, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+def prefilled_words(adapter: Parts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
     """Run the words `ids` (1, L), positions from 0 on, and return what `text_only_prefill` does."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)

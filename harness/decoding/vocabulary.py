@@ -9,6 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from harness.errors import Refused
+from harness.hub import cached_file
+from harness.specs import ModelSpec
 
 #: Tokens that an error line shows.
 SHOWN = 3
@@ -67,3 +69,30 @@ def common_size(target: Mapping[str, int], draft: Mapping[str, int]) -> int:
     The heads of two models with one tokenizer may have different numbers of rows, for they are padded differently.
     """
     return max((number for token, number in target.items() if token in draft), default=-1) + 1
+
+
+def tokenizer_file(model: ModelSpec) -> Path | None:
+    """Return the tokenizer.json of a checkpoint on this machine, None where there is none."""
+    if model.weights == "random":
+        return None
+    if model.path is None:
+        return cached_file(model, "tokenizer.json")
+    file = model.path / "tokenizer.json"
+    return file if file.is_file() else None
+
+
+def common_ids(target: ModelSpec, draft: ModelSpec) -> int:
+    """Return how many ids, from 0 on, a draft may say; where a tokenizer is not at hand, as many as both heads have.
+
+    Raises:
+        Refused: the tokenizers differ.
+
+    Cost: about a second where the tokenizers are two different files.
+    """
+    rows = min(target.facts.vocabulary, draft.facts.vocabulary)
+    files = [tokenizer_file(target), tokenizer_file(draft)]
+    if None in files:
+        return rows
+    (own, added), (other, more) = (read_vocabulary(file) for file in files if file is not None)
+    check_tokenizers(own, other, (target.name, draft.name), added | more)
+    return min(rows, common_size(own, other))

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from harness.adapters.base import Adapter
 from harness.decoding.chance import Chance
 from harness.decoding.rules import Greedy, Row, Rule, Sampling, drawn
 from harness.engine.guards import check_generation
+from harness.engine.parts import Parts
 from harness.errors import UserError
 
 #: Processors that never look at the tokens before; all positions of a window go through them at once.
@@ -55,7 +55,7 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def prepared(adapter: Adapter, settings: Mapping[str, Any]) -> GenerationConfig:
+def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
     """Return the model's generation settings with `settings` over them, as `generate` resolves them; it can be pickled.
 
     Raises:
@@ -178,7 +178,7 @@ class Voice:
 
 
 def voice_of(
-    adapter: Adapter,
+    adapter: Parts,
     config: GenerationConfig,
     prompt: Tensor,
     common: int | None = None,

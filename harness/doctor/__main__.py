@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.config.spec import ROOT
 from harness.doctor.findings import Check, Finding, NotHere, examine
+from harness.paths import ROOT
 
 
 def checks(store: Path) -> Iterator[tuple[str, Check]]:

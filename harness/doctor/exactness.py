@@ -11,19 +11,19 @@ from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
 from harness.budget import Budget
-from harness.config import preflight
+from harness.catalogue import build_method
+from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.config.spec import RunSpec
 from harness.decoding.speculation import Speculation
 from harness.decoding.telling import Telling
+from harness.digests import Digests
 from harness.doctor.findings import NotHere
 from harness.engine.record import Generated
 from harness.engine.session import Session
-from harness.running.keys import Digests
+from harness.running import preflight
 from harness.seedling.questions import questions_for
 from harness.seedling.scenes import Scenes
 from methods.base import Decoder, TokenReducer
-from methods.registry import build_method
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 
@@ -38,7 +38,7 @@ def job_of(*overrides: str) -> preflight.Job:
     """Return the checked job of a command line on the embedded model."""
     command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
     assert command is not None  # only requests for help compose nothing
-    return preflight.check(RunSpec.from_config(command.cells[0]), Digests())
+    return preflight.check(build_spec(command.cells[0]), Digests())
 
 
 @cache

@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from harness.config.compose import CONF
-from harness.config.spec import ROOT
 from harness.doctor.findings import NotHere
+from harness.paths import ROOT
 from harness.running.environment import device_name
 from harness.store import Store
 
@@ -109,8 +109,8 @@ def checkpoints() -> str:
 
 def embedded() -> str:
     """Check the embedded models' weight files against their checksums."""
-    from harness.config.checkpoint_files import check_checkpoint
-    from harness.running.keys import Digests
+    from harness.admission.checkpoint_files import check_checkpoint
+    from harness.digests import Digests
 
     folders = sorted(path.parent for path in SEEDLING.glob("*/config.json"))
     for folder in folders:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
+    from harness.engine.parts import Parts
 
 
 class NonFiniteLogits(RuntimeError):
@@ -76,7 +76,7 @@ class FiniteLogits:
 
 
 @contextmanager
-def watched_origin(adapter: Adapter) -> Iterator[list[str]]:
+def watched_origin(adapter: Parts) -> Iterator[list[str]]:
     """Name the modules whose output is not finite, in the order of their work, while the block runs the model again.
 
     Cost: a look at every hidden state, and a wait for each.

@@ -15,7 +15,6 @@ from harness.engine.finite import FiniteLogits
 from harness.engine.focus import Focus
 from harness.engine.guards import require_one_beam
 from harness.engine.idle import IdleBlocks
-from harness.engine.items import Work
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.masks import prefill_mask, reference_mask
 from harness.engine.positions import closed, rotary_at
@@ -34,10 +33,11 @@ from harness.engine.steps import Steps
 from harness.engine.tower import TowerRun
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
+from harness.measure.work import Work
 from methods.base import Site
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
+    from harness.engine.parts import Parts
     from harness.engine.session import Session
 
 Arguments = dict[str, Any]
@@ -469,7 +469,7 @@ class Pass:
         return Generated(ids, tuple(records), stacked, self._cache_lengths)
 
 
-def _project(adapter: Adapter, features: Tensor) -> Tensor:
+def _project(adapter: Parts, features: Tensor) -> Tensor:
     """Project (b, k, D) features."""
     return adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)
 

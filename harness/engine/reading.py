@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.engine.items import Item, Work
+from harness.engine.items import Item
 from harness.engine.layout import Layout
 from harness.errors import UserError
+from harness.measure.work import Work
 
 
 def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]]) -> Layout:

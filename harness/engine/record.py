@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.engine.items import NO_WORK, Work
+from harness.measure.work import NO_WORK, Work
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from harness.engine.layout import Layout, Stage, groups, left_padded, take
 from harness.engine.signals import Signals
+from harness.measure.room import fits_beside
 from methods.base import Site, TokenReducer, View
+from methods.select.cosines import judged_by
 
 #: Rows of a batch.
 Rows = list[int] | slice
@@ -107,7 +109,8 @@ def decide(
             generators=[generators[row] for row in members],
             step=step,
         )
-        plan = method.answer(view, n_keep)
+        with judged_by(fits_beside):
+            plan = method.answer(view, n_keep)
         for row in members:
             counts[row] = plan.kept.shape[1]
         pieces.append((rows, plan.kept))

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
-from harness.adapters.base import Adapter
+from harness.artifacts.priors import Prior
 from harness.budget import Budget
-from harness.calibration.priors import Prior
 from harness.engine.finite import NonFiniteLogits, watched_origin
 from harness.engine.focus import decode_site
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.idle import split_unread
 from harness.engine.layout import Layout
+from harness.engine.parts import Parts
 from harness.engine.passes import Pass
 from harness.engine.positions import PositionPolicy, closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
@@ -71,7 +71,7 @@ class Session:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: Parts,
         method: TokenReducer,
         budget: Budget,
         *,

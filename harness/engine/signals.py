@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.calibration.priors import Prior, resize_prior
+from harness.artifacts.priors import Prior, resize_prior
 from harness.engine.layout import Layout, Stage, mix, take
 from harness.engine.massmaps import MASSES, asking, received_max, words_behind
 from harness.engine.next_row import NextRow
@@ -28,7 +28,7 @@ from harness.measure.clock import Clock
 from methods.base import MethodError, Need, Site, TokenReducer
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
+    from harness.engine.parts import Parts
 
 #: From (query, key, scaling, valid (B, S)) of one decoder layer to (B, S).
 _SCORES: Mapping[str, Callable[[Tensor, Tensor, float, Tensor], Tensor]] = {
@@ -59,7 +59,7 @@ class Signals:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: Parts,
         method: TokenReducer,
         sites: tuple[Site, ...],
         prior: Prior | None,
@@ -91,7 +91,7 @@ class Signals:
                 f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(known))}"
             )
         if need.signal == "prior" and self._prior is None:
-            raise MethodError("signal 'prior' needs a calibration (python -m harness.calibrate)")
+            raise MethodError("signal 'prior' needs a calibration (python -m harness.calibration)")
 
     # ------------------------------------------------------------------ capturing
 

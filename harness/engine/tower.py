@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.engine.items import Work
 from harness.engine.layout import Layout, groups, take
 from harness.engine.owners import owners_of, picture_counts, row_units
 from harness.engine.rollout import Heads, rollout
 from harness.measure.clock import Clock
+from harness.measure.room import fits_beside
+from harness.measure.work import Work
 from methods.base import Assignment, MethodError, Plan, Site, TokenReducer, View
+from methods.select.cosines import judged_by
 
 if TYPE_CHECKING:
-    from harness.adapters.clip_blocks import TowerBlock
+    from harness.engine.blocks import TowerBlock
 
 #: Signals made of the queries and keys of tower blocks.
 HEADS = frozenset({"block_keys", "rollout"})
@@ -275,7 +277,8 @@ class TowerRun:
             },
             generators=[self._generator(member, site) for member in members],
         )
-        plan = self._method.answer(view, n_keep)
+        with judged_by(fits_beside):
+            plan = self._method.answer(view, n_keep)
         values = tokens if plan.merge is None else plan.merge.apply(tokens, n_keep)
         if plan.merge is None:
             values = take(tokens, plan.kept, -2)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from harness.measure.clock import Clock
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
+    from harness.engine.parts import Parts
 
 
 class TowerStates:
@@ -27,7 +27,7 @@ class TowerStates:
         extra: 1 if slot 0 of each picture is a class token.
     """
 
-    def __init__(self, adapter: Adapter, extra: int) -> None:
+    def __init__(self, adapter: Parts, extra: int) -> None:
         self._adapter = adapter
         self._extra = extra
         layers = adapter.tower_layers()

@@ -15,8 +15,8 @@ from lmms_eval.protocol import ChatMessages
 from PIL import ImageFile
 
 from harness.errors import UserError
-from harness.evaluation.generation import Settings, cut
 from harness.evaluation.samples import Failure, Key, Sample
+from harness.generation import Settings, cut
 from methods.base import MethodError
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from lmms_eval.api.instance import Instance
 
 from harness.evaluation.answer import Answerer
-from harness.evaluation.generation import Settings
-from harness.evaluation.room import Room
+from harness.generation import Settings
 from harness.measure.memory import peak_memory
+from harness.measure.room import Room
 
 log = logging.getLogger(__name__)
 

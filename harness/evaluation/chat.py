@@ -11,13 +11,13 @@ from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
 
-from harness.config.spec import AUTO_BATCH, RunSpec
 from harness.errors import UserError
 from harness.evaluation.answer import Answerer, key_of
 from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
-from harness.evaluation.generation import Settings, settings
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
+from harness.generation import Settings, settings
 from harness.ranks import Ranks
+from harness.specs import AUTO_BATCH, RunSpec
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from lmms_eval.api.instance import Instance
 
-from harness.config.spec import AUTO_PAIRS, RunSpec
-from harness.engine.items import Work
 from harness.engine.record import Generated, Record
 from harness.evaluation.answer import key_of
 from harness.evaluation.chat import ChatModel
-from harness.evaluation.generation import Settings
 from harness.evaluation.rescore import Generator
 from harness.facts import ModelFacts
+from harness.generation import Settings
 from harness.measure.bound import Gain, first_token_bound, prefill_bound
 from harness.measure.flops import SampleFlops, sample_flops
+from harness.measure.work import Work
+from harness.specs import AUTO_PAIRS, RunSpec
 from methods.base import Decoder, TokenReducer
 
 #: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a

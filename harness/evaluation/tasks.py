@@ -21,9 +21,9 @@ from loguru import logger
 from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
-from harness.config.places import check_folder
 from harness.errors import UserError
 from harness.evaluation.samples import Failure
+from harness.folders import check_folder
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from harness.engine.items import Work
 from harness.facts import ModelFacts, StackFacts
+from harness.measure.work import Work
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from harness.cells import brief, differences
 from harness.cells import name as curve_name
-from harness.running.speculative_table import lines, table_of
+from harness.report.speculative_table import lines, table_of
 
 Hook = Callable[[int, int], None]
 

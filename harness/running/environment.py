@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness.config.spec import ROOT, RunSpec
+from harness.paths import ROOT
+from harness.specs import RunSpec
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:

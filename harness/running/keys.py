@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getfile
 from pathlib import Path
 from typing import Any
 
-from harness.adapters.conversations import CHECKPOINT
-from harness.config.spec import ROOT, BenchmarkSpec, ModelSpec, RunSpec
+from harness.digests import Digests, digest
+from harness.paths import ROOT
+from harness.revisions import model_revision
 from harness.running.settings import Contents, cell_of, settings_of
+from harness.specs import BenchmarkSpec, RunSpec
 from methods.base import Decoder, Method
 
 #: Raised when the meaning of the key itself changes.
@@ -39,8 +38,8 @@ PACKAGES = (
     "scipy",
 )
 
-#: Code that every run goes through; folders count all their Python files but benchmark scripts (bench*.py). What these
-#: files import of `methods` is added.
+#: Code that every run goes through; folders count all their Python files. What these files import of `methods` is
+#: added.
 ENGINE_SOURCES = (
     "harness/adapters",
     "harness/media",
@@ -48,49 +47,22 @@ ENGINE_SOURCES = (
     "harness/decoding",
     "harness/measure",
     "harness/evaluation",
-    "harness/evaluate.py",
+    "harness/generation.py",
     "harness/budget.py",
     "harness/facts.py",
     "harness/stats.py",
-    "harness/calibration/priors.py",
-    "harness/config/speculative.py",
+    "harness/artifacts/priors.py",
     "harness/running/row.py",
 )
 
-#: Files of a model directory that shape its input or output.
-MODEL_FILES = (
-    *("*.json", "*.jinja", "additional_chat_templates/*.jinja"),
-    *("*.safetensors", "*.model", "merges.txt", "vocab.txt"),
-)
 
 #: Files of a benchmark's folder that shape its samples or its scores.
 TASK_FILES = ("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
 
 
-@dataclass
-class Digests:
-    """SHA-256 of files, remembered by path, size and time of change so that a sweep reads each weight file once."""
-
-    _known: dict[tuple[str, int, int], str] = field(default_factory=dict)
-
-    def file(self, path: Path) -> str:
-        """Return the SHA-256 of one file as hex. Cost: one read of the file, once."""
-        stat = path.stat()
-        key = (str(path), stat.st_size, stat.st_mtime_ns)
-        if key not in self._known:
-            with path.open("rb") as stream:
-                self._known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
-        return self._known[key]
-
-    def files(self, paths: Iterable[Path], root: Path) -> str:
-        """Return one digest of several files' names (relative to `root`) and contents, in whatever order they come."""
-        listing = sorted((path.relative_to(root).as_posix(), self.file(path)) for path in paths)
-        return _digest(listing)
-
-
 def run_key(parts: Mapping[str, Any]) -> str:
     """Return the key of `key_parts` as 16 hex digits."""
-    return _digest(parts)[:16]
+    return digest(parts)[:16]
 
 
 def key_parts(
@@ -170,43 +142,6 @@ def _python_files(sources: Iterable[str]) -> list[Path]:
     return found
 
 
-def model_revision(model: ModelSpec, digests: Digests) -> str:
-    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit.
-
-    Random weights follow from the architecture and a fixed seed.
-    """
-    if model.weights == "random":
-        facts = asdict(model.facts) | {"signals": sorted(model.facts.signals)}
-        return (
-            f"random-{_digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
-        )
-    if model.path is not None:
-        files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
-        return digests.files(files, model.path)
-    return f"{model.hub}@{cached_commit(model) or model.revision}"
-
-
-def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
-    """Return the hash of the chat template that a model without a checkpoint takes from a directory, if it does."""
-    if model.conversation != CHECKPOINT or model.path is None:
-        return []
-    return [digests.file(file) for file in model.path.glob("chat_template.jinja")]
-
-
-def cached_commit(model: ModelSpec) -> str | None:
-    """Return the commit of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
-    found = cached_file(model, "config.json")
-    return None if found is None else found.parent.name
-
-
-def cached_file(model: ModelSpec, name: str) -> Path | None:
-    """Return a file of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model.hub or "", name, revision=model.revision)
-    return Path(found) if isinstance(found, str) else None
-
-
 def _task_files(benchmark: BenchmarkSpec, digests: Digests) -> tuple[str, ...]:
     """Return digests of the benchmark's sources; without any, of the folder that its task is read from."""
     folder = () if benchmark.include_path is None else (benchmark.include_path,)
@@ -228,11 +163,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _digest(content: object) -> str:
-    # NaN is refused: it is not equal to itself, so no key could ever be found again.
-    canonical = json.dumps(
-        content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str
-    )
-    return hashlib.sha256(canonical.encode()).hexdigest()

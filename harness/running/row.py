@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
-from harness.budget import Budget
-from harness.config.preflight import Job
-from harness.config.signals import signals_of
-from harness.config.spec import RunSpec
+from harness.admission.signals import signals_of
 from harness.decoding.summary import speculative_block
-from harness.engine.items import Work
 from harness.evaluation.rescore import acceptance
 from harness.facts import OF_CLASS_TOKEN, SUBSTITUTES
+from harness.labels import label_of
 from harness.measure.flops import SampleFlops, flops_block, sample_flops
 from harness.measure.memory import Peak
+from harness.measure.work import Work
+from harness.running.preflight import Job
+from harness.specs import RunSpec
 from harness.store import SCHEMA
-from methods.base import Decoder, Method
-from methods.registry import build_method
+from methods.base import Decoder
 
 if TYPE_CHECKING:
     from harness.engine.record import Record
-    from harness.evaluate import Evaluation
+    from harness.evaluation.evaluate import Evaluation
 
 
 def build_row(
@@ -88,31 +87,6 @@ def outline(job: Job) -> dict[str, Any]:
         "settings": job.parts["settings"],
         "extra": {"label": label_of(job.spec)},
     }
-
-
-def label_of(spec: RunSpec) -> str:
-    """Return the label of a run by its config: what is fitted to a model, such as a schedule, is no setting."""
-    method = build_method(spec.method.name, spec.method.params)
-    return label(method, spec.method.variant, spec.budget)
-
-
-def label(method: Method, variant: str, budget: Budget) -> str:
-    """Return what tells configurations of one method apart: parameters off their default, the variant.
-
-    Parameters that repeat the budget are left out: they change along a curve.
-    """
-    repeated = {"ratio": budget.ratio, "rule": budget.rule}
-    values = {
-        field.name: (getattr(method, field.name), field.default)
-        for field in fields(method)
-        if field.default is not MISSING
-    }
-    changed = [
-        f"{name}={value}"
-        for name, (value, default) in values.items()
-        if value != default and repeated.get(name) != value
-    ]
-    return " ".join([*changed, *([] if variant == "paper" else [variant])])
 
 
 def _flops(job: Job, record: Record) -> SampleFlops:

@@ -11,24 +11,24 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from harness.calibration.priors import prior_for
+from harness.artifacts.priors import prior_for
 from harness.cells import check_comparable
-from harness.config import preflight
-from harness.config.preflight import Job
-from harness.config.spec import ModelSpec, RunSpec
+from harness.digests import Digests
 from harness.errors import Refused, StoreLost, UserError, tell_once
 from harness.journal import Journal
+from harness.labels import label_of
 from harness.ranks import Ranks
-from harness.running import console, environment, streams, wandb_log
-from harness.running.keys import Digests
-from harness.running.row import build_row, label_of, outline
+from harness.running import console, environment, preflight, streams, wandb_log
+from harness.running.preflight import Job
+from harness.running.row import build_row, outline
+from harness.specs import ModelSpec, RunSpec
 from harness.store import RunDir, Store, Unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.adapters.base import Adapter
-    from harness.evaluate import Evaluation
+    from harness.evaluation.evaluate import Evaluation
     from harness.measure.memory import Peak
 
 #: Hugging Face libraries read these when they are imported.
@@ -102,7 +102,7 @@ class Runner:
         _check_drawn([job for job in jobs if job.spec.curves or job.spec.report])
 
     def check(self, spec: RunSpec) -> Job:
-        """Return the job of a spec that can run; see harness.config.preflight.check."""
+        """Return the job of a spec that can run; see harness.running.preflight.check."""
         if spec.offline:
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         if spec.log == "wandb":
@@ -174,7 +174,7 @@ class Runner:
 
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
         """Run a job, or the rest of it, and return its committed row."""
-        from harness.evaluate import evaluate, open_benchmark
+        from harness.evaluation.evaluate import evaluate, open_benchmark
         from harness.measure.memory import peak_memory
 
         spec, ranks = job.spec, self.ranks
@@ -266,12 +266,12 @@ class Runner:
         """Write the curves and the report of all rows and yield their paths."""
         keys = {row["run_key"] for row in self.rows}
         if spec.curves is not None:
-            from harness.curves import write_quickstart
+            from harness.report import write_quickstart
 
             yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
         # An interrupted sweep does not replace the report of a whole one.
         if spec.report is not None and len(self.rows) + len(self.left_out) == self.cells:
-            from harness.curves import write_report
+            from harness.report import write_report
 
             yield from write_report(spec, keys, self.left_out)
 

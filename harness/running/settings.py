@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.config.spec import BenchmarkSpec, ModelSpec, RunSpec
+from harness.specs import BenchmarkSpec, ModelSpec, RunSpec
 from methods.base import Decoder, Method, TokenReducer
 
 

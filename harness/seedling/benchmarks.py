@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from .questions import MAKERS, Question, question_streams
-from .scenes import COLOUR_NAMES, Scene, SceneObject, Scenes, make_layout
-from .scoring import (
+from harness.seedling.questions import MAKERS, Question, question_streams
+from harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject, Scenes, make_layout
+from harness.seedling.scoring import (
     box_score,
     caption_score,
     exact_match,
@@ -20,7 +20,7 @@ from .scoring import (
     words,
     yes_or_no,
 )
-from .sprites import SHAPES
+from harness.seedling.sprites import SHAPES
 
 FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
     "seedling_vqa": ("attr", "exist", "attr", "count"),

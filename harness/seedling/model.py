@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .scenes import WIDTH
-from .targets import PATCH
-from .vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
+from harness.seedling.scenes import WIDTH
+from harness.seedling.targets import PATCH
+from harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .hashing import DrawStream, draws
-from .scenes import COLOUR_NAMES, Scene, SceneObject
-from .sprites import SHAPES
-from .vocabulary import box_text, location
+from harness.seedling.hashing import DrawStream, draws
+from harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
+from harness.seedling.sprites import SHAPES
+from harness.seedling.vocabulary import box_text, location
 
 FAMILIES = ("attr", "exist", "count", "rec", "ocr", "caption")
 TEMPLATES: dict[str, tuple[str, ...]] = {

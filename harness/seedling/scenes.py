@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .hashing import draws, uniform
-from .sprites import DISTORTIONS, FRAME, SHAPES, SIZES, Digits, noise_bank, shape_mask
+from harness.seedling.hashing import draws, uniform
+from harness.seedling.sprites import (
+    DISTORTIONS,
+    FRAME,
+    SHAPES,
+    SIZES,
+    Digits,
+    noise_bank,
+    shape_mask,
+)
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rapidfuzz.distance import Levenshtein
 
-from .scenes import BOX, COLOUR_NAMES, SceneObject
-from .sprites import SHAPES
-from .vocabulary import BIN, locations, parse_box
+from harness.seedling.scenes import BOX, COLOUR_NAMES, SceneObject
+from harness.seedling.sprites import SHAPES
+from harness.seedling.vocabulary import BIN, locations, parse_box
 
 CLOSE = 2 * BIN
 """A caption's centre counts as close within this many pixels along both axes."""

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .hashing import SPLITS, draws, mix64, uniform
+from harness.seedling.hashing import SPLITS, draws, mix64, uniform
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond")
 SIZES = (16, 18, 20, 22, 24)

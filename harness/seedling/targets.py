@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, Layout
-from .sprites import SHAPES
-from .vocabulary import BIN
+from harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, Layout
+from harness.seedling.sprites import SHAPES
+from harness.seedling.vocabulary import BIN
 
 PATCH = 8
 GRID = WIDTH // PATCH

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .scenes import COLOUR_NAMES, MAX_OBJECTS, Layout
-from .targets import CLASSES, GLOBAL_LABELS, PatchTargets, global_targets
-from .vocabulary import BINS
+from harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, Layout
+from harness.seedling.targets import CLASSES, GLOBAL_LABELS, PatchTargets, global_targets
+from harness.seedling.vocabulary import BINS
 
 
 def patch_features(tower: Any, pixels: torch.Tensor) -> torch.Tensor:

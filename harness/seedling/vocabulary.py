@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .scenes import BOX, COLOUR_NAMES, WIDTH
-from .sprites import SHAPES
+from harness.seedling.scenes import BOX, COLOUR_NAMES, WIDTH
+from harness.seedling.sprites import SHAPES
 
 BINS = 32
 BIN = WIDTH // BINS

@@ -7,25 +7,25 @@ the library that computes it. Picks that differ by rounding alone can change pla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-from harness.evaluation.room import Room
 from methods.select.ranking import rows_of
 from methods.select.similarity import FEWEST, cosine, unit, upper_blocks
 
-#: Matrices up to this size are held without asking how much memory is free.
-SMALL = 64 * 2**20
-#: Larger ones may take this share of the free memory.
-SHARE = 0.5
+#: Bytes that a matrix may take where nobody says otherwise.
+LIMIT = 2**30
 #: Rows computed at a time where the matrix is not held: the one asked for, and those likely to be asked for next.
 PANEL = 32
 
-_LIMIT: ContextVar[int | None] = ContextVar("memory limit", default=None)
+#: Says whether so many bytes may be held on a device.
+Judge = Callable[[int, torch.device], bool]
+
+_JUDGE: ContextVar[Judge] = ContextVar("judge", default=lambda n_bytes, device: n_bytes <= LIMIT)
 
 
 class Cosines(ABC):
@@ -69,27 +69,26 @@ def cosines(features: Tensor) -> Cosines:
 
 
 def fits(n_bytes: int, device: torch.device) -> bool:
-    """Return whether a matrix of this size may be held: by `memory_limit`, else by half of what is free.
+    """Return whether a matrix of this size may be held, by the judge in force.
 
     The answer decides about time and memory, and about no pick beyond rounding.
     """
-    limit = _LIMIT.get()
-    if limit is not None:
-        return n_bytes <= limit
-    if n_bytes <= SMALL:
-        return True
-    room = Room(str(device))
-    return n_bytes <= SHARE * (room.reachable() - room.used())
+    return _JUDGE.get()(n_bytes, device)
 
 
 @contextmanager
-def memory_limit(n_bytes: int) -> Iterator[None]:
-    """Let a matrix of cosines take at most so many bytes inside the block, whatever is free; 0 holds none."""
-    token = _LIMIT.set(n_bytes)
+def judged_by(judge: Judge) -> Iterator[None]:
+    """Let `judge` say inside the block which matrices of cosines may be held."""
+    token = _JUDGE.set(judge)
     try:
         yield
     finally:
-        _LIMIT.reset(token)
+        _JUDGE.reset(token)
+
+
+def memory_limit(n_bytes: int) -> AbstractContextManager[None]:
+    """Let a matrix of cosines take at most so many bytes inside the block, whatever is free; 0 holds none."""
+    return judged_by(lambda asked, device: asked <= n_bytes)
 
 
 class Held(Cosines):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.config.spec import ModelSpec, VideoSpec
+from harness.specs import ModelSpec, VideoSpec
 from tests.families.onevision import video, watch
 from tests.tiny import IMAGE, SHAPES, Family, picture, tiny_spec
 

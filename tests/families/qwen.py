@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from harness.config.spec import VideoSpec
+from harness.specs import VideoSpec
 from tests.tiny import TEXT, Family, StackFacts, chat, picture, tiny_spec
 
 VISION = {"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}

@@ -1,0 +1,70 @@
+"""Whether a model has what a method reads and where it acts."""
+
+from __future__ import annotations
+
+from harness.adapters.base import ADAPTERS
+from harness.catalogue import build_method, names_of
+from harness.errors import Refused
+from harness.facts import ModelFacts
+from harness.specs import ModelSpec
+from methods.base import Decoder, Method, MethodError, TokenReducer
+
+
+def signals_of(method: TokenReducer | Decoder, facts: ModelFacts) -> set[str]:
+    """Return the names of all signals that a method reads in a model; a decoder's are read in the target."""
+    depth = facts.text.layers
+    sites = method.sites(depth)
+    if isinstance(method, TokenReducer):
+        step = method.decode_site(depth)
+        sites = method.all_sites(facts.tower.layers, depth) + ((step,) if step else ())
+    return {need.signal for site in sites for need in method.needs(site)}
+
+
+def check_signals(model: ModelSpec, method: TokenReducer | Decoder, name: str) -> None:
+    """Raise Refused unless the model has the signals of a method, and its tower's tokens where it acts inside.
+
+    Args:
+        model: the model that the method reads.
+        method: the built method.
+        name: what an error line calls it.
+    """
+    facts = model.facts
+    if _acts_inside(method, facts) and not facts.patch_tokens:
+        raise Refused(
+            f"method={name!r} acts inside the vision tower, and the visual tokens of "
+            f"model={model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
+        )
+    missing = sorted(signals_of(method, facts) - facts.signals)
+    if not missing:
+        return
+    kind = TokenReducer if isinstance(method, TokenReducer) else Decoder
+    able = [other for other in names_of(kind) if _carries(other, facts)]
+    raise Refused(
+        f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; "
+        f"valid: {', '.join(able)}"
+    )
+
+
+def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
+    """Raise Refused if the method compares frames and the model takes images only."""
+    # Imports the family's code only for methods that compare frames.
+    if method.needs_frames() and not ADAPTERS.load(model.adapter).takes_video:
+        raise Refused(
+            f"method={name!r} compares the frames of videos, and model={model.name!r} takes images only"
+        )
+
+
+def _carries(name: str, facts: ModelFacts) -> bool:
+    """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
+    try:
+        method = build_method(name, {})
+        assert isinstance(method, TokenReducer | Decoder)  # the bases that run
+        return signals_of(method, facts) <= facts.signals and (
+            facts.patch_tokens or not _acts_inside(method, facts)
+        )
+    except MethodError:
+        return False
+
+
+def _acts_inside(method: Method, facts: ModelFacts) -> bool:
+    return isinstance(method, TokenReducer) and bool(method.tower_sites(facts.tower.layers))

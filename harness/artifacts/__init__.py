@@ -1,0 +1,1 @@
+"""What a calibration left behind, found and read."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the harness itself: commands that measure and write pages."""

@@ -1,0 +1,302 @@
+"""What a draft has to see: `python -m harness.bench.drafted --ratio 0.5`.
+
+Captions of held-out scenes whose objects are known, drafted by the embedded draft on subsets of the visual tokens that
+are chosen on purpose, and verified by the target, which sees everything. For each subset it prints the share of judged
+tokens that were accepted, with its interval over answers, where the draft keeps the positions of its tokens and where
+their gaps are closed as `method=parallelvlm` does; and of what the subset consists: the share of the objects' patches
+in it, of a kept token's neighbours in the raster that are kept too, and how alike kept tokens are (mean cosine of their
+features, in pairs). Windows are fixed and the sides take turns, so that no figure depends on a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from harness.bench.kept import shown
+from harness.budget import Budget
+from harness.stats import Interval, retention_interval
+from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.select.ranking import top
+from methods.uvprune import UVPrune
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+    from transformers.cache_utils import Cache
+
+    from harness.adapters.base import Adapter
+    from harness.adapters.chats import Chat
+    from harness.decoding.sides import Side
+
+Places = Literal["original", "renumbered"]
+PLACES: tuple[Places, ...] = ("original", "renumbered")
+
+#: The longest answer, and the room that drafted tokens take behind it.
+LIMIT, AHEAD = 160, 32
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the target saw of one scene.
+
+    Attributes:
+        features: (N, D) visual tokens as they entered the decoder, N a square.
+        closer: (N,) how far the target's first layer moved each towards the words, UV-Prune's score.
+        objects: (N,) which of them show an object.
+    """
+
+    features: Tensor
+    closer: Tensor
+    objects: Tensor
+
+
+def subsets(seen: Seen, other: Seen, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return (keep,) ascending visual tokens by what they were chosen for.
+
+    Args:
+        seen: the scene.
+        other: another one, whose choice has the same shape here and shows something else.
+        keep: tokens of each subset.
+        generator: the only source of chance.
+    """
+    count = len(seen.closer)
+    chance = torch.rand(count, generator=generator)
+    objects = seen.objects.float()
+    unit = normalize(seen.features.float(), dim=-1)
+    centre = int(torch.randint(count, (), generator=generator))
+    side = round(count**0.5)
+    raster = torch.stack([torch.arange(count) // side, torch.arange(count) % side], dim=1)
+    away = (raster - raster[centre]).abs().sum(1)
+    rank = seen.closer.argsort().argsort() / count  # in [0, 1): breaks ties of whole numbers
+    mixed = chance.clone()
+    mixed[_top(seen.closer, keep // 2)] = 2.0
+    return {
+        "random": _top(chance, keep),
+        "uniform": torch.arange(keep) * count // keep,
+        "uvprune": _top(seen.closer, keep),
+        "uvprune, sign turned": _top(-seen.closer, keep),
+        "uvprune of another scene": _top(other.closer, keep),
+        "half uvprune, half random": _top(mixed, keep),
+        "objects, then random": _top(objects + chance / 2, keep),
+        "objects, then uvprune": _top(objects + rank / 2, keep),
+        "objects, then sign turned": _top(objects - rank / 2, keep),
+        "no object, random": _top(chance / 2 - objects, keep),
+        "next to one place": _top(-away - chance / 2, keep),
+        "alike one token": _top(unit @ unit[centre], keep),
+    }
+
+
+def make_up(kept: Tensor, seen: Seen) -> dict[str, float]:
+    """Return of what a subset (K,) consists: objects kept, neighbours kept, mean cosine of two kept tokens."""
+    count = len(seen.closer)
+    side = round(count**0.5)
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[kept] = True
+    square = mask.view(side, side)
+    pairs = [(square[1:], square[:-1]), (square[:, 1:], square[:, :-1])]
+    touching = sum(int((one & two).sum()) for one, two in pairs)
+    # Of each kept token the neighbours that the raster has.
+    present = sum(int(one.sum() + two.sum()) for one, two in pairs)
+    unit = normalize(seen.features[kept].float(), dim=-1)
+    alike = (unit.sum(0).square().sum() - len(kept)) / (len(kept) * (len(kept) - 1))
+    return {
+        "objects": float(mask[seen.objects].float().mean()),
+        "neighbours": 2 * touching / present,
+        "alike": float(alike),
+    }
+
+
+def _top(scores: Tensor, keep: int) -> Tensor:
+    return top(scores[None], keep)[0]
+
+
+@dataclass(frozen=True)
+class Watch(TokenReducer):
+    """Keeps everything and remembers what UV-Prune reads, in `found`."""
+
+    rule: UVPrune
+    found: dict[str, Tensor]
+
+    @property
+    def adaptive(self) -> bool:
+        """Keep another count than asked: all."""
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the rule's."""
+        return self.rule.sites(depth)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what the rule reads."""
+        return self.rule.needs(site)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep all of one prompt."""
+        del keep
+        self.found.update(
+            features=view.signals["projected"][0].clone(), closer=self.rule.scores(view)[0].clone()
+        )
+        return Plan(torch.arange(view.tokens.shape[1])[None])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The embedded target and its draft."""
+
+    target: Adapter
+    draft: Adapter
+
+    def scene(self, sample: dict[str, Any]) -> Asked:
+        """Ask the target about a sample's scene."""
+        from harness.calibration.images import question
+        from harness.decoding.voices import prepared
+        from harness.seedling.benchmarks import sample_objects, sample_scene
+
+        scene, found = sample_scene(sample), dict[str, Tensor]()
+        chat = question(scene.to_pil(), sample["question"])
+        config = prepared(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
+        target = _side(self.target, chat, config, Watch(UVPrune(), found))
+        target.start()
+        count = len(found["closer"])
+        boxes = [item.box for item in sample_objects(sample)]
+        objects = shown(boxes, round(count**0.5), scene.image.shape[0])
+        return Asked(chat, config, target, Seen(**found, objects=objects))
+
+    def accepted(self, asked: Asked, kept: Tensor, places: Places, gamma: int) -> tuple[int, int]:
+        """Return how many drafted tokens were accepted and how many were judged, with a draft that sees `kept`."""
+        from harness.decoding.guidance import Given, Guidance
+        from harness.decoding.machine import Machine
+        from harness.decoding.rules import Greedy
+        from harness.decoding.transports import Sequential
+        from harness.decoding.voices import ends_of
+
+        told = Guidance(kept, len(asked.seen.closer))
+        draft = _side(self.draft, asked.chat, asked.config, Given(lambda: told), places)
+        ends = ends_of(asked.config)
+        machine = Machine(draft, asked.target, Greedy(), Sequential(), gamma, True, ends)
+        rounds = machine.run(LIMIT).rounds
+        return sum(one.accepted for one in rounds), sum(one.checked for one in rounds)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question, the target's side of it, and what the target saw."""
+
+    chat: Chat
+    config: GenerationConfig
+    target: Side
+    seen: Seen
+
+
+def _side(
+    adapter: Adapter,
+    chat: Chat,
+    config: GenerationConfig,
+    method: TokenReducer,
+    places: Places = "original",
+) -> Side:
+    from harness.decoding.sides import Side
+    from harness.decoding.voices import voice_of
+    from harness.engine.session import Session
+
+    inputs = adapter.encode([list(chat)])
+
+    def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
+        with Session(
+            adapter, method, Budget("kept", 0.0), positions=places, timed=False
+        ) as session:
+            return session.prefill(inputs, cache)
+
+    return Side(adapter, voice_of(adapter, config, inputs["input_ids"]), LIMIT + AHEAD, prefill)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What came of one kind of subset: acceptance by the places of tokens, and the mean of its make-up."""
+
+    name: str
+    accepted: Mapping[Places, Interval]
+    parts: Mapping[str, float]
+
+
+def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
+    """Return one line for each kind of subset, the whole prompt first. Cost: about a second a scene."""
+    from harness.seedling.benchmarks import samples
+
+    counts: dict[tuple[str, Places], list[tuple[int, int]]] = defaultdict(list)
+    parts: dict[str, list[dict[str, float]]] = defaultdict(list)
+    asked = [pair.scene(one) for one in samples("seedling_caption", "test", 0, 0, scenes)]
+    for number, one in enumerate(asked):
+        whole = torch.arange(len(one.seen.closer))
+        keep = max(2, round(len(whole) * (1 - ratio)))
+        generator = torch.Generator().manual_seed(number)
+        chosen = subsets(one.seen, asked[number - 1].seen, keep, generator)
+        for name, kept in {"everything": whole, **chosen}.items():
+            parts[name].append(make_up(kept, one.seen))
+            for places in PLACES:
+                counts[name, places].append(pair.accepted(one, kept, places, gamma))
+    return [
+        Line(
+            name,
+            {places: _share(counts[name, places]) for places in PLACES},
+            {part: fmean(one[part] for one in found) for part in found[0]},
+        )
+        for name, found in parts.items()
+    ]
+
+
+def _share(counts: Sequence[tuple[int, int]]) -> Interval:
+    """Return accepted over judged tokens of all answers."""
+    return retention_interval([one for one, _ in counts], [judged for _, judged in counts])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one line for each kind of subset; return 0, or 2 for bad input."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.drafted")
+    parser.add_argument(
+        "--ratio", type=float, default=0.5, help="share that the draft does without"
+    )
+    parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--gamma", type=int, default=3, help="tokens drafted in a round")
+    asked = parser.parse_args(argv)
+    if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
+        print("error: 0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more", file=sys.stderr)
+        return 2
+    for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
+        shares = "  ".join(_percent(line.accepted[places]) for places in PLACES)
+        rest = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())
+        print(f"{line.name:26}{shares}  {rest}")
+    return 0
+
+
+def embedded_pair() -> Pair:
+    """Load target and draft."""
+    from harness.adapters.base import load_adapter
+    from harness.config.build import build_spec
+    from harness.config.compose import read_command
+
+    loaded = []
+    for name in ("seedling", "seedling_draft"):
+        command = read_command([f"model={name}", "method=none", "ratio=0"])
+        assert command is not None  # flags of the command line are read_command's to refuse
+        loaded.append(load_adapter(build_spec(command.cells[0]).model))
+    return Pair(*loaded)
+
+
+def _percent(share: Interval) -> str:
+    return f"{100 * share.value:5.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

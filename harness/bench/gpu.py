@@ -1,0 +1,127 @@
+"""The figures that need a GPU: `python -m harness.bench.gpu` (`make bench-gpu`).
+
+Large models have random weights at their real widths and depth; nothing is downloaded. Parts (`--only a,b` picks some):
+
+    engine      prefill against what FLOPs and single layers allow, machinery at ratio 0, memory; decoding against the
+                bandwidth of the memory
+    select      every selection over the similarity product at 576, 2,880 and 25,088 tokens
+    decoding    the embedded pair's answers, both sides on one GPU and on two; steps of a 7B target and a 0.5B draft
+                behind 25,088 visual tokens, and with a draft that sees a tenth of them
+
+What is measured how often is planned in `harness.bench.gpu_setup`, for ten minutes of one GPU in all. `--write
+FOLDER` leaves bench_gpu.md and .json there after every part; parts that an earlier run measured there on the same
+machine, versions and code stay. A part that fails, for want of memory say, is a line of the page. A table comes first;
+the last line of stdout is one JSON object. Exit code: 2 for bad input or no GPU, 1 if a part failed, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from harness.bench.gpu_page import Outcome, earlier, result_of, surroundings, write
+from harness.bench.setup import Figure
+from harness.bench.speed import choose, print_table
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.bench.gpu_setup import Found, Note, Plan
+
+Part = Callable[["Plan"], "Found"]
+
+
+def parts() -> Mapping[str, Part]:
+    """Return the parts by name, in their order."""
+    from harness.bench.gpu_decoding import decoding
+    from harness.bench.gpu_parts import engine, select
+
+    return {"engine": engine, "select": select, "decoding": decoding}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; targets that are missed change no exit code."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    try:
+        known = parts()
+        names = choose(options.only, known)
+        plan = plan_for(options.device)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    here = surroundings(plan.device)
+    found = {} if options.write is None else earlier(options.write, here)
+    for name in names:
+        print(f"bench-gpu: {name}", file=sys.stderr, flush=True)
+        with contextlib.redirect_stdout(sys.stderr):
+            found[name] = measured(name, known[name], plan)
+        found = {part: found[part] for part in known if part in found}
+        if options.write is not None:
+            write(result_of(found, plan.counts(), here), options.write)
+    print_table([figure for one in found.values() for figure in one.figures])
+    for one in found.values():
+        for line in one.said():
+            print(line)
+    print(json.dumps(result_of(found, plan.counts(), here), allow_nan=False), flush=True)
+    return 1 if any(note.failed for name in names for note in found[name].notes) else 0
+
+
+def plan_for(device: str) -> Plan:
+    """Return the plan of a device: the whole one for a GPU, the small one for the processor.
+
+    Raises:
+        UserError: this machine has no such GPU.
+    """
+    import torch
+
+    from harness.bench.gpu_setup import SMALL, Plan
+
+    if device == "cpu":
+        return SMALL
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise UserError("bench-gpu needs a CUDA device; torch sees none on this machine")
+    return replace(Plan(), device="cuda:0", second="cuda:1" if count > 1 else None)
+
+
+def measured(name: str, part: Part, plan: Plan) -> Outcome:
+    """Run one part; what it found before it failed counts, and what it held is given back."""
+    import torch
+
+    from harness.bench.gpu_setup import tried
+
+    started = perf_counter()
+    figures: list[Figure] = []
+    notes: list[Note] = []
+    for one in tried(name, part(plan)):
+        if isinstance(one, Figure):
+            figures.append(one)
+        else:
+            print(f"bench-gpu: {one.text}", file=sys.stderr, flush=True)
+            notes.append(one)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return Outcome(tuple(figures), tuple(notes), perf_counter() - started)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.gpu")
+    parser.add_argument("--only", help="comma-separated parts: engine, select, decoding")
+    parser.add_argument("--write", type=Path, help="folder for bench_gpu.json and .md")
+    # cpu: every part in seconds, to see that it runs; its figures mean nothing.
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What a method keeps of scenes whose objects are known: `python -m harness.bench.kept method=fastv ratio=0.75`.
+
+Of the patches that show an object, of those that show the object asked about, and of those that show none, the share
+that is alive in the last layer, over 100 held-out scenes with a grounding question each; and the share of scenes whose
+object asked about is lost, not one of its patches alive. A method that looks at nothing keeps 1 - ratio of each kind.
+Every method by default; everything else is a config override as for run.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from harness.errors import Refused, UserError
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.config.build import build_spec
+    from harness.digests import Digests
+    from harness.running.preflight import Job
+    from harness.specs import RunSpec
+
+SCENES, BATCH = 100, 50
+KINDS = ("objects", "asked", "ground", "lost")
+
+
+def shown(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
+    """Return (side^2,) booleans: the patches of a square raster that a box (x0, y0, x1, y1) covers by half or more."""
+    edge = pixels / side
+    found = torch.zeros(side, side, dtype=torch.bool)
+    low = torch.arange(side) * edge
+    for x0, y0, x1, y1 in boxes:
+        across = (torch.clamp(low + edge, max=x1) - low.clamp(min=x0)).clamp(min=0)
+        down = (torch.clamp(low + edge, max=y1) - low.clamp(min=y0)).clamp(min=0)
+        found |= down[:, None] * across[None] >= edge**2 / 2
+    return found.flatten()
+
+
+def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
+    """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
+    from harness.artifacts.priors import prior_for
+    from harness.calibration.images import question
+    from harness.engine.session import Session
+    from harness.seedling.benchmarks import sample_objects, sample_scene, samples
+
+    spec, found = job.spec, {kind: list[float]() for kind in KINDS}
+    asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
+    prior = prior_for(spec.model, job.method, spec.store)
+    with Session(adapter, job.reducer, spec.budget, seed=spec.seed, prior=prior) as session:
+        for first in range(0, len(asked), BATCH):
+            part = asked[first : first + BATCH]
+            scenes = [sample_scene(one) for one in part]
+            chats = [
+                question(scene.to_pil(), one["question"])
+                for scene, one in zip(scenes, part, strict=True)
+            ]
+            names = [str(first + place) for place in range(len(part))]
+            records = session.generate(
+                adapter.encode(chats), names, max_new_tokens=1, do_sample=False
+            ).records
+            for one, scene, record in zip(part, scenes, records, strict=True):
+                side, pixels = round(record.visual**0.5), scene.image.shape[0]
+                alive = torch.zeros(record.visual, dtype=torch.bool)
+                alive[record.origin] = True
+                objects = shown([item.box for item in sample_objects(one)], side, pixels)
+                target = shown([one["box"]], side, pixels)
+                for kind, patches in zip(KINDS, (objects, target, ~objects), strict=False):
+                    found[kind].append(float(alive[patches].float().mean()))
+                found["lost"].append(float(not alive[target].any()))
+    return {kind: fmean(values) for kind, values in found.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one line for each cell; return 0, or 2 after one line on standard error."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    from harness.adapters.base import load_adapter
+    from harness.config.compose import read_command
+    from harness.digests import Digests
+    from harness.labels import label_of
+
+    overrides = list(sys.argv[1:] if argv is None else argv)
+    try:
+        # The questions are this module's own, so one benchmark is enough.
+        cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
+        command = read_command(cells)
+        assert command is not None  # flags of the command line are read_command's to refuse
+        specs = [build_spec(cell) for cell in command.cells]
+        adapter, digests = load_adapter(specs[0].model), Digests()
+        print(f"{'':56}{'  '.join(KINDS)}")
+        for spec in specs:
+            name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
+            print(f"{name:56}{_line(spec, adapter, digests)}", flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
+    """Return the shares of one cell, or why it cannot run."""
+    from harness.running.preflight import check
+
+    try:
+        shares = kept_shares(check(spec, digests), adapter)
+    except Refused as error:
+        return str(error)
+    return "  ".join(f"{shares[kind]:{len(kind)}.2f}" for kind in KINDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""What speculative decoding gains: `python -m harness.bench.sd` (`make bench-sd`).
+
+One process measures every decoder on the embedded pair of models, one thread a side, each answer also decoded plainly
+right before or after it by the same loop, cache and clock. Two kinds of answers:
+
+    captions   one picture, every object of it, to the end of sequence
+    long       two pictures, as frames of a video, and exactly 160 tokens
+
+Every speed-up has a 95 % bootstrap interval over answers in pairs, and a target is met or missed if the whole interval
+says so. A speed-up whose interval lies above what its own rounds allow is not believable, whatever it reaches.
+
+Beside them the cost of the state machine by itself. `--write FOLDER` leaves bench_sd.md and .json there. A table comes
+first; the last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.bench.sd_goals import targets
+from harness.bench.selection import one_thread
+from harness.bench.setup import Setup
+from harness.bench.speed import conditions
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import Machine
+from harness.decoding.rules import Greedy, Row
+from harness.decoding.summary import speculative_block
+from harness.decoding.telling import Telling
+from harness.decoding.transports import Sequential
+from harness.digests import Digests
+from harness.errors import UserError
+from harness.report.speculative_table import figures, headings
+from harness.running import preflight
+from methods.base import Decoder
+
+SCHEMA = 2
+
+#: Decoders by the overrides that make them. Windows of plain speculative decoding around its best one.
+SETTINGS: tuple[tuple[str, ...], ...] = (
+    ("method=vanilla_sd", "method.params.gamma=2"),
+    ("method=vanilla_sd", "method.params.gamma=3"),
+    ("method=vanilla_sd", "method.params.gamma=5"),
+    ("method=sd_tree",),
+    ("method=std", "ratio=0.5"),
+    ("method=onsd",),
+    ("method=specvlm_sd", "ratio=0.5"),
+    ("method=pearl",),
+    ("method=parallelvlm", "ratio=0"),
+    ("method=parallelvlm", "ratio=0.5", "method.params.guidance=uniform"),
+    ("method=parallelvlm", "ratio=0.5"),
+    ("method=parallelvlm", "ratio=0.5", "method.params.gamma=best"),
+    ("method=parallelvlm", "ratio=0.9"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.gamma=best"),
+)
+
+#: Answers that are not counted: kernels, caches and the pipe warm up.
+WARMING = 3
+
+#: Answers of each kind that are counted; few in a quick run.
+CAPTIONS, LONG = (32, 6), (24, 4)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Answers of one kind: what is asked, and the settings of generation."""
+
+    name: str
+    chats: Sequence[Any]
+    generation: Mapping[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    setup = Setup(model=options.model, quick=options.quick)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), one_thread():
+            rows = [row for kind in kinds(setup) for row in rows_of(setup, kind)]
+            overhead = 1000 * machine_seconds(setup.repeats(20, 5))
+            here = conditions("cpu")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    result = {
+        "schema": SCHEMA,
+        "rows": rows,
+        "machine_ms": overhead,
+        "targets": targets(rows, overhead),
+        "conditions": here,
+    }
+    lines = page_lines(result)
+    print("\n".join(lines))
+    if options.write is not None:
+        write(result, lines, options.write)
+    print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def kinds(setup: Setup) -> tuple[Kind, ...]:
+    """Return the two kinds of answers."""
+    count, more = (WARMING + setup.repeats(*answers) for answers in (CAPTIONS, LONG))
+    long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
+    short = {"max_new_tokens": 160, "do_sample": False}
+    return (
+        Kind("captions", [chat_of((index,)) for index in range(count)], short),
+        Kind("long", [chat_of((index, index + 1000)) for index in range(more)], long),
+    )
+
+
+def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a chat that asks for all objects of held-out scenes, in as many pictures."""
+    from harness.seedling.questions import questions_for
+    from harness.seedling.scenes import Scenes
+
+    found = [Scenes().scene("test", 0, index) for index in scenes]
+    images = [{"type": "image", "image": scene.to_pil()} for scene in found]
+    question = questions_for(found[0], {"caption": 1})[0].text
+    return [{"role": "user", "content": [*images, {"type": "text", "text": question}]}]
+
+
+def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
+    """Measure every decoder on one kind of answers."""
+    found = []
+    for setting in SETTINGS:
+        print(f"bench-sd: {kind.name} {' '.join(setting)}", file=sys.stderr, flush=True)
+        found.append(row_of(setup, kind, setting))
+    return found
+
+
+def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
+    """Decode all chats of one kind by one decoder and return its figures."""
+    from harness.decoding.speculation import Speculation
+
+    job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())
+    assert isinstance(job.method, Decoder)
+    decodings: list[Mapping[str, Any]] = []
+    with Speculation(job.spec, setup.adapter, job.method) as both:
+        for number, chat in enumerate(kind.chats):
+            answer = both.generate(both.encode([chat]), [str(number)], **kind.generation)
+            decodings += [one.decoding for one in answer.records if one.decoding is not None]
+    block = speculative_block(decodings[WARMING:], job.method.overlap)
+    return {
+        "kind": kind.name,
+        "method": " ".join(part.removeprefix("method=") for part in setting).replace(
+            "method.params.", ""
+        ),
+        "answers": len(decodings) - WARMING,
+        "tokens": sum(one["spent"]["tokens"] for one in decodings[WARMING:]),
+        # Of each answer the seconds of plain decoding and its own, for intervals over pairs of answers.
+        "seconds": [
+            [plain.total, one.spent.total]
+            for one in map(Telling.from_entry, decodings[WARMING:])
+            if (plain := one.plain) is not None
+        ],
+        "extra": {"speculative": block},
+    }
+
+
+class Known:
+    """Both sides of a run whose answer is known beforehand: all time is the machine's."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = tuple(answer)
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Return the next tokens; every seventh is wrong."""
+        start = len(tokens)
+        part = self._answer[start : start + count]
+        return Draft(tuple(token + (place % 7 == 0) for place, token in enumerate(part, start + 1)))
+
+    def rows(self, tokens: Sequence[int], draft: Draft) -> list[Row]:
+        """Return the rows of greedy decoding."""
+        start = len(tokens)
+        return list(self._answer[start : start + len(draft.tokens) + 1])
+
+
+def machine_seconds(repeats: int) -> float:
+    """Return the seconds of one round in which neither side has anything to compute, drafting two tokens at once."""
+    answer = [number * 37 % 1009 for number in range(600)]
+    found = []
+    for _ in range(repeats):
+        sides = Known(answer)
+        machine = Machine(sides, sides, Greedy(), Sequential(), 2, True)
+        start = time.perf_counter()
+        trace = machine.run(500)
+        found.append((time.perf_counter() - start) / len(trace.rounds))
+    return median(found)
+
+
+PAGE = """# Speculative decoding on the embedded models
+
+Written by `make bench-sd` on {device_name} ({cores} cores, one thread a side), torch {torch}, load average
+{load_average:.1f}, fp32, batch 1. Target: seedling (6 layers); draft: seedling_draft (2 layers). Every answer is also
+decoded plainly, by the same loop, cache and clock, with the target on the same core; speed-ups are totals over totals,
+with bootstrap intervals over pairs of answers. Columns are defined in [speculative.md](speculative.md). `long` answers
+go on to 160 tokens behind two pictures, whatever is left to say. A draft that works beside the target has a core of its
+own: `per device` divides by the cores used.
+"""
+
+
+def page_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return both tables in Markdown."""
+    head = ["answers", "method", "n", *headings(), "decode, 95 %", "end to end, 95 %", "bound"]
+    rows = [
+        [row["kind"], row["method"], str(row["answers"]), *figures(row), *_sure(row)]
+        for row in result["rows"]
+    ]
+    asked = [
+        [
+            goal["kind"],
+            goal["method"],
+            goal["what"],
+            f"{goal['value']:.3g}",
+            _range(goal["interval"]),
+            f"{'>=' if goal['least'] else '<'} {goal['asked']:g}",
+            goal["verdict"],
+        ]
+        for goal in result["targets"]
+    ]
+    note = f"One round of the state machine alone takes {result['machine_ms']:.3f} ms."
+    return [
+        *_table(head, rows),
+        "",
+        note,
+        "",
+        *_table(
+            ["answers", "method", "target of parallel decoding", "measured", "95 %", "asked", ""],
+            asked,
+        ),
+    ]
+
+
+def _sure(row: Mapping[str, Any]) -> list[str]:
+    """Return the intervals of a row's speed-ups, and what decoding cannot exceed."""
+    block = row["extra"]["speculative"]
+    ends = [_range(block[f"speedup_{name}_interval"]) for name in ("decode", "end_to_end")]
+    return [*ends, f"{block['speedup_bound']:.2f}"]
+
+
+def _range(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
+    """Leave the figures as JSON and as a page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = PAGE.format(**result["conditions"]) + "\n" + "\n".join(lines) + "\n"
+    (folder / "bench_sd.md").write_text(page)
+    (folder / "bench_sd.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.sd")
+    parser.add_argument("--write", type=Path, help="folder for bench_sd.json and .md")
+    parser.add_argument("--quick", action="store_true", help="few answers")
+    parser.add_argument("--model", default="seedling", help="a name in conf/model")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

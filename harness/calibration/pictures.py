@@ -1,0 +1,234 @@
+"""Where the model looks, and what the methods keep: `python -m harness.calibration.pictures`.
+
+Draws, for a few grounding questions of the embedded model, the last prompt token's attention in each decoder layer
+and the tokens that each method keeps; prints how much of that attention lies on the object asked about, on other
+objects and on background. Validation scenes only, so that nothing here is tuned on the benchmarks.
+
+    --out docs/figures/attention      file name without suffix
+    --scenes 3                        scenes in the picture
+    --questions 200                   questions in the printed means
+    --ratio 0.9                       share of visual tokens removed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.artifacts.priors import Prior, prior_for
+from harness.budget import Budget
+from harness.calibration.maps import Recorder
+from harness.catalogue import build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.engine.session import Session
+from harness.seedling.benchmarks import sample_scene, samples
+from harness.specs import RunSpec
+from methods.base import TokenReducer
+
+#: Config overrides of the methods shown, in this order.
+SHOWN = (
+    "fastv",
+    "fastv method.params.K=3",
+    "visionzip",
+    "divprune",
+    "d2pruner",
+    "d2pruner_localization",
+)
+GRID = 12
+
+
+@dataclass
+class Case:
+    """One question: its sample, picture, patch owner (target 2, other object 1, background 0) and what was seen."""
+
+    sample: dict[str, Any]
+    picture: np.ndarray
+    owner: np.ndarray
+    attention: dict[int, np.ndarray] = field(default_factory=dict)
+    kept: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def spec_of(overrides: str) -> RunSpec:
+    """Return the checked run that overrides, separated by spaces, describe."""
+    command = read_command(overrides.split())
+    assert command is not None  # no flags are passed
+    return build_spec(command.cells[0])
+
+
+def cases(count: int) -> list[Case]:
+    """Return grounding questions about validation scenes."""
+    found = []
+    for sample in samples("seedling_rec", "val", 0, 9_000_000, count):
+        scene = sample_scene(sample)
+        owner = np.zeros((GRID, GRID), dtype=np.int64)
+        for item in scene.objects:
+            is_target = list(item.box) == sample["box"]
+            left, top, right, bottom = (
+                edge // 8 for edge in (*item.box[:2], *(e - 1 for e in item.box[2:]))
+            )
+            area = owner[top : bottom + 1, left : right + 1]
+            area[:] = np.maximum(area, 2 if is_target else 1)
+        found.append(Case(sample, scene.image, owner))
+    return found
+
+
+def look(adapter: Adapter, questions: Sequence[Case]) -> None:
+    """Record the last token's attention of every decoder layer but the last."""
+    layers = tuple(range(adapter.facts.text.layers - 1))
+    for case in questions:
+
+        def collect(layer: int, grid: Tensor, rows: Tensor, case: Case = case) -> None:
+            case.attention[layer] = rows[0].view(GRID, GRID).numpy()
+
+        generate(adapter, Recorder(layers, collect), 0.0, None, case)
+
+
+def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
+    """Record what each shown method keeps."""
+    for overrides in SHOWN:
+        spec = spec_of(f"method={overrides}")
+        method = build_method(spec.method.name, spec.method.params)
+        assert isinstance(method, TokenReducer)
+        prior = prior_for(spec.model, method, spec.store)
+        for case in questions:
+            origin = generate(adapter, method, ratio, prior, case)
+            mask = np.zeros(GRID * GRID, dtype=bool)
+            mask[origin.numpy()] = True
+            case.kept[overrides] = mask.reshape(GRID, GRID)
+
+
+def generate(
+    adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Case
+) -> Tensor:
+    """Run one prefill and return the original indices of the tokens alive at the end."""
+    from PIL import Image
+
+    content = [
+        {"type": "image", "image": Image.fromarray(case.picture)},
+        {"type": "text", "text": case.sample["question"]},
+    ]
+    inputs = adapter.encode([[{"role": "user", "content": content}]])
+    with Session(adapter, method, Budget("kept", ratio), prior=prior, timed=False) as session:
+        record = session.generate(inputs, max_new_tokens=1, do_sample=False).records[0]
+    assert record.origin is not None
+    return record.origin
+
+
+def shares(questions: Sequence[Case]) -> dict[int, dict[str, float]]:
+    """Return, for each layer, the mean share of visual attention on target, other objects and background."""
+    names = {2: "target", 1: "other objects", 0: "background"}
+    return {
+        layer: {
+            name: float(
+                np.mean(
+                    [
+                        c.attention[layer][c.owner == kind].sum() / c.attention[layer].sum()
+                        for c in questions
+                    ]
+                )
+            )
+            for kind, name in names.items()
+        }
+        for layer in questions[0].attention
+    }
+
+
+def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
+    """Return, for each method, the mean share of the target's patches kept, and of kept tokens on any object."""
+    return {
+        name: {
+            "target patches kept": float(
+                np.mean([c.kept[name][c.owner == 2].mean() for c in questions])
+            ),
+            "kept on objects": float(
+                np.mean([(c.owner[c.kept[name]] > 0).mean() for c in questions])
+            ),
+        }
+        for name in questions[0].kept
+    }
+
+
+def draw(questions: Sequence[Case], out: Path) -> None:
+    """Write the figure as PNG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    from harness.report.figure import STYLE
+
+    layers, methods = list(questions[0].attention), list(questions[0].kept)
+    columns = 1 + len(layers) + len(methods)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1.25 * columns, 1.45 * len(questions) + 0.3), layout="constrained")
+        grid = figure.subplots(len(questions), columns, squeeze=False)
+        for row, case in enumerate(questions):
+            dimmed = case.picture.astype(float) * 0.35
+            for place, axes in enumerate(grid[row]):
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if place == 0:
+                    axes.imshow(case.picture)
+                    axes.set_xlabel(
+                        case.sample["question"].replace(" the ", " the\n").replace(" ?", "?"),
+                        fontsize=7,
+                    )
+                    title = "image, target"
+                elif place <= len(layers):
+                    layer = layers[place - 1]
+                    axes.imshow(case.picture.mean(-1), cmap="gray", vmin=-60, vmax=420)
+                    axes.imshow(
+                        case.attention[layer],
+                        cmap="inferno",
+                        alpha=0.75,
+                        extent=(-0.5, 95.5, 95.5, -0.5),
+                    )
+                    title = f"attention, layer {layer}"
+                else:
+                    name = methods[place - 1 - len(layers)]
+                    mask = np.kron(case.kept[name], np.ones((8, 8)))[..., None]
+                    axes.imshow((case.picture * mask + dimmed * (1 - mask)).astype(np.uint8))
+                    title = name.replace(" method.params.", " ").replace(
+                        "_localization", "\n(localization)"
+                    )
+                x0, y0, x1, y1 = case.sample["box"]
+                box = Rectangle(
+                    (x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, color="#56B4E9", lw=1.2
+                )
+                axes.add_patch(box)
+                if row == 0:
+                    axes.set_title(title, fontsize=7)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out.with_suffix(".png"), dpi=150)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Draw the figure, print the means as JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/figures/attention"))
+    parser.add_argument("--scenes", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--ratio", type=float, default=0.9)
+    options = parser.parse_args(argv)
+    torch.set_grad_enabled(False)
+    adapter = load_adapter(spec_of("model=seedling").model)
+    questions = cases(options.questions)
+    look(adapter, questions)
+    choose(adapter, questions, options.ratio)
+    draw(questions[: options.scenes], options.out)
+    print(json.dumps({"attention": shares(questions), "methods": kept_shares(questions)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Evaluate a model under a method on one benchmark.
+
+lmms-eval asks and scores, the engine answers, the journal remembers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.budget import Budget
+from harness.errors import UserError
+from harness.evaluation.samples import (
+    Failure,
+    Journal,
+    Key,
+    Sample,
+    SampleErrors,
+    score_entries,
+)
+from harness.evaluation.summary import time_medians, token_means
+from harness.ranks import Ranks, alone
+from harness.specs import RunSpec
+from methods.base import Decoder, TokenReducer
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.artifacts.priors import Prior
+    from harness.engine.positions import PositionPolicy
+    from harness.engine.session import Backend
+    from harness.evaluation.paired import Rivals
+    from harness.evaluation.tasks import Loaded
+
+__all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that one benchmark run yields.
+
+    Attributes:
+        metrics: {name: {"value", "stderr"}} of the benchmark; None where it is not known.
+        n_samples: samples that were scored.
+        samples: answers with telemetry, in the order of the benchmark.
+        scores: {(task, doc id): {metric: value}} for metrics that are a mean over samples.
+        failures: samples that raised; excluded from everything above.
+        resumed: how many answers came from the journal.
+        seconds: wall time spent answering the others, warm-up excluded; of several processes the
+            longest.
+        versions: {task: version} as lmms-eval reports them.
+        batch_size: samples in one batch, as set or as found.
+        prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
+        speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
+        speedup_note: how it was measured, or why not.
+    """
+
+    metrics: Mapping[str, Mapping[str, float | None]]
+    n_samples: int
+    samples: tuple[Sample, ...]
+    scores: Mapping[Key, Mapping[str, float]]
+    failures: tuple[Failure, ...]
+    resumed: int
+    seconds: float
+    versions: Mapping[str, Any]
+    batch_size: int = 1
+    prompt: Mapping[str, str | None] = field(default_factory=dict)
+    speedup: Mapping[str, Any] | None = None
+    speedup_note: str = ""
+
+    @property
+    def tokens(self) -> dict[str, float]:
+        """Means of token counts over samples, as the row names them."""
+        return token_means([sample.record for sample in self.samples])
+
+    @property
+    def time(self) -> dict[str, float | None]:
+        """Medians of phase times over samples in milliseconds, as the row names them."""
+        return time_medians([sample.record for sample in self.samples])
+
+    @property
+    def kv_bytes(self) -> float:
+        """Mean bytes of the KV cache of one sample after prefill."""
+        return sum(sample.record.kv_bytes for sample in self.samples) / len(self.samples)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Answers per second of all processes together; None if every answer came from the journal."""
+        fresh = len(self.samples) - self.resumed
+        return fresh / self.seconds if fresh and self.seconds else None
+
+
+def evaluate(
+    spec: RunSpec,
+    adapter: Adapter,
+    method: TokenReducer | Decoder,
+    journal: Journal,
+    progress: Progress | None = None,
+    *,
+    prior: Prior | None = None,
+    ranks: Ranks | None = None,
+    answered: Callable[[], None] | None = None,
+    loaded: Loaded | None = None,
+) -> Evaluation:
+    """Open what answers by `method` and evaluate; see `evaluate_session`.
+
+    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
+    the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
+    `open_benchmark` returned.
+    """
+    from harness.evaluation.paired import Rivals, unpaired
+
+    if isinstance(method, Decoder):
+        from harness.decoding.speculation import Speculation
+
+        with Speculation(spec, adapter, method) as both:
+            done = evaluate_session(spec, both, both, journal, progress, ranks, loaded=loaded)
+        return replace(done, speedup_note=unpaired(spec, method) or "")
+
+    from harness.engine.session import Session
+    from harness.evaluation.rescore import Rescored
+    from methods.none import NoReduction
+
+    session = Session(
+        adapter,
+        method,
+        spec.budget,
+        seed=spec.seed,
+        backend=cast("Backend", spec.engine.backend),
+        positions=cast("PositionPolicy", spec.engine.positions),
+        prior=prior,
+    )
+    with session, Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed) as plain:
+        answering = Rescored(adapter, session) if spec.engine.rescore else session
+        reason = unpaired(spec, method)
+        rivals = Rivals(session, plain) if reason is None else None
+        done = evaluate_session(
+            spec, adapter, answering, journal, progress, ranks, rivals, answered, loaded
+        )
+    return done if reason is None else replace(done, speedup_note=reason)
+
+
+def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
+    """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+
+    Raises:
+        UserError: the task, its data, a metric or the limit cannot work.
+
+    Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
+    """
+    from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+
+    bench, ranks = spec.benchmark, ranks or Ranks()
+    check_limit(bench.limit)
+    with alone(), quiet():
+        loaded = ranks.in_turn(
+            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+        )
+        check_metrics(loaded.tasks, bench.metrics)
+    return loaded
+
+
+def evaluate_session(
+    spec: RunSpec,
+    adapter: Any,
+    session: Any,
+    journal: Journal,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+    rivals: Rivals | None = None,
+    answered: Callable[[], None] | None = None,
+    loaded: Loaded | None = None,
+) -> Evaluation:
+    """Answer the samples that the journal lacks, score all, and write the scores to the journal.
+
+    Args:
+        spec: the run; benchmark, engine, seed and the model's generation settings are read.
+        adapter: encodes chats and decodes ids.
+        session: has `generate(inputs, samples, **settings)`, already open.
+        journal: finished samples; gains one entry for each new answer or failure.
+        progress: called with (finished, total).
+        ranks: the processes that share the work, each in a call of its own; all return the same.
+        rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
+        answered: called before that.
+        loaded: what `open_benchmark` returned; None: it is called here.
+
+    Raises:
+        UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
+        SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
+    """
+    from lmms_eval.evaluator import simple_evaluate
+
+    from harness.evaluation.chat import Answered, ChatModel
+    from harness.evaluation.paired import Paired, measured
+    from harness.evaluation.scores import collect
+    from harness.evaluation.tasks import guard_scoring, quiet
+
+    bench, ranks = spec.benchmark, ranks or Ranks()
+    loaded = loaded or open_benchmark(spec, ranks)
+    tasks = loaded.tasks
+    evaluation: Evaluation | None = None
+    with alone(), quiet(), suppress(Answered):
+        unscored: list[Failure] = []
+        for task in tasks:
+            guard_scoring(task, unscored)
+        model = ChatModel(adapter, session, journal, spec, tasks, progress, ranks)
+        results = simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            task_manager=loaded.manager,
+            limit=bench.limit,
+            batch_size=model.batch_size,
+            # The response cache of lmms-eval stores nothing before a run ends; the journal is ours.
+            use_cache=None,
+            cache_requests=False,
+            # Standard errors are computed from the samples (harness/evaluation/scores.py).
+            bootstrap_iters=0,
+            log_samples=True,
+            process_docs_parallel=1,
+            # The other back end would create an Accelerator and its global state in every process.
+            distributed_executor_backend="torchrun",
+            cli_args=argparse.Namespace(
+                process_with_media=False, output_path=str(spec.store), reasoning_tags=None
+            ),
+        )
+        failures = (*model.failures, *unscored)
+        if len(failures) > spec.engine.max_errors:
+            raise SampleErrors(failures, len(model.samples) + len(model.failures))
+        samples = _scored(model.samples.values(), unscored)
+        # Aggregations of foreign tasks may write files or ask a server; they run once only.
+        metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
+        journal.append(*score_entries(scores))
+        if answered is not None:
+            answered()
+        beside = Paired(None, "")
+        if rivals is not None:
+            beside = measured(spec, rivals, model, ranks.world)
+        evaluation = Evaluation(
+            metrics=metrics,
+            n_samples=len(samples),
+            samples=samples,
+            scores=scores,
+            failures=failures,
+            resumed=model.resumed,
+            seconds=model.seconds,
+            versions=dict(results["versions"]),
+            batch_size=model.batch_size,
+            prompt=model.prompt,
+            speedup=beside.speedup,
+            speedup_note=beside.note,
+        )
+    # Rank 0 alone has scored.
+    return cast("Evaluation", ranks.gather(evaluation)[0])
+
+
+def check_limit(limit: object) -> None:
+    """Raise UserError unless `limit` is None or a positive integer.
+
+    Inside lmms-eval a fraction would become the first task's count for every following task.
+    """
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
+
+
+def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
+    """Return the scored samples in benchmark order."""
+    dropped = {failure.key for failure in unscored}
+    return tuple(sorted((s for s in samples if s.key not in dropped), key=lambda one: one.key))

@@ -1,0 +1,44 @@
+"""`python -m harness.report --store results --benchmarks a,b --out docs/figures/name`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.report.data import read_panels
+from harness.report.stored import WHERE
+from harness.report.write import write_panels
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw curves from a store; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m harness.report", description=__doc__)
+    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--benchmarks", required=True, help="names, separated by commas")
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
+    options = parser.parse_args(argv)
+    try:
+        benchmarks = [name for name in options.benchmarks.split(",") if name]
+        panels = read_panels(
+            options.store, benchmarks, options.model, options.rule, where=options.where
+        )
+        paths = write_panels(panels, options.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for panel in panels:
+        for note in panel.notes:
+            print(f"{panel.benchmark}: {note}", file=sys.stderr)
+    for path in paths:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""From rows and per-sample scores in the store to points with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.cells import name as name_of
+from harness.cells import policy
+from harness.errors import UserError, unknown_name
+from harness.evaluation.samples import Key, read_scores
+from harness.report.stored import Stored, chosen, one_of_each, passed_over, stored, telling
+from harness.stats import Interval, difference_interval, mean_interval, permutation_pvalue
+from harness.stats import retention_interval as retained
+from harness.store import RunDir
+
+#: Method without reduction, and methods that no paper proposes: the floor every other is read by.
+FULL = "none"
+FLOOR = "random"
+CONTROLS = (FLOOR, "uniform", "pooled")
+
+#: Bootstrap resamples for one cell of a table; the end points move by about 0.1 standard errors.
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row with the headline score of each sample; tokens go first at layer `place`.
+
+    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
+    `flops` is the share of the unreduced prefill.
+    """
+
+    name: str
+    method: str
+    policy: str
+    ratio: float
+    place: int | None
+    metric: str
+    flops: float
+    scores: Mapping[Key, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method at one ratio.
+
+    Attributes:
+        ratio: share of visual tokens removed.
+        score: mean over samples (seeds averaged first).
+        retention: score over the unpruned score, paired by sample; None without an unpruned run.
+        gain: score minus that of random dropping at the same place under the same policy; None where there is none.
+        pvalue: of the paired permutation test behind `gain`.
+        flops: share of the unreduced prefill's FLOPs: methods that act later cost more at the same count of tokens.
+    """
+
+    ratio: float
+    score: Interval
+    retention: Interval | None = None
+    gain: Interval | None = None
+    pvalue: float | None = None
+    flops: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All points of one method, by increasing ratio; `floor` names the curve behind `gain`.
+
+    `place` is the decoder layer before which tokens first go, 0 for all that happens before the decoder.
+    """
+
+    name: str
+    control: bool
+    floor: str | None
+    points: tuple[Point, ...]
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One benchmark: its headline metric, the unpruned score if measured, and the curves.
+
+    `notes` say which rows are not in it, a line each.
+    """
+
+    benchmark: str
+    metric: str
+    n_samples: int
+    full: Interval | None
+    curves: tuple[Curve, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """All ratios that some curve has, increasing."""
+        return tuple(sorted({point.ratio for curve in self.curves for point in curve.points}))
+
+
+def read_panels(
+    store: Path,
+    benchmarks: Sequence[str],
+    model: str | None = None,
+    rule: str = "kept",
+    run_keys: Collection[str] | None = None,
+    nearest: bool = False,
+    where: Sequence[str] = (),
+) -> list[Panel]:
+    """Return a panel for each benchmark (for all in the store, in alphabetical order, if empty).
+
+    Of several rows of one cell under the same settings, which are of different code, the newest counts, and only rows
+    with the largest number of samples, because curves are compared sample by sample. Rows without settings are passed
+    over. A curve's floor is random dropping at its own place under the same policy; with `nearest`, methods between
+    layers may take the random dropping between layers nearest to theirs.
+
+    Args:
+        store: root of the run store.
+        benchmarks: which, in this order.
+        model: which, if the store has several.
+        rule: budget rule of the rows.
+        run_keys: restrict to these runs.
+        nearest: see above.
+        where: settings that rows must have, `key=value` each (harness/cells.py).
+
+    Raises:
+        UserError: no rows for a benchmark, several models and none chosen, rows that differ in a setting that must be
+            the same, or a run without per-sample scores.
+    """
+    rows = [
+        one
+        for one in stored(store)
+        if one.row["budget_rule"] == rule and (run_keys is None or one.row["run_key"] in run_keys)
+    ]
+    if not rows:
+        raise UserError(f"store={str(store)!r} holds no finished runs with budget={rule}")
+    models = sorted({one.row["model"] for one in rows})
+    if model is None and len(models) > 1:
+        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
+    if model is not None and model not in models:
+        raise unknown_name("--model", model, models)
+    rows = [one for one in rows if one.row["model"] == (model or models[0])]
+    present = sorted({one.row["benchmark"] for one in rows})
+    panels = []
+    for name in benchmarks or present:
+        if name not in present:
+            raise unknown_name("--benchmarks", name, present)
+        ours, notes = telling([one for one in rows if one.row["benchmark"] == name])
+        panels.append(_panel(name, chosen(ours, where), nearest, notes))
+    return panels
+
+
+def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequence[str]) -> Panel:
+    most = max(one.row["n_samples"] for one in rows)
+    whole = [one for one in rows if one.row["n_samples"] == most]
+    newest = one_of_each(whole)
+    runs = [_read(one) for one in newest]
+    if len({frozenset(run.scores) for run in runs}) > 1:
+        raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
+    order = sorted(runs[0].scores)
+    groups: dict[str, dict[float, NDArray[np.float64]]] = {}
+    first = {run.name: run for run in reversed(runs)}
+    for name in first:
+        for ratio in sorted({run.ratio for run in runs if run.name == name}):
+            same = [run for run in runs if (run.name, run.ratio) == (name, ratio)]
+            # Seeds first: a sample counts once, however many seeds answered it.
+            groups.setdefault(name, {})[ratio] = np.mean(
+                [[run.scores[key] for key in order] for run in same], axis=0
+            )
+    plain = next((name for name, run in first.items() if run.method == FULL), None)
+    unpruned = {} if plain is None else groups.pop(plain)
+    full = unpruned[min(unpruned)] if unpruned else None
+    floors = {(run.policy, run.place): name for name, run in first.items() if run.method == FLOOR}
+    costs = {
+        name: {ratio: _cost(runs, name, ratio) for ratio in ratios}
+        for name, ratios in groups.items()
+    }
+    curves = [
+        _curve(first[name], groups, costs[name], _floor(first[name], floors, nearest), full)
+        for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
+    ]
+    return Panel(
+        benchmark=benchmark,
+        metric=runs[0].metric,
+        n_samples=most,
+        full=None if full is None else _mean(full),
+        curves=tuple(curves),
+        notes=(
+            *notes,
+            *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
+            *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
+        ),
+    )
+
+
+def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
+    """Return the mean share of FLOPs of a curve's runs at one ratio."""
+    return fmean(run.flops for run in runs if (run.name, run.ratio) == (name, ratio))
+
+
+def _floor(run: Run, floors: Mapping[tuple[str, int | None], str], nearest: bool) -> str | None:
+    """Return the name of the random dropping that a run is compared with: at its place, under its policy."""
+    ours = {place: name for (policy, place), name in floors.items() if policy == run.policy}
+    if run.place in ours or not nearest or not run.place:
+        return ours.get(run.place)
+    place = run.place
+    others = [other for other in ours if other]
+    return ours[min(others, key=lambda other: (abs(other - place), other))] if others else None
+
+
+def _curve(
+    run: Run,
+    groups: Mapping[str, Mapping[float, NDArray[np.float64]]],
+    costs: Mapping[float, float],
+    floor: str | None,
+    full: NDArray[np.float64] | None,
+) -> Curve:
+    points = []
+    for ratio, scores in groups[run.name].items():
+        below = groups[floor].get(ratio) if floor not in (None, run.name) else None
+        # At ratio 0 nothing was chosen, so there is nothing to gain.
+        below = None if ratio == 0 else below
+        kept = None
+        if full is not None and full.any():
+            kept = retained(scores, full, resamples=RESAMPLES)
+        gain = None if below is None else difference_interval(scores, below, resamples=RESAMPLES)
+        points.append(
+            Point(
+                ratio=ratio,
+                score=_mean(scores),
+                retention=kept,
+                gain=gain,
+                pvalue=None if below is None else permutation_pvalue(scores, below),
+                flops=costs[ratio],
+            )
+        )
+    floor = None if floor == run.name else floor
+    return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.place)
+
+
+def _mean(scores: Iterable[float]) -> Interval:
+    return mean_interval(np.asarray(list(scores)), resamples=RESAMPLES)
+
+
+def _read(one: Stored) -> Run:
+    row, extra = one.row, one.row["extra"]
+    metric = extra["headline"]
+    scores = {
+        key: values[metric]
+        for key, values in read_scores(RunDir(one.path).journal.entries()).items()
+        if metric in values
+    }
+    if len(scores) != row["n_samples"]:
+        raise UserError(
+            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scores)} of "
+            f"{row['n_samples']} samples; run it again with force=true"
+        )
+    sites = extra.get("sites") or []
+    return Run(
+        name=name_of(row),
+        method=row["method"],
+        policy=policy(row),
+        ratio=row["ratio"],
+        place=_place(sites[0]) if sites else None,
+        metric=metric,
+        flops=row["flops"]["share_of_full"],
+        scores=scores,
+    )
+
+
+def _place(site: Mapping[str, Any]) -> int:
+    """Return the decoder layer of a site; the tower, the projector and the prefix all come before layer 0."""
+    return int(site["layer"]) if site["where"] == "layer" else 0

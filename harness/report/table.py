@@ -1,0 +1,79 @@
+"""The data behind the curves as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.report.data import Curve, Panel, Point
+from harness.stats import Interval
+
+
+def markdown(panels: Sequence[Panel]) -> str:
+    """Return for each benchmark a table of scores, one of retention, and one against random."""
+    return "\n".join(_benchmark(panel) for panel in panels)
+
+
+def _benchmark(panel: Panel) -> str:
+    parts = [
+        f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
+        "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
+        "shares leave.\n",
+        _table(panel, lambda point: _interval(point.score), full=True),
+    ]
+    if panel.full is not None:
+        parts += [
+            "Retention: score in percent of the unpruned score, paired by sample.\n",
+            _table(panel, lambda point: _interval(point.retention)),
+        ]
+    if any(point.gain for curve in panel.curves for point in curve.points):
+        parts += [
+            "Points above random dropping at the same layer, paired by sample, with the p-value of "
+            "the two-sided permutation test.\n",
+            _table(panel, _against, only=lambda curve: curve.floor is not None),
+        ]
+    return "\n".join([*parts, *said(panel)])
+
+
+def said(panel: Panel) -> list[str]:
+    """Return the panel's notes as paragraphs."""
+    return [f"{note[0].upper()}{note[1:]}.\n" for note in panel.notes]
+
+
+def _table(
+    panel: Panel,
+    cell: Callable[[Point], str],
+    full: bool = False,
+    only: Callable[[Curve], bool] = lambda curve: True,
+) -> str:
+    ratios = panel.ratios
+    titles = [f"{100 * (1 - ratio):.4g} %" for ratio in ratios] + ["FLOPs"] * full
+    lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    if full and panel.full is not None:
+        cells = [_interval(panel.full), *[""] * (len(ratios) - 1), "100 %"]
+        lines.append(f"| unpruned | {' | '.join(cells)} |")
+    for curve in filter(only, panel.curves):
+        found = {point.ratio: cell(point) for point in curve.points}
+        cells = [found.get(ratio, "") for ratio in ratios] + [_costs(curve)] * full
+        lines.append(f"| {curve.name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    return f"{100 * interval.value:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _costs(curve: Curve) -> str:
+    """Return the shares of prefill FLOPs along a curve in percent."""
+    shares = [point.flops for point in curve.points if point.flops is not None]
+    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %" if shares else ""
+
+
+def _against(point: Point) -> str:
+    if point.gain is None or point.pvalue is None:
+        return ""
+    gain = point.gain
+    bounds = f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    chance = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
+    return f"{100 * gain.value:+.1f} {bounds}, {chance}"

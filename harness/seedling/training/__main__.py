@@ -1,0 +1,51 @@
+"""Trains the seedling models: ``python -m harness.seedling.training STAGE [--out runs/seedling]``.
+
+Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets", a branch kept for
+comparison only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.seedling.training.draft_stage import train_draft
+from harness.seedling.training.language_stage import FORKS, train_language
+from harness.seedling.training.release import export, gate
+from harness.seedling.training.runtime import load_recipe, run_workers
+from harness.seedling.training.tower_stage import train_tower
+
+STAGES = ("tower", "language", "mixtures", "draft", "export", "gate")
+
+
+def run_stage(stage: str, out: Path, split: str) -> None:
+    """Runs one stage of the recipe."""
+    recipe = load_recipe()
+    workers = recipe["workers"]
+    if stage == "tower":
+        run_workers(train_tower, workers, recipe, out)
+    elif stage in ("language", *FORKS):
+        branch = "full" if stage == "language" else stage
+        run_workers(train_language, workers, recipe, out, branch)
+    elif stage == "draft":
+        run_workers(train_draft, workers, recipe, out)
+    elif stage == "export":
+        export(recipe, out)
+    else:
+        gate(recipe, out, split)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs one stage, or all of them in order."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", choices=[*STAGES, "subsets", "all"])
+    parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
+    parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gate")
+    options = parser.parse_args(arguments)
+    stages = STAGES if options.stage == "all" else (options.stage,)
+    for stage in stages:
+        run_stage(stage, options.out, options.split)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The frozen description of one run: plain data, which harness/config builds from a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.budget import Budget
+from harness.facts import ModelFacts
+
+RULES = ("kept", "average", "flops")
+DTYPES = ("float32", "float16", "bfloat16")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+WEIGHTS = ("trained", "random")
+VIDEO_RULES = ("uniform", "centre", "fps")
+SHORT_VIDEOS = ("repeat", "all", "second", "error")
+MEDIA = ("optional", "required")
+BACKENDS = ("drop", "emulate")
+POSITIONS = ("original", "renumbered", "method")
+TRANSPORTS = ("auto", "sequential", "processes", "threads")
+#: Stands for `engine.batch_size=auto`: the largest batch that fits.
+AUTO_BATCH = 0
+#: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
+AUTO_PAIRS = -1
+#: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
+CHECKPOINT = "checkpoint"
+LOGS = ("none", "wandb")
+REFUSED = ("error", "skip")
+VARIANTS = ("paper", "official")
+DEVICES = ("auto", "cpu", "cuda")
+DEVICE_MAPS = ("auto",)
+
+
+@dataclass(frozen=True)
+class VideoSpec:
+    """How many frames of a video the model sees, by which rule, and what to do with a video that has fewer.
+
+    `rate` is frames per second of video, for the rule `fps` alone. The rules stand in harness/media/frames.py.
+    """
+
+    frames: int = 32
+    rule: str = "uniform"
+    short: str = "repeat"
+    rate: float = 2.0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model, in which precision, where.
+
+    Attributes:
+        path: a local checkpoint directory; goes before `hub` (an id) and `revision`.
+        weights: `random` builds the architecture without a checkpoint, for timing; its row carries no accuracy.
+        device_map: `auto` spreads the layers over the visible GPUs, then over memory; None keeps the model on `device`.
+            Random weights are always built on `device`.
+        max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
+        spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
+        facts: sizes, with `model.scale` applied.
+        check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
+        template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
+        conversation: frame of prompts (harness/adapters/conversations.py); None: the family's, `checkpoint`: its own.
+        media: `required` refuses samples without picture and video; otherwise they are answered as texts.
+        conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
+        processor: settings of the image processor that differ from the checkpoint's.
+        architecture: what the configuration needs beside the facts, in transformers' words.
+        drafts: names of models with the same tokens that may draft for this one, the usual one first.
+    """
+
+    name: str
+    adapter: str
+    path: Path | None
+    hub: str | None
+    revision: str | None
+    dtype: str
+    attention: str
+    weights: str
+    device: str
+    facts: ModelFacts
+    device_map: str | None = None
+    max_memory: Mapping[str, int] = field(default_factory=dict)
+    spared_card: int | None = None
+    check_weights: bool | None = None
+    template: str | None = None
+    conversation: str | None = None
+    conversion: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    video: VideoSpec = VideoSpec()
+    media: str = "optional"
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    drafts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults.
+
+    `draft` is the model that drafts, None where the method needs none.
+    """
+
+    name: str
+    variant: str = "paper"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    draft: ModelSpec | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkSpec:
+    """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
+
+    `sources` are the files and folders whose content makes the samples; the run key hashes them. A task that lmms-eval
+    ships needs none, its version is that of the package.
+    """
+
+    name: str
+    task: str
+    include_path: Path | None
+    limit: int | None
+    metrics: tuple[str, ...]
+    headline: str
+    higher_is_better: bool = True
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    split: str = ""
+    sources: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How the run is carried out.
+
+    `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
+    the method's released code does). `threads=None` leaves torch's default. Up to `max_errors` failed samples are left
+    out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
+
+    Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
+    for the draft, `compare` decodes every answer plainly too, and `graphs` records steps of one token as CUDA graphs
+    (None: where that can be done). `rescore` lets the whole model judge the answers of a method that drops tokens, and
+    `paired` is the number of samples that it answers beside that method, in turns, after the run: the row's speed-up
+    (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
+    """
+
+    backend: str = "drop"
+    batch_size: int = 8
+    positions: str = "original"
+    threads: int | None = None
+    max_errors: int = 0
+    warmup: int = 1
+    transport: str = "auto"
+    patience: float = 30.0
+    compare: bool = True
+    graphs: bool | None = False
+    rescore: bool = False
+    paired: int = 0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One cell of a table: everything that run.py needs to know.
+
+    `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
+    `report` is the folder for a table and a picture of each benchmark with every method against random; None: none.
+    `refused=skip` leaves out cells of a sweep that cannot run and says so; `error` runs none if one cannot.
+    """
+
+    model: ModelSpec
+    method: MethodSpec
+    benchmark: BenchmarkSpec
+    budget: Budget
+    engine: EngineSpec
+    seed: int
+    force: bool
+    log: str
+    store: Path
+    offline: bool = True
+    curves: Path | None = None
+    report: Path | None = None
+    refused: str = "error"
+    log_options: Mapping[str, Any] = field(default_factory=dict)

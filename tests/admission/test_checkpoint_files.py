@@ -1,0 +1,153 @@
+"""Checkpoints with files that are missing, torn, of another kind or content: one line each, and nothing waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.adapters.base import load_adapter
+from harness.admission.checkpoint_files import check_checkpoint
+from harness.digests import Digests
+from harness.errors import UserError
+from tests.tiny import LLAVA, save_llava
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_llava(tmp_path_factory.mktemp("tiny"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def line_of(folder: Path) -> str:
+    """What the user reads: the files are looked at first, then the model is loaded."""
+
+    def load() -> None:
+        check_checkpoint(folder, Digests())
+        load_adapter(replace(LLAVA, path=folder, weights="trained"))
+
+    with pytest.raises(UserError) as caught:
+        load()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 600
+    return line
+
+
+def as_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def as_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("damage", [as_folder, as_pipe])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ],
+)
+def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(
+    folder: Path, name: str, damage: Damage
+) -> None:
+    damage(folder / name)
+    line = line_of(folder)
+    assert f"{name}' is no file" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"[1, 2]", "holds a list"), (b'{"a": ', "not parse"), (b"\xff\x81", "not parse")],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer_config.json", "processor_config.json"],
+)
+def test_settings_that_are_no_table_are_named(
+    folder: Path, name: str, content: bytes, words: str
+) -> None:
+    (folder / name).write_bytes(content)
+    line = line_of(folder)
+    assert name in line
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "holds no model"),
+        ("model.safetensors", "holds no model"),
+        ("tokenizer_config.json", "has no tokenizer_config.json"),
+        ("tokenizer.json", "no usable checkpoint"),
+        ("processor_config.json", "no usable checkpoint"),
+    ],
+)
+def test_a_missing_file_is_one_line(folder: Path, name: str, words: str) -> None:
+    (folder / name).unlink()
+    assert words in line_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "is of type None"),
+        ("tokenizer.json", "added_tokens"),
+        ("tokenizer_config.json", "neither a padding token nor an end of sequence"),
+    ],
+)
+def test_an_empty_table_is_one_line(folder: Path, name: str, words: str) -> None:
+    (folder / name).write_text("{}")
+    assert words in line_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("text_config",), [1], "text_config"),
+        (("text_config", "hidden_size"), "big", "hidden_size"),
+        (("text_config", "num_hidden_layers"), 0, "text.layers=5, the loaded model has 0"),
+        (("text_config", "model_type"), "nosuch", "nosuch"),
+        (("text_config", "hidden_act"), "nosuch", "nosuch"),
+        (("vision_config", "num_hidden_layers"), 0, "vision_feature_layer=-2 names no layer"),
+        (("vision_feature_layer",), 99, "vision_feature_layer=99 names no layer"),
+        (("vision_feature_layer",), [-2, -3], "vision_feature_layer=[-2, -3] names no layer"),
+        (("model_type",), "nosuch", "is of type 'nosuch', needed is 'llava'"),
+    ],
+)
+def test_a_configuration_of_no_model_is_one_line(
+    folder: Path, place: tuple[str, ...], value: object, words: str
+) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    table = config
+    for name in place[:-1]:
+        table = table[name]
+    table[place[-1]] = value
+    file.write_text(json.dumps(config))
+    assert words in line_of(folder)
+
+
+def test_other_json_may_hold_what_it_likes(folder: Path) -> None:
+    (folder / "trainer_state.json").write_text("[1, 2]")
+    check_checkpoint(folder, Digests())

@@ -1,0 +1,336 @@
+"""The benchmark script: pairing, targets, the selection part on tiny sizes, and its output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.bench import engine as bench_engine
+from harness.bench import prefill as bench_prefill
+from harness.bench import select as bench_select
+from harness.bench import select_parts as bench_select_parts
+from harness.bench import selection as bench_selection
+from harness.bench import speed as bench
+from harness.bench import views as bench_views
+from harness.bench.setup import Figure, Pair, Setup, paired
+from harness.engine.record import Record
+from harness.errors import UserError
+from harness.measure.flops import sample_flops
+from harness.measure.work import Work
+from methods.base import SIGNALS, Need, Plan, Site, View
+from methods.divprune import DivPrune
+
+
+def test_pairs_run_in_turns_with_the_order_changing() -> None:
+    calls: list[str] = []
+    pair = paired(lambda: calls.append("a"), lambda: calls.append("b"), repeats=4)
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba"
+    assert len(pair.first) == len(pair.second) == 4
+    assert min(pair.first + pair.second) > 0
+
+
+def test_the_ratio_is_the_median_over_pairs_and_not_of_medians() -> None:
+    pair = Pair((1.0, 10.0, 3.0), (1.0, 5.0, 1.0))
+    assert pair.ratios == (1, 2, 3)
+    figure = pair.figure("machinery", "x", at_most=1.5)
+    assert (figure.value, figure.quartiles) == (2, (1.5, 2.5))
+    assert figure.met is False
+
+
+def test_targets_are_upper_or_lower() -> None:
+    assert Figure("p", "n", 2.0, "x", at_least=2).met is True
+    assert Figure("p", "n", 1.9, "x", at_least=2).met is False
+    assert Figure("p", "n", 1.02, "x", at_most=1.02).met is True
+    assert Figure("p", "n", 1.0, "x").met is None
+
+
+def test_parts_are_chosen_by_name_in_their_own_order() -> None:
+    assert bench.choose(None) == tuple(bench.PARTS)
+    assert bench.choose("samples, machinery") == ("machinery", "samples")
+    with pytest.raises(UserError, match=r"--only='memroy'.*did you mean memory.*batching"):
+        bench.choose("memroy")
+
+
+def test_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--only", "nothing"]) == 2
+    assert bench.main(["--model", "nothing", "--only", "selection"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert "model='nothing'" in errors[1]
+
+
+def test_views_carry_every_signal_in_its_shape() -> None:
+    tokens = bench_views.features(16, 96)
+    needs = tuple(Need(name) for name in SIGNALS)
+    view = bench_views.view_of(tokens, Site("prefix"), needs)
+    assert set(view.signals) == set(SIGNALS)
+    for need in needs:
+        axes = bench_views.axes_of(need.signal)
+        shape = dict(zip(axes, view.signals[need.key].shape, strict=True))
+        assert shape.get("B", shape.get("P")) == 1
+        assert shape.get("N", 16) == 16
+        assert shape.get("T", bench_views.WORDS) == bench_views.WORDS
+        assert shape.get("D", 96) == 96
+    assert view.grid[0, :, 2:].tolist() == [[i // 4, i % 4] for i in range(16)]
+    assert torch.equal(tokens, bench_views.features(16, 96))
+
+
+@pytest.mark.parametrize(("n", "rows"), [(576, 24), (2880, 48), (25088, 128), (7, 1)])
+def test_tokens_fill_one_rectangle(n: int, rows: int) -> None:
+    assert bench_views.plane(n) == (rows, n // rows)
+    tokens = bench_views.features(n, 2)
+    view = bench_views.view_of(tokens, Site("prefix"), (), of_frames=True)
+    assert tokens.shape == (1, n, 2)
+    assert view.grid.amax(dim=1).tolist() == [[rows - 1, 0, 0, n // rows - 1]]
+
+
+def test_selection_times_methods_and_leaves_out_those_without_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_selection, "SIZES", ((36, 96),))
+    monkeypatch.setattr(bench_selection, "configured_methods", lambda: ["none", "divprune"])
+    now = [0.0]
+    monkeypatch.setattr(
+        bench_selection, "paired", partial(paired, clock=lambda: now[0])
+    )  # moves by 2 s a product and 6 s a plan
+
+    def product_of(tokens: Tensor) -> Callable[[], None]:
+        return lambda: now.__setitem__(0, now[0] + 2)
+
+    def plan(method: DivPrune, view: View, keep: int) -> Plan:
+        now[0] += 6
+        return Plan(torch.arange(keep)[None])
+
+    monkeypatch.setattr(bench_selection, "product_of", product_of)
+    monkeypatch.setattr(DivPrune, "plan", plan)
+    threads = torch.get_num_threads()
+    figures = bench_selection.selection(Setup(quick=True))
+    assert torch.get_num_threads() == threads
+    assert [figure.name for figure in figures] == [
+        "the product itself, N=36 d=96",
+        "divprune, N=36 d=96 keep=4",
+    ]
+    assert [(figure.value, figure.unit) for figure in figures] == [(2000, "ms"), (3, "x")]
+
+
+def asked_of(name: str, method: str = "") -> bench_selection.Question:
+    return bench_selection.Question(name, method or name, 1, lambda: torch.zeros(1))
+
+
+def test_targets_depend_on_method_size_and_way() -> None:
+    ratio, growth = bench_select_parts.ratio_target, bench_select_parts.growth_target
+    divprune = asked_of("divprune_layer2", "divprune")
+    assert [ratio(divprune, n) for n in (576, 2880, 25088)] == [1.3, 1.3, 1.5]
+    assert ratio(divprune, 25088, "computed") == 2.5
+    assert growth(divprune) == 2.15
+    importance = asked_of("d2pruner_di", "d2pruner")
+    assert [ratio(importance, n) for n in (576, 2880, 25088)] == [None, 0.1, 0.1]
+    assert growth(importance) == 1.3
+    assert ratio(asked_of("cdpruner"), 2880) == 1.5
+    assert ratio(asked_of("pooled"), 2880) is growth(asked_of("pooled")) is None
+
+
+def test_a_row_is_met_when_all_its_targets_are() -> None:
+    row = bench_select_parts.Row("x", 9, 2, 1, "computed", 1.0, 2.0, at_most=2.5)
+    assert row.met is True
+    assert replace(row, growth=2.2, growth_at_most=2.15).met is False
+    assert replace(row, peak_mib=300.5, peak_at_most=300).met is False
+    assert replace(row, at_most=None).met is None
+
+
+def test_a_round_compares_each_method_with_the_products_beside_it() -> None:
+    """A clock that each product advances by as much as the number of products so far, and each method by 6."""
+    now, products = [0.0], [0]
+
+    def product() -> Tensor:
+        products[0] += 1
+        now[0] += products[0]
+        return torch.zeros(1)
+
+    def ask() -> Tensor:
+        now[0] += 6
+        return torch.zeros(1)
+
+    asked = [bench_selection.Question(name, name, 1, ask) for name in "abcde"]
+    found, times = bench_selection.in_rounds(asked, product, 2, lambda: now[0])
+    assert times == [2, 3, 4, 5, 6]  # the first is not counted
+    assert found["a"] == [(6, 2.5), (6, 5.5)]  # in the second round the order is turned
+    assert found["e"] == [(6, 3.5), (6, 4.5)]
+
+
+def test_what_would_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_select_parts, "free_memory", lambda: 10 * 2**30)
+
+    def reason(seconds: float, peak: int) -> str:
+        run = bench_select_parts.Alone(seconds, peak, torch.zeros(1))
+        return bench_select_parts.too_large([run], 100.0)
+
+    assert reason(0.6, 51 * 2**20) == ""
+    assert reason(0.61, 0) == "by the square of the tokens it would take 61 s"
+    assert reason(0.0, 2**30) == "by the square of the tokens it would take 100 GiB"
+
+
+def test_both_parts_on_tiny_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["divprune", "fastv", "none", "random_layer2"]
+    monkeypatch.setattr(bench_select_parts, "configured_methods", lambda: names)
+    monkeypatch.setattr(bench_select_parts, "RATIOS", ((36, 96, 3),))
+    monkeypatch.setattr(bench_select_parts, "GROWTH", (40, 80))
+
+    def in_this_process(argv: Sequence[str]) -> dict[str, Any]:
+        assert bench_select.main(["--part", "growth"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    monkeypatch.setattr(bench_select, "_second_process", in_this_process)
+    assert bench_select.main(["--write", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "bench_select.json").read_text()) == result
+    lines = [(row["name"], row["n"], row["keep"], row["way"]) for row in result["rows"]]
+    assert lines == [
+        ("X X^T", 36, 36, ""),
+        ("divprune", 36, 4, ""),
+        ("fastv", 36, 4, ""),
+        ("random_layer2", 36, 4, ""),
+        ("X X^T", 80, 80, ""),
+        ("divprune", 80, 8, "held"),
+        ("divprune", 80, 8, "computed"),
+        ("fastv", 80, 8, ""),
+    ]
+    assert result["notes"] == [
+        "divprune at 80 tokens keeps the same tokens with the matrix held and without."
+    ]
+    assert all(row["ratio"] > 0 for row in result["rows"])
+    assert result["conditions"]["threads"] == 1
+    page = (tmp_path / "bench_select.md").read_text()
+    assert "| divprune | 80 | 1,024 | 8 | computed |" in page
+    assert result["notes"][0] in page
+
+
+def test_the_second_process_is_told_all_but_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        assert command[3:] == ["--part", "growth", "--quick"]
+        assert env["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+        return SimpleNamespace(stdout='noise\n{"rows": []}\n')
+
+    monkeypatch.setattr(bench_select.subprocess, "run", run)
+    assert bench_select._second_process(["--write", "docs", "--quick"]) == {"rows": []}
+
+
+def test_last_line_is_json_with_every_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(setup: Setup) -> list[Figure]:
+        print("noise from a library")
+        return [Figure("memory", "peak", 3.5, "MiB"), Figure("memory", "r", 2.0, "x", at_least=2)]
+
+    monkeypatch.setattr(bench, "PARTS", {"memory": part})
+    assert bench.main(["--quick"]) == 0
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert [figure["value"] for figure in last["figures"]] == [3.5, 2.0]
+    assert [figure["met"] for figure in last["figures"]] == [None, True]
+    assert last["conditions"]["quick"] is True
+    assert "3.5 MiB" in out
+    assert "noise" not in out
+    assert "noise" in err
+
+
+def test_the_engine_bench_holds_measured_against_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the embedded model the figures mean little, but every part runs and the pages say what was measured."""
+    arguments = ["model=seedling", "--repeats", "2", "--ratio", "0.5", "--write", str(tmp_path)]
+    assert bench_engine.main(arguments) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "bench_engine.json").read_text()) == result
+    figures = {(one["part"], one["name"].partition(",")[0]): one for one in result["figures"]}
+    gain = figures["prefill", "speed-up"]
+    allowed = figures["prefill", "speed-up that FLOPs allow"]
+    reached = figures["prefill", "share of it reached"]
+    assert gain["name"].endswith("144 visual tokens")
+    assert reached["value"] == pytest.approx(gain["value"] / allowed["value"])
+    assert (reached["at_least"], reached["at_best"]) == (0.9, 1)
+    assert 1 < allowed["value"] < 2  # half of the tokens from layer 2 of 6 on
+    by_layers = figures["prefill", "speed-up that single layers allow"]
+    share = figures["prefill", "share of that reached"]
+    assert share["value"] == pytest.approx(gain["value"] / by_layers["value"])
+    text = next(one for name, one in figures.items() if name[1].startswith("rate of a decoder"))
+    assert text["unit"] == "GFLOP/s"
+    assert figures["machinery", "processor time at ratio 0 over plain"]["at_most"] == 1.01
+    sizes = {one["name"]: one["value"] for one in result["figures"] if one["part"] == "memory"}
+    gone = sizes["cache after prefill, full"] - sizes["cache after prefill, reduced"]
+    # Keys and values of 6 heads of 32 in fp32: half of the tokens, in 4 of 6 layers.
+    assert gone * 2**20 == pytest.approx(72 * 4 * 2 * 6 * 32 * 4)
+    page = (tmp_path / "bench_engine.md").read_text()
+    assert all(one["name"] in page for one in result["figures"])
+    assert result["conditions"]["device_name"] in page
+
+
+def test_a_bad_instance_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_engine.main(["model=nothing"]) == 2
+    assert "model='nothing'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the prefill against its bounds
+
+
+def test_above_the_bound_beyond_the_interval_is_not_believable() -> None:
+    share = Figure("prefill", "share", 1.2, "x", interval=(1.09, 1.32), at_least=0.9, at_best=1)
+    assert (share.verdict, share.met) == ("not believable", False)
+    assert replace(share, interval=(0.99, 1.5)).verdict == "met"
+    assert replace(share, value=0.8, interval=(0.7, 0.95)).verdict == "missed"
+    assert replace(share, interval=None, quartiles=(1.1, 1.3)).verdict == "not believable"
+    assert replace(share, at_best=None).verdict == "met"
+    assert Figure("memory", "bytes", 2.0, "MiB").verdict == ""
+
+
+def test_rounds_turn_and_the_first_is_not_counted() -> None:
+    calls: list[str] = []
+
+    def ask(name: str) -> Callable[[], float]:
+        return lambda: float(len(calls.append(name) or calls))  # type: ignore[func-returns-value]
+
+    found = bench_prefill.in_rounds({name: ask(name) for name in "abc"}, 3)
+    assert "".join(calls) == "abc" + "cba" + "abc" + "cba"
+    assert found == {"a": [6, 7, 12], "b": [5, 8, 11], "c": [4, 9, 10]}
+
+
+def test_a_gain_above_the_flops_is_explained_by_what_single_layers_cost() -> None:
+    """Long layers cost twenty times a short one, their FLOPs say less: four take 40, two of each 21."""
+    record = Record("s", 90, 10, (), (), (90, 90, 0, 0), 0, 0, 1, times_ms={"select": 0.5})
+    counted = sample_flops(Setup().spec().model.facts, record.entering, 90, 10, Work())
+    times = {
+        "full": [41.0, 40.0, 39.0],
+        "short": [21.0, 21.0, 21.0],
+        100: [10.0] * 3,
+        10: [0.5] * 3,
+    }
+    names = {
+        one.name.partition(",")[0]: one
+        for one in bench_prefill.compared("short", record, counted, times)
+    }
+    allowed = names["speed-up that FLOPs allow"].value
+    assert 1 < allowed < 40 / 21
+    assert names["share of it reached"].value == pytest.approx(40 / 21 / allowed, rel=1e-3)
+    assert names["speed-up that single layers allow"].value == pytest.approx(40 / 21)
+    layers = names["share of that reached"]
+    assert layers.value == pytest.approx(1, rel=1e-3)
+    assert layers.interval is not None
+    assert layers.interval[0] < 1 < layers.interval[1]
+    assert layers.verdict == "met"
+    doubted = replace(names["share of it reached"], interval=(1.01, 1.1), value=1.05)
+    assert bench_engine._looked_at([layers]) == []
+    assert doubted.name in bench_engine._looked_at([layers, doubted])[0]

@@ -1,0 +1,299 @@
+"""The GPU's benchmark, as far as a processor can run it: every part end to end, the refusal, the page, what fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.bench import bandwidth as bench_bandwidth
+from harness.bench import gpu as bench_gpu
+from harness.bench import gpu_page as bench_gpu_page
+from harness.bench import gpu_parts as bench_gpu_parts
+from harness.bench import sd as bench_sd
+from harness.bench import views as bench_views
+from harness.bench.gpu_decoding import cached_bytes, filled, places
+from harness.bench.gpu_setup import SMALL, Found, Note, Plan
+from harness.bench.selection import Question, configured_methods
+from harness.bench.setup import Figure, Setup
+from harness.decoding.drafts import NOTHING
+from harness.decoding.meter import Lap, Meter
+from methods.base import SIGNALS, Need, Site
+
+Capture = pytest.CaptureFixture[str]
+
+
+def last_line(capsys: Capture) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put other parts in the place of the real ones."""
+
+    def put(**parts: Callable[[Plan], Found]) -> None:
+        monkeypatch.setattr(bench_gpu, "parts", lambda: parts)
+
+    return put
+
+
+def test_every_part_runs_to_its_end(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_sd, "WARMING", 1)
+    assert bench_gpu.main(["--device", "cpu", "--write", str(tmp_path)]) == 0
+    result = last_line(capsys)
+    assert json.loads((tmp_path / "bench_gpu.json").read_text()) == result
+    parts = result["parts"]
+    assert [(name, part["notes"]) for name, part in parts.items()] == [
+        ("engine", []),
+        ("select", []),
+        ("decoding", []),
+    ]
+    found = {one["name"]: one for part in parts.values() for one in part["figures"]}
+    page = (tmp_path / "bench_gpu.md").read_text()
+    assert [name for name in found if name not in page] == []
+    assert f"torch {torch.__version__}" in page
+    assert result["conditions"]["device_name"] in page
+
+    assert {one["part"] for one in parts["engine"]["figures"]} == {
+        *("prefill", "machinery", "memory", "decode")
+    }
+    token = found["one token, full"]["value"]
+    (least,) = (one["value"] for name, one in found.items() if "allows, full" in name)
+    assert found["bandwidth reached, full"]["value"] == pytest.approx(100 * least / token)
+
+    selections = [one["name"].partition(":")[0] for one in parts["select"]["figures"]]
+    assert selections == [
+        "the product itself, N=36 d=96",
+        "divprune, N=36 d=96 keep=4",
+        "fastv, N=36 d=96 keep=4",
+        "random_layer2, N=36 d=96 keep=4",
+        "the product itself, N=64 d=96",
+        "divprune, N=64 d=96 keep=7",
+        "fastv, N=64 d=96 keep=7",
+    ]
+
+    pair = "captions, parallelvlm ratio=0.5, both on cpu"
+    alike = found[f"answers unlike plain ones, {pair}"]
+    assert (alike["value"], alike["verdict"]) == (0, "met")
+    assert found[f"answers given up, {pair}"]["verdict"] == "met"
+    t_p, t_q = (found[f"{name}, {pair}"]["value"] for name in ("T_p", "T_q"))
+    assert found[f"c, {pair}"]["value"] == pytest.approx(t_p / t_q)
+    for seen in (60, 30):
+        steps = f"60 visual tokens, {seen} for the draft, both on cpu"
+        target = found[f"T_p beside the draft, {steps}"]["value"]
+        drafted = found[f"T_q beside the target, {steps}"]["value"]
+        ratio = found[f"c beside one another, {steps}"]["value"]
+        assert ratio == pytest.approx(target / drafted)
+        assert f"c alone, {steps}" in found
+
+
+def test_without_a_gpu_it_says_so_in_one_line_and_builds_nothing(
+    monkeypatch: pytest.MonkeyPatch, stand_ins: Callable[..., None], capsys: Capture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    built: list[Plan] = []
+
+    def engine(plan: Plan) -> Found:
+        built.append(plan)
+        yield Note("built")
+
+    stand_ins(engine=engine)
+    assert bench_gpu.main([]) == 2
+    out, err = capsys.readouterr()
+    assert (out, built) == ("", [])
+    assert err == "error: bench-gpu needs a CUDA device; torch sees none on this machine\n"
+    assert bench_gpu.main(["--only", "engin"]) == 2
+    assert capsys.readouterr().err.startswith("error: --only='engin'")
+
+
+def test_the_second_gpu_is_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert places(bench_gpu.plan_for("cuda")) == {"both on cuda:0": ("cuda:0", "threads")}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert places(bench_gpu.plan_for("cuda")) == {
+        "both on cuda:0": ("cuda:0", "threads"),
+        "draft on cuda:1": ("cuda:1", "processes"),
+    }
+
+
+def test_a_part_that_fails_is_a_line_and_the_others_go_on(
+    stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
+) -> None:
+    def engine(plan: Plan) -> Found:
+        yield Figure("decode", "one token", 3.0, "ms")
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 16 GiB")
+
+    written: list[list[str]] = []
+
+    def select(plan: Plan) -> Found:
+        written.append(list(json.loads((tmp_path / "bench_gpu.json").read_text())["parts"]))
+        yield Figure("selection", "the product itself", 5.0, "ms")
+
+    stand_ins(engine=engine, select=select)
+    assert bench_gpu.main(["--device", "cpu", "--write", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert written == [["engine"]]  # what is finished is kept, whatever comes
+    line = "engine: OutOfMemoryError: CUDA out of memory. Tried to allocate 16 GiB"
+    assert f"Failed: {line}" in out.splitlines()
+    page = (tmp_path / "bench_gpu.md").read_text().splitlines()
+    assert f"- Failed: {line}" in page
+    assert "| decode | one token | 3 ms |  |  |" in page
+    assert "| selection | the product itself | 5 ms |  |  |" in page
+    assert bench_gpu.main(["--device", "cpu", "--only", "select", "--write", str(tmp_path)]) == 0
+
+
+def test_a_mistake_of_ours_is_no_line(stand_ins: Callable[..., None]) -> None:
+    def engine(plan: Plan) -> Found:
+        yield Note("")
+        raise KeyError("no figure")
+
+    stand_ins(engine=engine)
+    with pytest.raises(KeyError):
+        bench_gpu.main(["--device", "cpu"])
+
+
+def test_parts_of_an_earlier_run_stay_where_nothing_has_changed(
+    stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
+) -> None:
+    def part(value: float) -> Callable[[Plan], Found]:
+        def measured(plan: Plan) -> Found:
+            yield Figure("p", f"of {value}", value, "x", (0.5, 1.5), interval=(0.25, 2.0))
+            yield Note("left out")
+
+        return measured
+
+    stand_ins(engine=part(1.0), select=part(2.0))
+
+    def run(name: str) -> dict[str, Any]:
+        assert bench_gpu.main(["--device", "cpu", "--only", name, "--write", str(tmp_path)]) == 0
+        parts: dict[str, Any] = last_line(capsys)["parts"]
+        return parts
+
+    (second,) = run("select").values()
+    assert list(run("engine")) == ["engine", "select"]
+    assert run("engine")["select"] == second
+    stored = tmp_path / "bench_gpu.json"
+    result = json.loads(stored.read_text())
+    for name in bench_gpu_page.SAME:
+        changed = {**result, "conditions": {**result["conditions"], name: "another"}}
+        stored.write_text(json.dumps(changed))
+        assert bench_gpu_page.earlier(tmp_path, result["conditions"]) == {}, name
+    stored.write_text("[")
+    assert list(run("engine")) == ["engine"]
+
+
+def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(specs: Any, tokens: torch.Tensor, keep: int) -> list[Question]:
+        ((name, _),) = specs
+
+        def ask() -> torch.Tensor:
+            if name == "large":
+                raise torch.OutOfMemoryError("full")
+            if name == "broken":
+                raise RuntimeError("two devices")
+            return tokens[0, :keep]
+
+        return [Question(name, name, keep, ask)]
+
+    monkeypatch.setattr(bench_gpu_parts, "questions", asked)
+    specs: Any = [(name, None) for name in ("slow", "large", "broken", "fast")]
+    before = {"slow": 101.0, "fast": 99.0}
+    plan = replace(SMALL, longest=10.0)
+    found = list(bench_gpu_parts.at_size(specs, (360, 8, 9, 2), plan, before, 36))
+    notes = [one for one in found if isinstance(one, Note)]
+    assert notes == [
+        Note("slow was not asked at N=360: expected to take 10 s"),
+        Note("large does not fit the memory at N=360"),
+        Note("broken at N=360: RuntimeError: two devices", failed=True),
+    ]
+    names = [one.name.partition(",")[0] for one in found if isinstance(one, Figure)]
+    assert names == ["the product itself", "fast"]
+    assert before["fast"] < 99
+
+
+def test_views_lie_where_their_tokens_are() -> None:
+    """With a default device that holds no data, only tensors that ask for the tokens' device are of use."""
+    tokens = bench_views.features(36, 96)
+    needs = tuple(Need(name) for name in SIGNALS)
+    with torch.device("meta"):
+        view = bench_views.view_of(tokens, Site("prefix"), needs)
+    assert {one.device.type for one in (view.grid, *view.signals.values())} == {"cpu"}
+
+
+def test_the_plan_asks_every_method() -> None:
+    assert Plan().methods is None
+    assert {name for name in SMALL.methods or ()} < set(configured_methods())
+    assert [n for n, *_ in Plan().sizes] == [576, 2880, 25088]
+
+
+# ------------------------------------------------------------------ bandwidth and filled caches
+
+
+def test_a_step_reads_the_decoder_and_the_head_and_of_a_table_only_what_is_the_head() -> None:
+    table, head = nn.Embedding(100, 4), nn.Linear(4, 100, bias=False)
+    decoder = nn.ModuleDict({"table": table, "layer": nn.Linear(4, 4, bias=False)})
+
+    def adapter(output: nn.Module) -> Any:
+        model = SimpleNamespace(
+            get_input_embeddings=lambda: table, get_output_embeddings=lambda: output
+        )
+        return SimpleNamespace(model=model, decoder=decoder)
+
+    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    head.weight = table.weight
+    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    half: Any = adapter(nn.Linear(4, 100, bias=False).bfloat16())
+    assert bench_bandwidth.step_bytes(half) == 4 * 16 + 2 * 400
+
+
+def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meter, "run", lambda self, work: (work(), Lap(0.5, 0.1)))
+    rate = bench_bandwidth.copy_rate(torch.device("cpu"), 1000)
+    assert rate == 2 * 1000 * bench_bandwidth.COPIES / 0.5
+
+
+def test_a_step_is_held_against_its_bytes() -> None:
+    step, least, reached = bench_bandwidth.against_bandwidth(
+        "p", "full", [4.0, 2.0, 9.0], 10**9, 1e12
+    )
+    assert (step.value, step.quartiles, step.unit) == (4, (3, 6.5), "ms")
+    assert (least.value, least.unit) == (1, "ms")
+    assert (reached.value, reached.unit) == (25, "%")
+
+
+def test_a_filled_side_steps_behind_its_prompt() -> None:
+    setup = Setup("seedling_draft")
+    side = filled(setup.adapter, 40)
+    rows = side.rows([5], NOTHING)
+    assert len(rows) == 1
+    assert side.prompt_lengths == (40,) * setup.adapter.facts.text.layers
+    assert side.stack.following.item() == 40
+    text = setup.adapter.facts.text
+    assert cached_bytes(side) == 41 * text.layers * 2 * text.kv_heads * text.head_dim * 4
+
+
+def test_the_driver_is_what_its_own_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu_page.shutil, "which", lambda _: None)
+    assert bench_gpu_page.driver() is None
+    monkeypatch.setattr(bench_gpu_page.shutil, "which", lambda name: f"/bin/{name}")
+    run: Any = lambda *_, **__: SimpleNamespace(stdout="580.82.07\n")  # noqa: E731
+    monkeypatch.setattr(bench_gpu_page.subprocess, "run", run)
+    assert bench_gpu_page.driver() == "580.82.07"
+
+    def fails(*_: object, **__: object) -> None:
+        raise subprocess.CalledProcessError(9, "nvidia-smi")
+
+    monkeypatch.setattr(bench_gpu_page.subprocess, "run", fails)
+    assert bench_gpu_page.driver() is None

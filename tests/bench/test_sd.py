@@ -1,0 +1,94 @@
+"""What the benchmark of speculative decoding says of its figures: intervals, targets, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.bench.sd import page_lines
+from harness.bench.sd_goals import Goal, targets
+from harness.decoding.summary import speculative_block
+from tests.decoding.test_summary import telling
+
+
+@pytest.mark.parametrize(
+    ("interval", "bound", "verdict"),
+    [
+        ((1.1, 1.3), 2.0, "met"),
+        ((0.9, 1.3), 2.0, "open"),
+        ((0.7, 0.9), 2.0, "missed"),
+        ((1.1, 1.3), 1.2, "met"),
+        ((1.25, 1.3), 1.2, "not believable"),
+        ((0.92, 0.95), 0.9, "not believable"),
+        (None, 2.0, "met"),
+        (None, 1.1, "not believable"),
+        ((1.1, 1.3), None, "met"),
+    ],
+)
+def test_a_target_is_met_where_the_whole_interval_says_so(interval, bound, verdict) -> None:
+    assert Goal("decode", 1.2, 1.0, interval, bound).verdict == verdict
+
+
+def test_some_targets_are_upper_ones() -> None:
+    assert [Goal("machine", value, 0.02, least=False).verdict for value in (0.01, 0.02, 0.03)] == [
+        "met",
+        "missed",
+        "missed",
+    ]
+
+
+def row(method: str, overlap: bool, own: list[float]) -> dict[str, Any]:
+    """Answers of 16 s plain and `own` decoding, prefills of 9 s on both sides."""
+    found = [
+        telling(
+            spent=telling().spent.__class__(9.0, 0.0, seconds, 5),
+            plain=telling().spent.__class__(9.0, 0.0, 16.0, 5),
+        )
+        for seconds in own
+    ]
+    return {
+        "kind": "captions",
+        "method": method,
+        "answers": len(own),
+        "seconds": [[one.plain.total, one.spent.total] for one in found if one.plain],
+        "extra": {"speculative": speculative_block([one.entry() for one in found], overlap)},
+    }
+
+
+def test_every_speed_up_is_judged_with_its_interval() -> None:
+    rows = [
+        row("vanilla_sd gamma=2", False, [12.0, 13.0, 11.0, 12.0]),
+        row("vanilla_sd gamma=3", False, [14.0, 13.0, 15.0, 14.0]),
+        row("pearl", True, [8.0, 9.0, 8.5, 10.0]),
+        row("parallelvlm", True, [1.0, 1.1, 0.9, 1.0]),
+    ]
+    found = targets(rows, overhead=1.0)
+    assert {goal["method"] for goal in found} == {"pearl", "parallelvlm"}
+    by = {(goal["method"], goal["what"]): goal for goal in found}
+    for (_, what), goal in by.items():
+        assert (goal["interval"] is None) == (what in ("overlap", "machine over T_p"))
+        if goal["interval"]:
+            assert goal["interval"][0] < goal["value"] < goal["interval"][1]
+    assert by["pearl", "decode over plain decoding"]["verdict"] == "met"
+    # Against the better window, answer by answer: 4 x 21 s over 71.5 s.
+    best = by["pearl", "end to end over the best vanilla SD"]
+    assert best["value"] == pytest.approx(84 / 71.5)
+    assert best["verdict"] == "met"
+    # Two tokens a round that lasts as long as a step: sixteen times as fast is not believable.
+    gained = by["parallelvlm", "decode over plain decoding"]
+    assert gained["bound"] == pytest.approx(2.0)
+    assert gained["verdict"] == "not believable"
+    assert by["parallelvlm", "end to end over plain decoding"]["verdict"] == "not believable"
+    lines = page_lines({"rows": rows, "targets": found, "machine_ms": 1.0})
+    assert any("not believable" in line for line in lines)
+    widths = {line.count("|") for line in lines if line.startswith("| captions")}
+    assert widths == {line.count("|") for line in lines if line.startswith("| answers")}
+
+
+def test_what_rounds_allow_does_not_ask_how_acceptance_is_spread() -> None:
+    at_once = speculative_block([telling().entry()], overlap=True)
+    # Four tokens in two rounds of max(2 x 1.5, 4) s, where a token takes 4 s.
+    assert at_once["speedup_bound"] == pytest.approx(2.0)
+    in_turn = speculative_block([telling().entry()], overlap=False)
+    assert in_turn["speedup_bound"] == pytest.approx(4 * 4 / (2 * (2 * 1.5 + 4)))

@@ -1,0 +1,208 @@
+"""The config groups: every file composes into a valid spec, and model facts agree with the shipped checkpoints."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.catalogue import METHODS, build_method, names_of
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.errors import UserError
+from harness.labels import label
+from harness.paths import ROOT
+from harness.specs import RunSpec
+from methods.base import Method, TokenReducer
+
+GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
+CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@cache
+def spec_of(*argv: str) -> RunSpec:
+    """Compose once what several tests look at."""
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
+    spec = spec_of(f"{group}={name}")
+    part = {"budget": spec.budget.rule, "log": spec.log}.get(group)
+    if part is not None:
+        assert part == name
+    elif group in ("model", "benchmark"):
+        assert getattr(spec, group).name == name
+    elif group == "method":
+        assert name.startswith(spec.method.name)
+
+
+def test_every_method_has_a_config_of_its_name() -> None:
+    assert set(METHODS.names()) <= {name for group, name in CHOICES if group == "method"}
+
+
+def test_engine_choices_differ_in_the_back_end_only() -> None:
+    fast, slow = spec_of("engine=default").engine, spec_of("engine=emulate").engine
+    assert (fast.backend, slow.backend) == ("drop", "emulate")
+    assert fast.batch_size == slow.batch_size
+
+
+@pytest.mark.parametrize("name", ["seedling", "seedling_draft"])
+def test_model_facts_are_those_of_the_checkpoint(name: str) -> None:
+    model = spec_of(f"model={name}").model
+    assert model.path is not None
+    config: dict[str, Any] = json.loads((model.path / "config.json").read_text())
+    text, vision = config["text_config"], config["vision_config"]
+    facts = model.facts
+    assert facts.text.layers == text["num_hidden_layers"]
+    assert facts.text.hidden == text["hidden_size"]
+    assert facts.text.intermediate == text["intermediate_size"]
+    assert facts.text.heads == text["num_attention_heads"]
+    assert facts.text.kv_heads == text["num_key_value_heads"]
+    assert facts.text.head_dim == text["head_dim"]
+    assert facts.vocabulary == text["vocab_size"]
+    # hidden_states holds the embeddings first: feature layer -2 is the output of the last layer but one.
+    assert facts.tower.layers == vision["num_hidden_layers"] + 1 + config["vision_feature_layer"]
+    assert facts.tower.hidden == vision["hidden_size"]
+    assert facts.tower.intermediate == vision["intermediate_size"]
+    assert facts.tower.heads == vision["num_attention_heads"]
+    assert facts.tower.head_dim * facts.tower.heads == vision["hidden_size"]
+    patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    assert facts.class_attention == "token"
+    assert facts.projector == (vision["hidden_size"], text["hidden_size"], text["hidden_size"])
+    assert facts.visual_tokens == patches == config["image_seq_length"]
+
+
+def test_llava_13b_shares_the_tower_of_7b() -> None:
+    small, large = (spec_of(f"model=llava15_{size}").model.facts for size in ("7b", "13b"))
+    assert small.tower == large.tower
+    assert (small.text.layers, large.text.layers) == (32, 40)
+    assert large.text.head_dim * large.text.heads == large.text.hidden
+
+
+class _Tags(yaml.SafeLoader):
+    """Reads lmms-eval's task files without running their functions."""
+
+
+_Tags.add_multi_constructor("!", lambda loader, suffix, node: suffix)
+
+
+def task_files(folder: Path) -> dict[str, dict[str, Any]]:
+    found = (yaml.load(path.read_text(), _Tags) for path in folder.rglob("*.yaml"))
+    return {one["task"]: one for one in found if isinstance(one, dict) and "task" in one}
+
+
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "benchmark"])
+def test_benchmarks_report_metrics_of_their_task(name: str) -> None:
+    benchmark = spec_of(f"benchmark={name}").benchmark
+    if benchmark.include_path is None:
+        return
+    task = task_files(benchmark.include_path)[benchmark.task]
+    shared = benchmark.include_path.rglob(str(task.get("include", "-")))
+    bases = [yaml.load(path.read_text(), _Tags) for path in shared]
+    listed = [entry["metric"] for one in (task, *bases) for entry in one.get("metric_list", ())]
+    assert set(benchmark.metrics) <= set(listed)
+    assert all(source.exists() for source in benchmark.sources)
+
+
+def test_limit_is_the_benchmarks_unless_given() -> None:
+    assert spec_of().benchmark.limit == 500
+    assert spec_of("limit=16").benchmark.limit == 16
+    assert spec_of("limit=null").benchmark.limit is None
+
+
+def test_relative_paths_start_at_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = spec_of()
+    assert spec.store == ROOT / "results"
+    assert spec.model.path is not None
+    assert spec.model.path.is_relative_to(ROOT)
+
+
+def test_sweep_expands_into_cells_with_the_model_outermost() -> None:
+    command = read_command(
+        ["-m", "ratio=0.5,0.9", "method=none,fastv", "model=seedling,seedling_draft"]
+    )
+    assert command is not None
+    assert command.sweep
+    specs = [build_spec(cell) for cell in command.cells]
+    cells = [(spec.model.name, spec.budget.ratio, spec.method.name) for spec in specs]
+    assert len(set(cells)) == len(cells) == 8
+    assert [model for model, _, _ in cells] == ["seedling"] * 4 + ["seedling_draft"] * 4
+    assert command.argv[:2] == ("-m", "model=seedling,seedling_draft")
+
+
+#: Configs of methods that the sweep leaves out, as its file says.
+NOT_SWEPT = {
+    "dycoke_decode",
+    "rtprune_dynamic",
+    "sparsevlm_official_64",
+    "sparsevlm_official_96",
+    "sparsevlm_official_128",
+}
+
+
+def test_the_sweep_runs_every_reducers_config_on_every_embedded_benchmark() -> None:
+    preset = yaml.safe_load((CONF / "experiment" / "sweep.yaml").read_text())
+    params = preset["hydra"]["sweeper"]["params"]
+    listed = [name.strip() for name in params["method"].split(",")]
+    assert len(listed) == len(set(listed))
+    reducers = names_of(TokenReducer)  # decoders change no answer
+    files = {name for group, name in CHOICES if group == "method"}
+    swept = {name for name in files if spec_of(f"method={name}").method.name in reducers}
+    assert set(listed) == swept - NOT_SWEPT
+    embedded = {name for group, name in CHOICES if group == "benchmark" and "seedling" in name}
+    assert set(params["benchmark"].split(",")) == embedded
+    assert len(embedded) == 5
+    assert params["ratio"] == "0.5,0.75,0.9"
+
+
+def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation() -> None:
+    command = read_command(
+        ["+experiment=sweep", "benchmark=seedling_rec", "method=random,fastv", "ratio=0.9"]
+    )
+    assert command is not None
+    assert command.sweep
+    first, second = (build_spec(cell) for cell in command.cells)
+    assert (first.refused, first.report) == ("skip", ROOT / "docs" / "sweep")
+    assert (first.method.name, second.method.name) == ("random", "fastv")
+
+
+def test_method_configs_differ_in_their_settings() -> None:
+    """Rows are told apart by method and settings, and curves by method and label."""
+    specs = {name: spec_of(f"method={name}") for group, name in CHOICES if group == "method"}
+    labels = {
+        name: (spec.method.name, label(build(spec), spec.method.variant, spec.budget))
+        for name, spec in specs.items()
+    }
+    assert len(set(labels.values())) == len(labels)
+
+
+def build(spec: RunSpec) -> Method:
+    return build_method(spec.method.name, spec.method.params)
+
+
+def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:
+    command = read_command(["+experiment=quickstart", "ratio=0.9", "benchmark=seedling_rec"])
+    assert command is not None
+    assert command.sweep
+    methods = [build_spec(cell).method.name for cell in command.cells]
+    assert set(methods) == set(names_of(TokenReducer))
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--cfg", "job"], ["--hydra-help"]])
+def test_questions_to_hydra_are_not_composed(argv: list[str]) -> None:
+    assert read_command(argv) is None
+
+
+def test_sweep_without_m_says_so() -> None:
+    with pytest.raises(UserError, match=r"ratio=0\.5,0\.9 is a sweep; add -m"):
+        read_command(["ratio=0.5,0.9"])

@@ -1,0 +1,85 @@
+"""Whole answers by speculative decoding for every model family: videos, several images, rotary axes, experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.decoding.speculation import Speculation
+from harness.decoding.telling import Telling
+from harness.specs import MethodSpec, ModelSpec, RunSpec
+from methods.base import Decoder
+from methods.onsd import OnSD
+from methods.parallelvlm import ParallelVLM
+from methods.specvlm_sd import SpecVLMSD
+from methods.std import STD
+from tests.families import FAMILIES
+from tests.tiny import load_tiny, save_tiny
+
+LIMIT = 8
+
+DECODERS: tuple[tuple[Decoder, float], ...] = (
+    (ParallelVLM(gamma=2), 0.5),
+    (SpecVLMSD(shape="tree"), 0.5),
+    (STD(gamma=3), 0.5),
+    (OnSD(gamma=2), 1.0),
+)
+
+
+@cache
+def in_doubles(name: str):
+    spec = FAMILIES[name].spec
+    with TemporaryDirectory() as folder:
+        adapter = load_tiny(spec, save_tiny(spec, Path(folder)))
+    adapter.model.double()
+    return adapter
+
+
+@cache
+def base() -> RunSpec:
+    command = read_command(["method=parallelvlm", "engine.transport=sequential"])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:
+    draft = model if method.source == "model" else None
+    return replace(
+        base(),
+        model=model,
+        method=MethodSpec("decoder", draft=draft),
+        budget=Budget("kept", ratio),
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_answer_is_the_targets(name: str) -> None:
+    """The draft is the target's own model with fewer visual tokens."""
+    adapter = in_doubles(name)
+    chat = FAMILIES[name].chats[1]
+    inputs = adapter.encode([chat])
+    with torch.inference_mode():
+        ids = adapter.model.generate(**inputs, max_new_tokens=LIMIT, do_sample=False)
+    plain = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    visual = adapter.layout(inputs).counts[0]
+    for method, ratio in DECODERS:
+        with Speculation(run_of(adapter.spec, method, ratio), adapter, method) as both:
+            generated = both.generate(
+                both.encode([chat]), ["0"], max_new_tokens=LIMIT, do_sample=False
+            )
+        (record,) = generated.records
+        assert record.decoding is not None
+        telling = Telling.from_entry(record.decoding)
+        assert generated.ids[0].tolist() == plain, type(method).__name__
+        assert telling.mismatch is None
+        assert record.visual == visual
+        expected = 0 if ratio == 1 else int(visual / 2 + 0.5)
+        assert telling.draft_visual == expected

@@ -1,0 +1,119 @@
+"""Both sides on GPUs, where there are any: the same answers, and figures that GPUs can have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.adapters.base import load_adapter
+from harness.bench.graphs import steps_with_and_without_graphs
+from harness.bench.sd import chat_of
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.decoding import fixed
+from harness.decoding.graphs import CudaGraphs
+from harness.decoding.speculation import Speculation
+from harness.decoding.stack import TextStack
+from harness.decoding.telling import Telling
+from harness.decoding.text_only import prefilled_words
+from harness.digests import Digests
+from harness.running import preflight
+from harness.specs import RunSpec
+from methods.base import Decoder
+
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def answered(*overrides: str) -> tuple[str, list[Telling]]:
+    """Two answers whose ids are those of `generate` on the same device; the transport taken."""
+    job = preflight.check(spec_of(*overrides), Digests())
+    assert isinstance(job.method, Decoder)
+    adapter, found = load_adapter(job.spec.model), []
+    with Speculation(job.spec, adapter, job.method) as both:
+        for scene in (3, 4):
+            inputs = both.encode([chat_of((scene,))])
+            plain = {name: value for name, value in inputs.items() if name != "chats"}
+            ids = adapter.model.generate(**plain, **GREEDY)[:, plain["input_ids"].shape[1] :]
+            generated = both.generate(inputs, [str(scene)], **GREEDY)
+            assert torch.equal(generated.ids, ids)
+            (record,) = generated.records
+            assert record.decoding is not None
+            found.append(Telling.from_entry(record.decoding))
+    assert all(one.degraded is None and one.mismatch is None for one in found)
+    return both.transport, found
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_two_models_on_one_gpu_are_streams_of_it(device: str) -> None:
+    transport, found = answered("method=parallelvlm", "ratio=0.5", f"model.device={device}")
+    assert transport == "threads"
+    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(0, 1, False)] * 2
+
+
+def test_in_turn_each_side_is_timed_by_its_events() -> None:
+    _, found = answered("method=vanilla_sd", "model.device=cuda")
+    for one in (part for answer in found for part in answer.rounds):
+        assert 0 < one.draft_busy <= one.draft_seconds
+        assert 0 < one.target_busy <= one.target_seconds
+
+
+@pytest.mark.parametrize("name", ["vanilla_sd", "pearl", "std", "sd_tree", "autoregressive"])
+def test_steps_that_are_graphs_say_the_same(name: str) -> None:
+    """In turn, in two streams that record at the same time, and on a part of the target's cache."""
+    answered(f"method={name}", "model.device=cuda:0", "engine.graphs=true")
+
+
+@torch.inference_mode()
+def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Over the end of a recording and back behind it; then both are timed."""
+    monkeypatch.setattr(fixed, "BUCKET", 8)
+    adapter = load_adapter(spec_of("method=none", "model.device=cuda:0").model)
+    stacks = [TextStack(adapter, 40, graphs) for graphs in (None, CudaGraphs(adapter.device))]
+    ids = torch.arange(30, device=adapter.device)[None]
+    for stack in stacks:
+        _, stack.following = prefilled_words(adapter, ids, stack.cache)
+    rows: list[list[torch.Tensor]] = [[], []]
+    place = 0
+    for gone in [0] * 20 + [12] + [0] * 20:
+        place -= gone
+        for stack, into in zip(stacks, rows, strict=True):
+            stack.cache.cut(gone)
+            into.append(stack.run(ids[0, place % 30].view(1), [place]))
+        place += 1
+    plain, graphs = (torch.cat(one) for one in rows)
+    torch.testing.assert_close(graphs, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+    monkeypatch.undo()
+    found = steps_with_and_without_graphs(adapter, (64, 1024))
+    with capsys.disabled():
+        for one in found:
+            print(f"\n{one.name}: {one.value:.3g} {one.unit}", end="")
+    assert all(0 < one.value < float("inf") for one in found)
+
+
+@several
+def test_a_draft_on_its_own_gpu_has_a_process() -> None:
+    transport, found = answered(
+        "method=parallelvlm",
+        "ratio=0.5",
+        "model.device=cuda:0",
+        "method.draft_options={device: 'cuda:1'}",
+    )
+    assert transport == "processes"
+    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(1, 1, True)] * 2
+
+
+@several
+def test_a_target_on_all_gpus() -> None:
+    _, found = answered(
+        "method=pearl", "model.device_map=auto", "method.draft_options={device: 'cuda:0'}"
+    )
+    assert all(one.target_devices >= 1 for one in found)

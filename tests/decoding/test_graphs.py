@@ -1,0 +1,409 @@
+"""Recorded steps of one token: the plain step's logits and answers, and a refusal where nothing can be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.adapters.base import Adapter
+from harness.admission.speculative import check_graphs
+from harness.bench.graphs import steps_with_and_without_graphs
+from harness.decoding import draft_model, fixed, speculation
+from harness.decoding.attention import step_mask
+from harness.decoding.chance import Chance
+from harness.decoding.drafts import NOTHING, Draft
+from harness.decoding.graphs import WARMING, CudaGraphs, graphs_for
+from harness.decoding.machine import Machine
+from harness.decoding.rules import Greedy, Rule, Sampling
+from harness.decoding.sides import Side
+from harness.decoding.sparse import SparseDrafter
+from harness.decoding.transports import Sequential
+from harness.decoding.trees import TreeDrafter
+from harness.errors import Refused
+from methods.parallelvlm import ParallelVLM
+from methods.uniform import Uniform
+from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side, some
+from tests.decoding.tape import Tapes
+from tests.decoding.test_sides import RAGGED
+from tests.decoding.test_speculation import answer, plainly
+from tests.decoding.test_speculation import speculation as speculating
+from tests.running.test_keys_walk import built, spec_of
+
+#: Few slots a recording, so that short answers outgrow it; and what a test's answer is long at least.
+SMALL, SPAN = 8, 60
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed, "BUCKET", SMALL)
+
+
+@torch.inference_mode()
+def started(name: str, graphs: Tapes | None, **options: Any) -> Side:
+    """A side whose storage has NaN wherever nothing was written yet."""
+    one = side(name, graphs=graphs, **options)
+    one.start()
+    for layer in one.cache.layers:
+        for store in layer.storage:
+            store[:, :, layer.get_seq_length() :] = float("nan")
+    return one
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    scale = float(expected.abs().max())
+    assert float((found - expected).abs().max()) <= 1e-9 * scale
+
+
+@pytest.mark.parametrize("name", [*NAMES, "internvl_phi3"])
+@torch.inference_mode()
+def test_a_recorded_step_is_the_plain_step(name: str) -> None:
+    """Over the ends of recordings, behind windows, after going back behind an end, and up to the last slot."""
+    tapes, prompt = Tapes(), started(name, None).cache.lengths[0]
+    # An odd capacity is no multiple of a recording's slots.
+    room = SPAN + (prompt + SPAN) % 2 + 1
+    own, other = (started(name, one, room=room).stack for one in (tapes, None))
+    generator = torch.Generator().manual_seed(0)
+    kept: list[tuple[Tensor, Tensor]] = []
+    place = 0
+    for gone in [0] * 12 + [11, 0, 0, 3] + [0] * 14:
+        for stack in (own, other):
+            stack.cache.cut(gone)
+        place -= gone
+        ids = torch.randint(0, 100, (1,), generator=generator)
+        kept.append((own.run(ids, [place]), other.run(ids, [place])))
+        place += 1
+        assert own.cache.lengths == other.cache.lengths == (prompt + place,) * len(own.cache.layers)
+        if place % 5 == 0:
+            window = torch.randint(0, 100, (3,), generator=generator)
+            places = list(range(place, place + 3))
+            close(own.run(window, places), other.run(window, places))
+            place += 3
+    while place < room:
+        ids = torch.tensor([place])
+        kept.append((own.run(ids, [place]), other.run(ids, [place])))
+        place += 1
+    for found, expected in kept:  # all at the end: no step may write over the rows of another
+        close(found, expected)
+    assert len(tapes.recorded) >= 3
+    assert tapes.recorded == sorted(set(tapes.recorded))
+    assert tapes.recorded[-1] == prompt + room
+    assert tapes.recorded[-1] % SMALL
+    assert tapes.replays == len(kept)
+    for layer, theirs in zip(own.cache.layers, other.cache.layers, strict=True):
+        for found, expected in zip(layer.held, theirs.held, strict=True):
+            close(found, expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
+    tapes = Tapes(), Tapes()
+    target = started(name, tapes[0])
+    for drafter in (
+        None,
+        started(name, tapes[1]),
+        started(name, Tapes(), method=Uniform(), ratio=0.9),
+    ):
+        trace = Machine(drafter, target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+        assert trace.tokens == plain(name)
+    assert min(one.replays for one in tapes) > 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3}], ids=["deaf", "listening"])
+def test_sampled_answers_are_the_same(settings: dict[str, Any]) -> None:
+    rule: Rule = Sampling(Chance(3))
+    options = {"do_sample": True, "temperature": 1.5, "chance": Chance(3), **settings}
+
+    def answer(graphs: Tapes | None) -> list[int]:
+        target, draft = (started("qwen2_5_vl", graphs, **options) for _ in range(2))
+        return Machine(draft, target, rule, Sequential(), 3).run(LIMIT).tokens
+
+    tapes = Tapes()
+    assert answer(tapes) == answer(None)
+    assert tapes.replays > 0
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_other_drafters_go_with_recorders(tree: bool) -> None:
+    """A part of the target's own cache; trees take windows and levels alone."""
+    tapes, name = Tapes(), "llava"
+    target = started(name, tapes)
+    if tree:
+        drafter: Any = TreeDrafter(started(name, tapes), (-1, -1, 0, 0, 1))
+    else:
+        visual = in_doubles(name).layout(encoded(name)).visual[0]
+        drafter = SparseDrafter(target, some(name, 0.5), visual)
+    trace = Machine(drafter, target, Greedy(), Sequential(), 3).run(LIMIT)
+    assert trace.tokens == plain(name)
+    assert (tapes.replays > 0) == (not tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [("vanilla_sd", "sequential"), ("parallelvlm", "threads"), ("std", "auto")],
+)
+def test_both_sides_of_a_run_record(
+    name: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target, plain decoding beside it, and whoever drafts; each model with a recorder of its own."""
+    made: dict[str, Tapes] = {}
+
+    def record(adapter: Adapter, asked: bool | None) -> Tapes:
+        assert asked is None
+        return made.setdefault(adapter.spec.name, Tapes())
+
+    for module in (speculation, draft_model):
+        monkeypatch.setattr(module, "graphs_for", record)
+    how = f"engine.transport={transport}", "engine.graphs=auto", "ratio=0.5"
+    with speculating(name, *how, "method.params.gamma=3") as both:
+        found, telling, _ = answer(both, 3)
+    assert found == plainly(3)
+    assert telling.mismatch is None
+    assert set(made) == {"seedling"} | ({"seedling_draft"} if name != "std" else set())
+    assert min(tapes.replays for tapes in made.values()) > 10
+
+
+def test_layers_of_different_lengths_take_plain_steps() -> None:
+    tapes = Tapes()
+    method, ratio = RAGGED
+    found = side("llava", method, ratio, graphs=tapes).draft([], 5)
+    assert found.tokens == side("llava", method, ratio).draft([], 5).tokens
+    assert tapes.recorded == []
+
+
+def test_a_full_cache_is_an_error_before_anything_is_written() -> None:
+    one = side("llava", graphs=Tapes(), room=2)
+    one.rows([5, 6], NOTHING)
+    held = [layer.held[0].clone() for layer in one.cache.layers]
+    with pytest.raises(RuntimeError, match="room"):
+        one.rows([5, 6, 7], NOTHING)
+    assert all(map(torch.equal, held, (layer.held[0] for layer in one.cache.layers)))
+
+
+def test_windows_and_steps_follow_each_other() -> None:
+    used = side("internvl", graphs=Tapes())
+    for said in ([3, 4, 5, 6], [3], [3, 9], [], [3, 9, 7, 8], [2]):
+        for split in range(len(said) + 1):
+            draft = Draft(tuple(said[split:]))
+            assert used.rows(said[:split], draft) == side("internvl").rows(said[:split], draft)
+
+
+@torch.inference_mode()
+def test_a_token_of_a_tree_is_no_step() -> None:
+    """It does not see the branch beside it."""
+    tapes = Tapes()
+    own, other = started("llava", tapes).stack, started("llava", None).stack
+    seen = torch.tensor([[True, False, True]])
+    for stack in (own, other):
+        stack.run(torch.tensor([7, 8]), [0, 1])
+    close(*(stack.run(torch.tensor([9]), [1], seen) for stack in (own, other)))
+    assert tapes.recorded == []
+
+
+def test_a_step_sees_what_is_before_it_and_itself() -> None:
+    mask = step_mask(torch.tensor([2]), 5, 3, torch.float64)
+    assert mask.shape == (1, 1, 3, 5)
+    assert mask[0, 0, 1].tolist() == [0, 0, 0, float("-inf"), float("-inf")]
+
+
+def test_a_router_on_the_host_cannot_be_recorded() -> None:
+    """Why models with experts are refused; if this comes to work, they need not be."""
+    one = side("deepseek_ocr", graphs=Tapes())
+    with pytest.raises(RuntimeError, match="reads from the device"):
+        one.draft([], 2)
+
+
+class Device:
+    """What torch.cuda is asked for by a recording, written down in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.current = "side's"
+
+    def __call__(self, what: str) -> None:
+        self.asked.append(what)
+
+    def stream(self, name: str) -> Any:
+        there = SimpleNamespace(device=torch.device("cuda:0"), name=name)
+        there.wait_stream = lambda other: self(f"{name} waits for {other.name}")
+        return there
+
+    @contextmanager
+    def entered(self, stream: Any) -> Iterator[None]:
+        self.current, before = stream.name, self.current
+        yield
+        self.current = before
+
+    def graph(self) -> Any:
+        def begin(pool: Any, capture_error_mode: str) -> None:
+            self(f"begin in {pool}, {capture_error_mode}, on {self.current}")
+
+        return SimpleNamespace(
+            capture_begin=begin,
+            capture_end=lambda: self(f"end on {self.current}"),
+            replay=lambda: self(f"replay on {self.current}"),
+        )
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: found.stream("own"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: found.stream("side's"))
+    monkeypatch.setattr(torch.cuda, "stream", found.entered)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    return found
+
+
+def test_a_recording_keeps_to_its_own_stream_and_waits_for_no_device(device: Device) -> None:
+    graphs, inputs = CudaGraphs(torch.device("cuda:0")), (torch.ones(1), torch.ones(1))
+
+    def step(one: Tensor, other: Tensor) -> Tensor:
+        assert (one, other) == inputs
+        device(f"step on {device.current}")
+        return one
+
+    replay = graphs.capture(step, inputs)
+    recording = [
+        "own waits for side's",
+        *["step on own"] * WARMING,
+        "begin in pool, thread_local, on own",
+        "step on own",
+        "end on own",
+        "side's waits for own",
+    ]
+    assert device.asked == recording
+    assert replay() is inputs[0]
+    assert device.asked[len(recording) :] == ["replay on side's"]
+
+
+def test_a_step_that_fails_does_not_leave_the_stream_recording(device: Device) -> None:
+    def step() -> Tensor:
+        if any(one.startswith("begin") for one in device.asked):
+            raise RuntimeError("not while capturing")
+        return torch.ones(1)
+
+    with pytest.raises(RuntimeError, match="not while capturing"):
+        CudaGraphs(torch.device("cuda:0")).capture(step, ())
+    assert device.asked[-1] == "end on own"
+
+
+# ------------------------------------------------------------------ where it can be done
+
+ON_GPU = {"device": "cuda:0"}
+
+
+def like(**changes: Any) -> Any:
+    """An adapter that says it is on a GPU, as far as one is looked at before recording."""
+    whole = in_doubles("llava")
+    spec = replace(whole.spec, **{**ON_GPU, "attention": "sdpa", **changes})
+    return SimpleNamespace(spec=spec, model=whole.model, decoder=whole.decoder)
+
+
+EXPERTS = replace(in_doubles("llava").facts.text, experts=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"device": "cpu"}, "model.device='cpu' is no GPU"),
+        ({"attention": "eager"}, "model.attention='eager' is not sdpa"),
+        ({"facts": replace(in_doubles("llava").facts, text=EXPERTS)}, "experts"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_or_left(changes: dict[str, Any], words: str) -> None:
+    adapter = like(**changes)
+    with pytest.raises(Refused, match=r"^engine\.graphs=true .*valid: false, auto$") as refusal:
+        graphs_for(adapter, True)
+    assert words in str(refusal.value)
+    assert graphs_for(adapter, None) is None
+    assert graphs_for(adapter, False) is None
+
+
+def test_a_model_spread_over_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(Refused, match="device_map='auto' spreads"):
+        graphs_for(like(device_map="auto"), True)
+
+
+def test_what_only_a_loaded_model_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = like()
+    adapter.model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    with pytest.raises(Refused, match="several devices"):
+        graphs_for(adapter, True)
+    adapter = like()
+    adapter.decoder = SimpleNamespace(rotary_emb=SimpleNamespace(rope_type="dynamic"))
+    with pytest.raises(Refused, match="rotary frequencies"):
+        graphs_for(adapter, True)
+    assert graphs_for(adapter, None) is None
+
+
+def test_what_can_be_recorded_is() -> None:
+    made: list[torch.device] = []
+
+    class Made(CudaGraphs):
+        def __init__(self, device: torch.device) -> None:
+            made.append(device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.decoding.graphs.CudaGraphs", Made)
+        adapter = like()
+        adapter.device = torch.device("cuda:0")
+        assert isinstance(graphs_for(adapter, True), Made)
+        assert isinstance(graphs_for(adapter, None), Made)
+        assert graphs_for(adapter, False) is None
+    assert made == [torch.device("cuda:0")] * 2
+
+
+def test_a_run_is_refused_before_anything_is_loaded() -> None:
+    spec = spec_of("method=pearl", "engine.graphs=true", "model.device=cpu")
+    method: Any = built("decoder")
+    with pytest.raises(Refused, match=r"engine\.graphs=true .*model\.device='cpu'"):
+        check_graphs(spec, method)
+    spec = replace(spec, model=replace(spec.model, **ON_GPU))
+    with pytest.raises(Refused, match=r"method\.draft_options\.device='cpu'"):
+        check_graphs(spec, method)
+    assert spec.method.draft is not None
+    draft = replace(spec.method.draft, **ON_GPU)
+    spec = replace(spec, method=replace(spec.method, draft=draft))
+    check_graphs(spec, method)
+    # A draft that prunes between its layers.
+    own = spec_of("method=parallelvlm", "method.params.guidance=self").method
+    spec = replace(spec, method=replace(own, draft=draft))
+    with pytest.raises(Refused, match=r"'parallelvlm' .*different lengths"):
+        check_graphs(spec, ParallelVLM(guidance="self"))
+    check_graphs(spec, ParallelVLM())
+
+
+@pytest.mark.parametrize("asked", ["false", "auto"])
+def test_nothing_else_is_refused_on_a_cpu(asked: str) -> None:
+    spec = spec_of("method=pearl", f"engine.graphs={asked}", "model.device=cpu")
+    assert spec.engine.graphs is (None if asked == "auto" else False)
+    method: Any = built("decoder")
+    check_graphs(spec, method)
+
+
+def test_the_benchmark_times_both_ways() -> None:
+    tapes = Tapes()
+    lengths = (5, 20)
+    found = steps_with_and_without_graphs(in_doubles("qwen2_5_vl"), lengths, tapes, repeats=2)
+    assert [one.unit for one in found] == ["ms", "ms", "ms", "x"] * 2
+    assert all(
+        one.part == "graphs" and str(length) in one.name
+        for length, four in zip(lengths, (found[:4], found[4:]), strict=True)
+        for one in four
+    )
+    # One untimed call of each way beside the first and the timed ones, 8 steps each.
+    assert tapes.replays == len(lengths) * 8 * (1 + 1 + 2)
+    slow, quick, first, gain = found[:4]
+    assert 0 < quick.value < first.value
+    assert slow.value > 0
+    assert gain.quartiles is not None

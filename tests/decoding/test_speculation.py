@@ -1,0 +1,386 @@
+"""Whole answers by speculative decoding: every decoder, transport and accident, with two trained models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.adapters.base import load_adapter
+from harness.bench.sd import chat_of
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.decoding.guidance import Given, Guidance, Onlooker
+from harness.decoding.measuring import TIMES, best_of
+from harness.decoding.speculation import Speculation
+from harness.decoding.telling import Steps, Telling
+from harness.digests import Digests
+from harness.engine.session import Session
+from harness.errors import UserError
+from harness.running import preflight
+from harness.specs import RunSpec
+from methods.base import Decoder, MethodError
+from methods.none import NoReduction
+from methods.parallelvlm import ParallelVLM
+
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+#: Overrides of every decoder, and of ParallelVLM where the way of an answer is another: the target guides by what it
+#: computed, nobody guides, the draft guides itself, or sees no image. Which tokens a guidance keeps changes no answer;
+#: tests/methods/test_decoders_choice.py holds each of them to its formula.
+DECODERS = (
+    "autoregressive",
+    "vanilla_sd",
+    "onsd",
+    "sd_tree",
+    "specvlm_sd",
+    "specvlm_sd method.params.shape=tree",
+    "std",
+    "pearl",
+    *(
+        f"parallelvlm method.params.guidance={guidance}"
+        for guidance in (
+            "similarity_variation",
+            "attention_variation method.params.L=2",
+            "self",
+            "none",
+        )
+    ),
+    "parallelvlm method.params.guidance=none method.params.text_only=true ratio=1",
+)
+
+
+@cache
+def target():
+    return load_adapter(spec_of("method=none").model)
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def speculation(name: str, *overrides: str) -> Speculation:
+    method, *more = name.split()
+    job = preflight.check(spec_of(f"method={method}", *more, *overrides), Digests())
+    assert isinstance(job.method, Decoder)
+    return Speculation(job.spec, target(), job.method)
+
+
+@cache
+def plainly(scene: int, **settings: Any) -> list[int]:
+    """What transformers' own decoding says."""
+    inputs = target().encode([chat_of((scene,))])
+    ids = target().model.generate(**inputs, **(settings or GREEDY))
+    found: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    return found
+
+
+def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], Telling, Any]:
+    generated = both.generate(
+        both.encode([chat_of((scene,))]), [f"captions/{scene}"], **(settings or GREEDY)
+    )
+    (record,) = generated.records
+    assert record.decoding is not None
+    # As the journal keeps it.
+    kept = json.loads(json.dumps(record.decoding))
+    return generated.ids[0].tolist(), Telling.from_entry(kept), record
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [(name, "0.9") for name in DECODERS]
+    + [(name, "0") for name in ("specvlm_sd", "std", "parallelvlm")],
+)
+def test_every_decoder_says_what_the_target_says(name: str, ratio: str) -> None:
+    more = [] if "ratio" in name else [f"ratio={ratio}"]
+    with speculation(name, "engine.transport=sequential", *more) as both:
+        for scene in (3, 4):
+            found, telling, record = answer(both, scene)
+            assert found == plainly(scene)
+            assert telling.mismatch is None
+            assert telling.degraded is None
+            assert record.new_tokens == len(found) == telling.spent.tokens
+            assert record.kept == record.requested == ()
+            assert record.entering == (144,) * 6  # the target keeps every token
+            plain = telling.plain
+            assert (plain is None) == (name == "autoregressive")
+        if name == "parallelvlm method.params.guidance=none":
+            assert telling.draft_visual == 144
+        elif "text_only" in name or name == "onsd":
+            assert telling.draft_visual == 0
+        elif "parallelvlm" in name or name.startswith(("std", "specvlm")):
+            assert telling.draft_visual == (144 if ratio == "0" else 14)
+    assert target().decoder.config._attn_implementation == "sdpa"
+
+
+def test_fewer_rounds_than_tokens_where_the_draft_is_good() -> None:
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=3") as both:
+        found, telling, _ = answer(both, 3)
+    assert telling.gamma == 3
+    assert len(telling.rounds) < 0.7 * len(found)
+    assert sum(one.accepted for one in telling.rounds) > 0.6 * len(found)
+
+
+def test_a_thread_of_its_own_says_the_same() -> None:
+    for name in ("parallelvlm", "pearl", "vanilla_sd"):
+        with speculation(name, "engine.transport=threads", "ratio=0.5") as both:
+            found, telling, _ = answer(both, 5)
+            assert found == plainly(5)
+            assert telling.degraded is None
+
+
+def shared_memory(*processes: int) -> set[str]:
+    """Shared memory that torch named after one of these processes; other tests have theirs at the same time."""
+    return {name for name in os.listdir("/dev/shm") if any(f"_{one}_" in name for one in processes)}
+
+
+def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
+    cores = os.sched_getaffinity(0)
+    with speculation("parallelvlm", "ratio=0.5") as both:
+        assert both.transport == "processes"
+        found, telling, _ = answer(both, 6)
+        assert found == plainly(6)
+        assert telling.degraded is None
+        assert telling.devices == 1
+        assert telling.first
+        assert telling.steps is not None
+        assert telling.steps.draft > 0
+        both._timings *= TIMES  # the rounds counted from here on are those of answers
+        first = process_of(both)
+        kill_at_round(both, 3)
+        found, telling, _ = answer(both, 7)
+        assert found == plainly(7)  # nothing is lost
+        assert telling.degraded == "the drafter's process ended by signal 9"
+        # The next answer has a new process.
+        found, telling, _ = answer(both, 8)
+        assert found == plainly(8)
+        assert telling.degraded is None
+        second = process_of(both)
+        assert second != first
+        # One that is killed between two answers is missed when the next begins.
+        os.kill(second, signal.SIGKILL)
+        found, telling, _ = answer(both, 9)
+        assert found == plainly(9)
+        assert telling.degraded is not None
+        found, telling, _ = answer(both, 10)
+        assert found == plainly(10)
+        assert telling.degraded is None
+        # One that hangs is given up.
+        hung = process_of(both)
+        both._partner._open._patience = 0.3
+        stop_at_round(both, 2, hung)
+        found, telling, _ = answer(both, 11)
+        assert found == plainly(11)
+        assert telling.degraded == "the drafter did not answer within 0.3 s"
+    for process in (first, second, hung):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert not shared_memory(os.getpid(), first, second, hung)
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
+    with speculation("pearl") as both:
+        kill_at_round(both, 5)  # the first rounds are those that are timed
+        found, telling, _ = answer(both, 3)
+        assert found == plainly(3)
+        assert (telling.steps, telling.gamma) == (None, 1)
+        assert telling.degraded is None  # a new process drafts
+        found, telling, _ = answer(both, 4)
+        assert found == plainly(4)
+        assert telling.steps is not None
+
+
+def process_of(both: Speculation) -> int:
+    process: int = both._partner._open.process_id
+    return process
+
+
+def at_round(both: Speculation, number: int, act: Any) -> None:
+    """Do something to the drafter's process before a round of the next answer."""
+    transport = both._partner._open
+    original, calls = transport.at_once, []
+
+    def counted(draft: Any, rows: Any) -> Any:
+        calls.append(None)
+        if len(calls) == number:
+            act()
+        return original(draft, rows)
+
+    transport.at_once = counted
+
+
+def kill_at_round(both: Speculation, number: int) -> None:
+    at_round(both, number, lambda: os.kill(process_of(both), signal.SIGKILL))
+
+
+def stop_at_round(both: Speculation, number: int, process: int) -> None:
+    at_round(both, number, lambda: os.kill(process, signal.SIGSTOP))
+
+
+def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
+    settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
+        sampled, _, _ = answer(both, 6, **settings)
+    with speculation("pearl", "method.params.gamma=2", "engine.compare=false") as both:
+        # Rows that tokens were drawn from cross the pipe too.
+        assert answer(both, 6, **settings)[0] == sampled
+        both._partner._losses = 3
+        os.kill(process_of(both), signal.SIGKILL)
+        for scene in (7, 8):
+            found, telling, _ = answer(both, scene)
+            assert found == plainly(scene)
+            assert telling.degraded == "the drafter's process ended by signal 9"
+            assert telling.plain is None
+
+
+def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
+    settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
+    found = {}
+    for kind in ("sequential", "threads"):
+        with speculation(
+            "pearl", f"engine.transport={kind}", "method.params.gamma=3", "engine.compare=false"
+        ) as both:
+            found[kind], telling, _ = answer(both, 3, **settings)
+            assert telling.mismatch is None
+    assert found["sequential"] == found["threads"]
+    with speculation(
+        "pearl", "engine.transport=sequential", "method.params.gamma=3", "seed=1"
+    ) as both:
+        other, _, _ = answer(both, 3, **settings)
+    assert other != found["sequential"]
+
+
+def test_a_question_draws_by_its_id() -> None:
+    """Two samples of one run that ask the same draw other numbers, and each the same ones again."""
+    settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 24}
+    with speculation("autoregressive", "engine.transport=sequential") as both:
+        inputs = both.encode([chat_of((3,))])
+        one, other, again = (
+            both.generate(inputs, [name], **settings).ids[0].tolist() for name in ("a", "b", "a")
+        )
+    assert one == again
+    assert one != other
+
+
+def test_a_record_has_milliseconds() -> None:
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
+        found, telling, record = answer(both, 3)
+    spent = telling.spent.decode
+    assert record.times_ms["decode"] == pytest.approx(1000 * spent)
+    assert record.times_ms["decode_per_token"] == pytest.approx(1000 * spent / (len(found) - 1))
+    # Its clock is that of the rounds, which are in seconds.
+    assert sum(one.seconds for one in telling.rounds) == pytest.approx(spent, rel=0.2)
+
+
+def test_what_looks_on_changes_no_bit() -> None:
+    chosen: list[Guidance] = []
+    inputs = target().encode([chat_of((3,))])
+    with Session(target(), NoReduction(), Budget("kept", 0.0)) as session:
+        plain = session.generate(inputs, output_logits=True, **GREEDY)
+    looking = Onlooker(ParallelVLM(), chosen.append)
+    with Session(target(), looking, Budget("kept", 0.9)) as session:
+        seen = session.generate(inputs, output_logits=True, **GREEDY)
+    assert plain.logits is not None
+    assert seen.logits is not None
+    assert torch.equal(plain.logits, seen.logits)
+    (told,) = chosen
+    assert told.n_tokens == 144
+    assert told.kept.shape == (14,)
+
+
+def test_a_draft_with_other_visual_tokens_is_refused() -> None:
+    told = Guidance(torch.arange(10), 100)
+    inputs = target().encode([chat_of((3,))])
+    with (
+        Session(target(), Given(lambda: told), Budget("kept", 0.9)) as session,
+        pytest.raises(MethodError, match="the draft sees 144 visual tokens, the target 100"),
+    ):
+        session.generate(inputs, **GREEDY)
+
+
+def test_several_chats_and_settings_that_cannot_be_honoured_are_refused() -> None:
+    with speculation("pearl", "engine.transport=sequential") as both:
+        chats = [chat_of((3,)), chat_of((4,))]
+        with pytest.raises(ValueError, match="one at a time"):
+            both.generate(both.encode(chats), ["0", "1"], **GREEDY)
+        with pytest.raises(UserError, match="num_beams"):
+            answer(both, 3, num_beams=2, max_new_tokens=4)
+
+
+def test_a_draft_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    options = f"method.draft_options={{path: {tmp_path}}}"
+    with pytest.raises(UserError, match=r"method.draft_options.path=.*holds no model"):
+        speculation("pearl", options)
+
+
+def test_the_window_is_the_rounded_ratio_of_steps() -> None:
+    """The windows of ParallelVLM's five pairs follow from its printed times."""
+    both = speculation("pearl")
+    pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
+    for of_target, of_draft, window in pairs:
+        both._timings = [Steps(of_target, of_draft)]
+        assert both.gamma == window
+    both._timings = [Steps(1.0, 9.0)]
+    assert both.gamma == 1
+    # One measurement that went wrong does not count.
+    both._timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
+    assert both.gamma == 3
+
+
+def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> None:
+    with speculation(
+        "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"
+    ) as both:
+        for scene in (3, 4, 5):
+            expected = best_of(both._played)
+            found, telling, _ = answer(both, scene)
+            assert found == plainly(scene)
+            assert expected in (None, telling.gamma)
+        assert expected is not None  # two answers have rounds enough
+
+
+def test_the_target_chooses_by_what_its_layers_did_to_the_tokens() -> None:
+    """UV-Prune by hand, on the hidden states that transformers returns; layer 1 for a model of six."""
+    chosen: list[Guidance] = []
+    inputs = target().encode([chat_of((3,))])
+    looking = Onlooker(ParallelVLM(), chosen.append)
+    with Session(target(), looking, Budget("kept", 0.5)) as session:
+        session.generate(inputs, **GREEDY)
+    layout = target().layout(inputs)
+    visual, words = layout.visual[0], layout.words[0]
+    with torch.inference_mode():
+        states = target().model(**inputs, output_hidden_states=True).hidden_states
+    gains = []
+    for token in visual.tolist():
+        gain = 0.0
+        for word in words.tolist():
+            for layer, sign in ((1, 1), (0, -1)):
+                pair = states[layer][0, token].double(), states[layer][0, word].double()
+                gain += sign * float(torch.cosine_similarity(*pair, dim=0))
+        gains.append(gain)
+    best = sorted(range(144), key=lambda place: -gains[place])[:72]
+    assert chosen[0].kept.tolist() == sorted(best)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("engine.rescore=true", "engine.rescore"),
+        ("engine.backend=emulate", "engine.backend"),
+        ("ratio=1", "leaves the draft no visual token"),
+        ("method.params.gamma=0", "method.params.gamma=0"),
+    ],
+)
+def test_what_a_decoder_cannot_do_is_one_line(override: str, line: str) -> None:
+    with pytest.raises((UserError, MethodError), match=line):
+        speculation("parallelvlm", override)

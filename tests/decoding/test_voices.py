@@ -1,0 +1,233 @@
+"""Processors, warpers and sampling: what generate() would say, position by position, and its distribution."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from harness.decoding.chance import Chance
+from harness.decoding.drafts import Draft
+from harness.decoding.machine import Machine
+from harness.decoding.rules import Greedy, Sampling
+from harness.decoding.sides import Side
+from harness.decoding.transports import Sequential
+from harness.decoding.trees import TreeDrafter
+from harness.decoding.voices import ends_of, limit_of, prepared, rule_of, voice_of
+from harness.errors import UserError
+from methods.uniform import Uniform
+from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, known_side, plain, side
+
+PENALTIES = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 3},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[5], [7, 9]]},
+    {"forced_eos_token_id": 11},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("settings", PENALTIES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_processors_hear_prompt_and_answer(name: str, settings: dict, overlap: bool) -> None:
+    adapter, inputs = in_doubles(name), encoded(name)
+    with torch.inference_mode():
+        ids = adapter.model.generate(**inputs, max_new_tokens=LIMIT, do_sample=False, **settings)
+    expected = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    drafter, target = side(name, Uniform(), 0.5, **settings), side(name, **settings)
+    trace = Machine(drafter, target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+    assert trace.tokens == expected
+    perfect = Machine(side(name, **settings), target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+    assert (perfect.tokens, perfect.acceptance) == (expected, 1)
+
+
+def test_the_processors_make_a_difference() -> None:
+    """Or the test above would say little."""
+    free = plain("llava")
+    assert plain("llava", repetition_penalty=1.3) != free
+    assert plain("llava", no_repeat_ngram_size=3) != free
+    assert plain("llava", forced_eos_token_id=11) != free
+
+
+def test_an_answer_may_be_told_to_go_on_behind_its_end() -> None:
+    """min_new_tokens forbids the end, so the whole answer behind it is another one."""
+    whole = plain("llava")
+    end = next(whole[n] for n in range(2, LIMIT) if whole[n] not in whole[:n])
+    settings = {"eos_token_id": end, "min_new_tokens": LIMIT - 1}
+    expected = plain("llava", **settings)
+    assert expected != whole
+    drafter, target = side("llava", Uniform(), 0.9, **settings), side("llava", **settings)
+    trace = Machine(drafter, target, Greedy(), Sequential(), 4, True, (end,)).run(LIMIT)
+    assert trace.tokens == expected
+
+
+def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
+    """They come from the target, by pickle, and hold for a draft with other settings of its own."""
+    target, draft = in_doubles("llava"), in_doubles("internvl")
+    monkeypatch.setattr(target.model.generation_config, "repetition_penalty", 1.3)
+    monkeypatch.setattr(target.model.generation_config, "eos_token_id", [3, 4])
+    config = pickle.loads(pickle.dumps(prepared(target, {"max_new_tokens": 9})))
+    assert (ends_of(config), limit_of(config)) == ((3, 4), 9)
+    prompt = encoded("llava")["input_ids"]
+    names = [
+        [type(one).__name__ for one in voice_of(adapter, config, prompt).processors]
+        for adapter in (target, draft)
+    ]
+    assert names == [["RepetitionPenaltyLogitsProcessor"]] * 2
+    assert isinstance(rule_of(config, Chance(0)), Greedy)
+
+
+SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 30, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.5}], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_sampled_rows_are_generates(name: str, more: dict) -> None:
+    adapter, inputs = in_doubles(name), encoded(name)
+    settings = {**SAMPLED, **more}
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        said = adapter.model.generate(
+            **inputs,
+            **settings,
+            max_new_tokens=LIMIT,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+    answer = said.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    expected = torch.cat(said.scores).softmax(-1)
+    one = side(name, **settings)
+    window = one.rows(answer[:2], Draft(tuple(answer[2:-1])))
+    torch.testing.assert_close(torch.stack(window), expected[2:], rtol=1e-5, atol=1e-7)
+    start = side(name, **settings).rows([], Draft(()))
+    torch.testing.assert_close(start[0], expected[0], rtol=1e-5, atol=1e-7)
+
+
+def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
+    one = side("llava", Uniform(), 0.5, chance=Chance(11), **SAMPLED)
+    draft = one.draft([4, 5], 4)
+    rows = side("llava", Uniform(), 0.5, **SAMPLED).rows([4, 5], Draft(draft.tokens[:-1]))
+    torch.testing.assert_close(torch.stack(list(draft.rows)), torch.stack(rows))
+    rule = Sampling(Chance(11))
+    drawn = [rule.draw(row, 2 + place, "draft") for place, row in enumerate(rows)]
+    assert list(draft.tokens) == drawn
+    assert one.draft([4, 5], 4).tokens == draft.tokens
+    with pytest.raises(ValueError, match="chance"):
+        side("llava", **SAMPLED).draft([], 1)
+
+
+# ------------------------------------------------------------------ distribution
+
+#: Few tokens, so that all pairs are seen often; the draft knows fewer ids than the target and has other favourites.
+FEW = {"do_sample": True, "temperature": 1.5, "top_k": 3, "repetition_penalty": 1.2}
+
+
+def exact(one: Side) -> dict[tuple[int, int], float]:
+    """Probability of each pair of first tokens."""
+    found = {}
+    (first,) = one.rows([], Draft(()))
+    for token in first.nonzero().flatten().tolist():
+        (second,) = one.rows([token], Draft(()))
+        for other in second.nonzero().flatten().tolist():
+            found[token, other] = float(first[token]) * float(second[other])
+    return found
+
+
+def fits(counts: Counter, probabilities: dict[tuple[int, int], float]) -> float:
+    """P value of drawn pairs; pairs that are too rare for the test are put together."""
+    total = sum(counts.values())
+    usual = [pair for pair, share in probabilities.items() if share * total >= 5]
+    seen = [counts[pair] for pair in usual]
+    expected = [probabilities[pair] * total for pair in usual]
+    seen.append(total - sum(seen))
+    expected.append(total - sum(expected))
+    if expected[-1] < 1:  # rounding: nothing can be drawn from it
+        if seen[-1]:
+            return 0.0
+        seen, expected = seen[:-1], [share * total / sum(expected[:-1]) for share in expected[:-1]]
+    return float(chisquare(seen, expected).pvalue)
+
+
+@pytest.mark.parametrize(("way", "draws"), [("in turn", 500), ("at once", 300), ("tree", 300)])
+def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) -> None:
+    target = side("llava", **FEW)
+    drafting = side("llava", Uniform(), 0.9, common=280, chance=Chance(0), **FEW)
+    probabilities = exact(target)
+    counts: Counter[tuple[int, int]] = Counter()
+    accepted = judged = 0
+    drafter = TreeDrafter(drafting, (-1, -1, 0)) if way == "tree" else drafting
+    for seed in range(draws):
+        chance = Chance(seed)
+        drafting.voice = replace(drafting.voice, chance=chance)
+        machine = Machine(drafter, target, Sampling(chance), Sequential(), 1, way == "at once")
+        trace = machine.run(2)
+        counts[trace.tokens[0], trace.tokens[1]] += 1
+        accepted += sum(one.accepted for one in trace.rounds)
+        judged += sum(one.checked for one in trace.rounds)
+    assert set(counts) <= set(probabilities)
+    assert fits(counts, probabilities) > 1e-3
+    assert 0 < accepted < judged
+    # The same draws do not fit what the draft would say, so they could have failed.
+    assert fits(counts, exact(drafting)) < 1e-6
+
+
+def test_ids_that_the_other_side_lacks_are_never_said() -> None:
+    """A draft with a wider vocabulary says only what both know; greedy, sampled and in trees."""
+    (free,) = known_side("llava").rows([], Draft(()))
+    assert isinstance(free, int)
+    bound = side("llava", common=free)
+    assert max(bound.draft([], 6).tokens) < free
+    assert bound.draft([], 1).tokens[0] == int(bound.first[:free].argmax())
+    tree = TreeDrafter(bound, (-1,) * 5).draft([], 1).tokens
+    assert list(tree) == bound.first[:free].topk(5).indices.tolist()
+    (row,) = side("llava", common=free, do_sample=True).rows([], Draft(()))
+    assert isinstance(row, torch.Tensor)
+    assert row.shape == (free,)
+    assert float(row.sum()) == pytest.approx(1)
+
+
+# ------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 3}, "generation.num_beams=3"),
+        ({"stop_strings": ["a"]}, "generation.stop_strings"),
+        ({"max_time": 2.0}, "generation.max_time=2.0"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "generation.penalty_alpha=0.6"),
+        ({"output_logits": True}, "generation.output_logits=True"),
+        ({"output_attentions": True}, "generation.output_attentions=True"),
+        ({"prompt_lookup_num_tokens": 3}, "generation.prompt_lookup_num_tokens=3"),
+        ({"num_return_sequences": 2}, "generation.num_return_sequences=2"),
+        ({"use_cache": False}, "generation.use_cache=False"),
+        ({"guidance_scale": 1.5}, "generation.guidance_scale=1.5"),
+        ({"watermarking_config": {"bias": 2.0}}, "generation.watermarking_config"),
+        ({"temperatur": 0.5}, "generation.temperatur=0.5"),
+        ({"max_new_tokens": 0}, "max_new_tokens': 0} is refused"),
+        ({"max_new_tokens": None}, "generation.max_new_tokens=None"),
+    ],
+)
+def test_what_the_loop_cannot_honour_is_refused_in_one_line(settings: dict, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        prepared(in_doubles("llava"), {"max_new_tokens": 4, **settings})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_setting_of_the_checkpoint_is_refused_too(monkeypatch) -> None:
+    adapter = in_doubles("llava")
+    monkeypatch.setattr(adapter.model.generation_config, "num_beams", 4)
+    with pytest.raises(UserError, match="num_beams=4"):
+        prepared(adapter, {"max_new_tokens": 4})
+    assert prepared(adapter, {"max_new_tokens": 4, "num_beams": 1}).num_beams == 1
+
+
+def test_rows_of_the_wrong_kind_are_an_error() -> None:
+    with pytest.raises(TypeError, match="probabilities"):
+        Sampling(Chance(0)).choose(3, 0)

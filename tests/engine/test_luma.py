@@ -1,0 +1,244 @@
+"""The pixels under visual tokens: cut out slowly from the tower's input, family by family; and Sobel edges on them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.engine.luma import Pictures
+from harness.engine.session import Session
+from harness.errors import UserError
+from harness.running.preflight import check
+from methods.base import MethodError, Need, Site, View
+from methods.select.sobel import edge_share
+from tests.families import FAMILIES
+from tests.methods.runs import adapter_of
+from tests.tiny import Recorder, chat
+
+NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
+
+
+def watched(name: str, chats: list) -> list[View]:
+    adapter = adapter_of(name)
+    recorder = Recorder((Site("prefix"),), (Need("luma"),))
+    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
+        session.generate(adapter.encode(chats), max_new_tokens=1, do_sample=False)
+    return recorder.views
+
+
+def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:
+    """The tower's pictures (3, S, S) in the order of the projector's units, in colours from 0 to 1."""
+    adapter = adapter_of(name)
+    images = adapter.processor.image_processor
+    pixels = list(inputs["pixel_values"].double())
+    if name == "llava_next":  # tiles beyond an image's own fill up the batch
+        sizes = [len(one) for one in adapter.items(inputs)[adapter.model.config.image_token_id]]
+        assert len(sizes) == len(pixels)
+        pixels = [tile for image in pixels for tile in image]
+    pixels += list(inputs.get("pixel_values_local", []))
+    mean, std = (np.array(one).reshape(3, 1, 1) for one in (images.image_mean, images.image_std))
+    return [picture.numpy() * std + mean for picture in pixels]
+
+
+def slow_luma(picture: np.ndarray, row: int, column: int, side: int) -> np.ndarray:
+    """Luma of one cell of a picture with its border, pixel by pixel."""
+    size = picture.shape[1]
+    found = np.zeros((side + 2, side + 2))
+    for y in range(-1, side + 1):
+        for x in range(-1, side + 1):
+            at = row * side + y, column * side + x
+            if 0 <= at[0] < size and 0 <= at[1] < size:
+                red, green, blue = (2 * picture[c][at] - 1 for c in range(3))
+                found[y + 1, x + 1] = 0.299 * red + 0.587 * green + 0.114 * blue
+    return found
+
+
+#: Cells along the edge of a picture, and their pixels.
+CELLS = {
+    "llava": (4, 7),
+    "llava_next": (4, 7),
+    "internvl": (2, 14),
+    "deepseek_ocr": (3, 16),
+    "deepseek_ocr_gundam": (3, 16),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_global_views_are_cut_where_their_tokens_stand(name: str):
+    """Row by row of the batch, whatever the tower's pictures before it were."""
+    adapter, (cells, side) = adapter_of(name), CELLS[name]
+    for one in FAMILIES[name].chats:
+        inputs = adapter.encode([one])
+        pictures = tower_pictures(name, inputs)
+        (view,) = watched(name, [one])
+        luma = view.signals["luma"][0]
+        assert luma.shape[1:] == (side + 2, side + 2)
+        whole = whole_views(name, inputs, len(pictures))
+        seen = 0
+        for token, (image, kind, row, column) in enumerate(view.grid[0].tolist()):
+            if kind == 0:
+                wanted = slow_luma(pictures[whole[image]], row, column, side)
+                assert np.abs(luma[token].numpy() - wanted).max() < 1e-9
+                seen += 1
+        assert seen == len(whole) * cells**2
+
+
+def whole_views(name: str, inputs: dict, n_pictures: int) -> list[int]:
+    """Which picture is each image's global view."""
+    images = inputs["pixel_values"].shape[0]
+    if name == "llava_next":
+        return [image * inputs["pixel_values"].shape[1] for image in range(images)]
+    if (
+        name == "internvl"
+    ):  # the last tile of each image; the chats here hold images of equally many tiles
+        items = adapter_of(name).items(inputs)[adapter_of(name).model.config.image_token_id]
+        return (np.cumsum([len(item) // 4 for item in items]) - 1).tolist()
+    return list(range(images))
+
+
+@pytest.mark.parametrize("name", ["llava_next", "internvl", "deepseek_ocr_gundam"])
+def test_crops_are_cut_by_the_projectors_units(name: str):
+    """Unit u of the projector is cell u of the pictures the tower was given, fillers left out."""
+    adapter = adapter_of(name)
+    one = FAMILIES[name].chats[1]
+    inputs = adapter.encode([one])
+    pictures = tower_pictures(name, inputs)
+    if name == "llava_next":
+        tiles = inputs["pixel_values"].shape[1]
+        cells = CELLS[name][0] ** 2
+        units = [item.work.units // cells for item in next(iter(adapter.items(inputs).values()))]
+        pictures = [pictures[i * tiles + t] for i, count in enumerate(units) for t in range(count)]
+    side = CELLS[name][1]
+    cut = [
+        slow_luma(picture, row, column, side)
+        for picture in pictures
+        for row in range(picture.shape[1] // side)
+        for column in range(picture.shape[1] // side)
+    ]
+    (view,) = watched(name, [one])
+    source = adapter.layout(inputs).source[0, :, 0].tolist()
+    for token, unit in enumerate(source):
+        assert np.abs(view.signals["luma"][0, token].numpy() - cut[unit]).max() < 1e-9
+    assert (view.grid[0, :, 1] > 0).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_gives_the_pixels_of_single_rows(name: str):
+    chats = list(FAMILIES[name].chats)
+    alone = [watched(name, [one])[0] for one in chats]
+    together = watched(name, chats)
+    found = [one.signals["luma"][row] for one in together for row in range(len(one.tokens))]
+    for one in alone:
+        assert any(
+            torch.equal(one.signals["luma"][0], luma)
+            for luma in found
+            if luma.shape == one.signals["luma"][0].shape
+        )
+
+
+def test_pictures_that_cells_do_not_fill_lose_their_edge():
+    """A tower with patches of 3 pixels sees 6 of 8; the cell's border still shows the seventh."""
+    pixels = torch.arange(64.0).view(1, 1, 8, 8).expand(1, 3, 8, 8)
+    luma = Pictures([pixels], [2], 3, (0.5,) * 3, (0.5,) * 3).luma()
+    assert luma.shape == (4, 5, 5)
+    assert torch.allclose(luma[3], pixels[0, 0, 2:7, 2:7])
+    assert (luma[0, 0] == 0).all()
+    assert (luma[0, :, 0] == 0).all()
+
+
+# ---------------------------------------------------------------- edges
+
+
+def slow_edges(luma: np.ndarray, tau: float, whole: bool) -> float:
+    """Share of steep pixels of one patch with border."""
+    k = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]])
+    side = luma.shape[0] - 2
+    if not whole:
+        luma = np.pad(luma[1:-1, 1:-1], 1)
+    steep = 0
+    for y in range(side):
+        for x in range(side):
+            window = luma[y : y + 3, x : x + 3]
+            along_x, along_y = float((k * window).sum()), float((k.T * window).sum())
+            steep += math.sqrt(along_x**2 + along_y**2) > tau
+    return steep / side**2
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("tau", [0.0, 0.2, 1.5])
+def test_edges_equal_the_slow_ones(tau: float, whole: bool):
+    generator = torch.Generator().manual_seed(0)
+    luma = torch.rand(2, 3, 9, 9, generator=generator) * 0.8
+    luma[0, 0] = 0.3
+    found = edge_share(luma, tau, whole)
+    for row in range(2):
+        for token in range(3):
+            assert found[row, token] == pytest.approx(
+                slow_edges(luma[row, token].double().numpy(), tau, whole)
+            )
+
+
+def test_blank_patches():
+    """White paper meets grey zeros at the patch's border; grey letterbox and whole pictures have no edge inside."""
+    white, grey = torch.ones(66, 66), torch.full((66, 66), 127 / 255 * 2 - 1)
+    patches = torch.stack([white, grey, -white]).unsqueeze(0)
+    assert edge_share(patches, 0.2, whole=False)[0].tolist() == [252 / 4096, 0, 252 / 4096]
+    assert edge_share(patches, 0.2, whole=True)[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_pixel_that_is_not_finite_is_an_error(poison: float):
+    luma = torch.zeros(1, 2, 5, 5)
+    luma[0, 1, 2, 2] = poison
+    with pytest.raises(MethodError, match="luma: 1 of 50 values are NaN or infinite"):
+        edge_share(luma, 0.2, whole=False)
+
+
+@pytest.mark.parametrize(("colour", "share"), [((255,) * 3, 60 / 256), ((127,) * 3, 0.0)])
+def test_blank_pages_through_the_model(colour: tuple[int, int, int], share: float):
+    page = Image.new("RGB", (48, 48), colour)
+    (view,) = watched("deepseek_ocr", [chat("w1", page)])
+    density = edge_share(view.signals["luma"], 0.2, whole=False)
+    assert torch.allclose(density, torch.full((1, 9), share))
+
+
+def test_letterbox_has_no_edges():
+    """A wide white page in a mode that pads: cells of pure padding are flat, cells of paper have their borders."""
+    page = Image.new("RGB", (30, 10), (255,) * 3)
+    (view,) = watched("deepseek_ocr_gundam", [chat("w1", page)])
+    density = edge_share(view.signals["luma"], 0.2, whole=False)[0].view(3, 3)
+    # 48 x 16 pixels of paper: the middle row of cells.
+    assert torch.allclose(density[1], torch.full((3,), 60 / 256))
+    assert not density[[0, 2]].any()
+
+
+# ---------------------------------------------------------------- models without
+
+
+def test_a_family_without_pictures_says_so():
+    with pytest.raises(UserError, match=r"signal 'luma' .*model='tiny' has none"):
+        watched("qwen2_5_vl", [FAMILIES["qwen2_5_vl"].chats[0]])
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl_7b", "qwen2_5_vl_7b", "llava_ov_7b", "llava_video_7b"])
+def test_it_is_refused_before_anything_is_loaded(name: str):
+    command = read_command([f"model={name}", "method=rtprune_dynamic", "ratio=0.5"])
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    with pytest.raises(UserError, match=rf"method='rtprune' needs luma, which model='{name}' does"):
+        check(spec, Digests())
+
+
+def test_an_unknown_signal_to_lack_is_refused():
+    command = read_command(["model=seedling", "method=none", "model.facts.lacking=[lumen]"])
+    assert command is not None
+    with pytest.raises(UserError, match=r"model\.facts\.lacking='lumen' .*luma"):
+        build_spec(command.cells[0])

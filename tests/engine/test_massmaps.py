@@ -1,0 +1,115 @@
+"""Head-max attention received: against eager maps, in padded batches, after drops, in blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.engine.massmaps import MASSES, received_max, words_behind
+from harness.engine.session import Session
+from methods.base import Need, Site
+from tests.families import FAMILIES
+from tests.methods.runs import adapter_of
+from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava
+
+NEEDS = tuple(map(Need, MASSES))
+SITES = (Site("layer", 1), Site("layer", 3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_llava(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def sdpa(folder):
+    return load_llava(folder)
+
+
+def record(adapter, chats, ratio=0.0, backend="drop"):
+    recorder = Recorder(SITES, NEEDS)
+    with Session(adapter, recorder, Budget("kept", ratio), backend=backend) as session:
+        session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
+    return recorder.views
+
+
+@pytest.mark.parametrize("one", CHATS)
+def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
+    eager = load_llava(folder, attention="eager")
+    inputs = eager.encode([one])
+    with torch.inference_mode():
+        maps = eager.model(**inputs, output_attentions=True).attentions
+    layout = eager.layout(inputs)
+    visual = layout.visual[0].tolist()
+    behind = range(max(visual) + 1, inputs["input_ids"].shape[1])
+    for view, site in zip(record(sdpa, [one]), SITES, strict=True):
+        largest = maps[site.layer - 1][0].amax(dim=0).tolist()
+        for signal, asking in zip(MASSES, (behind, visual), strict=True):
+            wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]
+            found = view.signals[signal][0]
+            assert found.dtype == torch.float64
+            # Eager attention takes its softmax in fp32 whatever the weights are.
+            assert (found - torch.tensor(wanted, dtype=torch.float64)).abs().max() < 1e-7
+
+
+def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(sdpa):
+    """Recorder keeps the first tokens: at ratio 0.75 nothing of the second image is left at the second site."""
+    both = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
+    fast, slow = (record(sdpa, [both], 0.75, backend) for backend in ("drop", "emulate"))
+    assert fast[1].tokens.shape[1] == 8
+    assert fast[1].grid[0, :, 0].tolist() == [0] * 8
+    layout = sdpa.layout(sdpa.encode([both]))
+    words, last = layout.words[0], int(layout.visual.max())
+    between = (words > int(layout.visual[0, 15])) & (words < last)
+    assert int(between.sum()) >= 2
+    assert torch.equal(words_behind(layout)[0], words > last)
+    for signal in MASSES:
+        assert torch.allclose(fast[1].signals[signal], slow[1].signals[signal], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "onevision_video"])
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_a_padded_batch_gives_the_masses_of_single_rows(name: str, ratio: float):
+    adapter, chats = adapter_of(name), FAMILIES[name].chats
+
+    def rows_of(views):
+        return [
+            (view.site, view.grid[row], torch.stack([view.signals[key][row] for key in MASSES]))
+            for view in views
+            for row in range(len(view.tokens))
+        ]
+
+    together = rows_of(record(adapter, chats, ratio))
+    alone = [row for one in chats for row in rows_of(record(adapter, [one], ratio))]
+    assert len(together) == len(alone) == 6
+    for site, grid, values in alone:
+        same = [v for s, g, v in together if s == site and torch.equal(g, grid)]
+        assert min(float((values - other).abs().max()) for other in same) < 1e-9
+
+
+def test_blocks_and_padding_change_nothing():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 11, 8, generator=generator)
+    key = torch.randn(2, 2, 11, 8, generator=generator)
+    valid = torch.ones(2, 11, dtype=torch.bool)
+    valid[1, :4] = False
+    slots = torch.tensor([[0, 1, 7, 8, 10], [5, 9, 10, -1, -1]])
+    whole = received_max(query, key, 0.3, valid, slots)
+    assert torch.allclose(received_max(query, key, 0.3, valid, slots, block=2), whole, atol=1e-7)
+    for row, asked in enumerate(([0, 1, 7, 8, 10], [5, 9, 10])):
+        total = [0.0] * 11
+        for q in asked:
+            seen = [j for j in range(q + 1) if valid[row, j]]
+            for j in seen:
+                heads = []
+                for head in range(4):
+                    exps = {
+                        i: float((query[row, head, q] @ key[row, head // 2, i] * 0.3).exp())
+                        for i in seen
+                    }
+                    heads.append(exps[j] / sum(exps.values()))
+                total[j] += max(heads) / len(asked)
+        assert torch.allclose(whole[row], torch.tensor(total), atol=1e-6)
+    nobody = received_max(query, key, 0.3, valid, torch.full((2, 3), -1))
+    assert not nobody.any()

@@ -1,0 +1,250 @@
+"""Times and bytes of a record, under a clock that only the model's own parts move, by known amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget
+from harness.engine import probe
+from harness.engine.record import Generated
+from harness.engine.session import Session
+from harness.evaluation.evaluate import evaluate_session
+from harness.evaluation.rescore import Rescored
+from harness.store import Journal
+from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.none import NoReduction
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
+
+#: What one call of each part takes, in milliseconds.
+TOWER, PROJECTOR, LAYER, ROWS, PLAN = 120, 30, 12, 42, 60
+STEPS = 3
+GENERATION = {"max_new_tokens": STEPS + 1, "do_sample": False, "suppress_tokens": [3]}
+HALF = Budget("kept", 0.5)
+LAYER_2 = Site("layer", 2)
+
+
+class Now:
+    """Nanoseconds that pass only where something says so."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def spend(self, milliseconds: float) -> None:
+        self.value += round(milliseconds * 1e6)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
+    return load_llava(save_llava(tmp_path_factory.mktemp("tiny")), "float32")
+
+
+@pytest.fixture
+def now(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Now]:
+    """A clock that tower, projector and each decoder layer move when they run."""
+    now = Now()
+    monkeypatch.setattr("harness.measure.clock.perf_counter_ns", lambda: now.value)
+    parts = [(adapter.tower, TOWER), (adapter.projector, PROJECTOR)]
+    parts += [(layer, LAYER) for layer in adapter.decoder.layers]
+
+    def hook(cost: int) -> Any:
+        return lambda module, args, output: now.spend(cost)
+
+    # In front of the engine's own, which close their phase when the projector is done.
+    handles = [part.register_forward_hook(hook(cost), prepend=True) for part, cost in parts]
+    yield now
+    for handle in handles:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class Timed(TokenReducer):
+    """Keeps the first tokens of each row; each plan takes `PLAN`."""
+
+    now: Now
+    site: Site = LAYER_2
+    wants: tuple[Need, ...] = ()
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (self.site,)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        return self.wants
+
+    def plan(self, view: View, keep: int) -> Plan:
+        self.now.spend(PLAN)
+        return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))
+
+
+def run(adapter: Adapter, method: TokenReducer, chats: Any, **more: Any) -> Generated:
+    with Session(adapter, method, HALF) as session:
+        return session.generate(adapter.encode(chats), None, **{**GENERATION, **more})
+
+
+def times(generated: Generated) -> dict[str, float]:
+    """Return the times of the batch; each sample has the same share of it."""
+    first, *others = (dict(record.times_ms) for record in generated.records)
+    assert all(other == first for other in others)
+    return first
+
+
+#: One chat, and three alike, which run as one batch: plans of rows with equal counts are made at once.
+BATCHES = [[chat("w1 w2", 1)], [chat("w1 w2", seed) for seed in (1, 2, 3)]]
+
+
+@pytest.mark.parametrize("chats", BATCHES, ids=["one", "three"])
+@pytest.mark.parametrize("site", [Site("layer", 2), Site("prefix"), Site("vision")])
+def test_a_sample_has_its_share_of_the_batch_and_selection_is_in_it(
+    adapter: Adapter, now: Now, chats: Any, site: Site
+) -> None:
+    rows = len(chats)
+    assert times(run(adapter, Timed(now, site), chats)) == {
+        "vision": (TOWER + PROJECTOR) / rows,
+        "select": PLAN / rows,
+        "prefill": (DEPTH * LAYER + PLAN) / rows,
+        "decode": STEPS * DEPTH * LAYER / rows,
+        "decode_per_token": DEPTH * LAYER / rows,
+    }
+
+
+@pytest.mark.parametrize("chats", BATCHES, ids=["one", "three"])
+@pytest.mark.parametrize(
+    ("signal", "phase"),
+    [
+        ("last_attention", "prefill"),
+        ("next_last_attention", "prefill"),
+        ("cls_attention", "vision"),
+    ],
+)
+def test_signals_count_as_selection_where_they_are_computed(
+    adapter: Adapter, now: Now, monkeypatch: pytest.MonkeyPatch, chats: Any, signal: str, phase: str
+) -> None:
+    calls: list[int] = []
+    plain = probe.head_rows
+
+    def slow(*args: Any) -> Any:
+        calls.append(1)
+        now.spend(ROWS)
+        return plain(*args)
+
+    monkeypatch.setattr(probe, "head_rows", slow)
+    rows = len(chats)
+    found = times(run(adapter, Timed(now, wants=(Need(signal),)), chats))
+    assert calls == [1]
+    expected = {"vision": TOWER + PROJECTOR, "prefill": DEPTH * LAYER + PLAN}
+    expected[phase] += ROWS
+    assert found["select"] == (PLAN + ROWS) / rows
+    assert {name: found[name] for name in expected} == {
+        name: value / rows for name, value in expected.items()
+    }
+
+
+def test_what_a_layer_runs_ahead_for_a_method_is_selection(adapter: Adapter, now: Now) -> None:
+    """The next layer's projections run once more for the sake of its attention row."""
+    layer = adapter.decoder.layers[2].self_attn.q_proj
+    handle = layer.register_forward_hook(lambda *_: now.spend(ROWS))
+    method = Timed(now, wants=(Need("next_last_attention"),))
+    found = times(run(adapter, method, BATCHES[0], max_new_tokens=1))
+    handle.remove()
+    assert found["select"] == PLAN + ROWS
+    assert found["prefill"] == DEPTH * LAYER + PLAN + 2 * ROWS
+
+
+def test_unequal_rows_pay_for_every_plan_that_is_made(adapter: Adapter, now: Now) -> None:
+    """Two images in the second row: its count is another, so a second plan is made."""
+    found = times(run(adapter, Timed(now), CHATS))
+    assert found["select"] == 2 * PLAN / 3
+    assert found["prefill"] == (DEPTH * LAYER + 2 * PLAN) / 3
+
+
+def test_a_step_is_timed_by_the_steps_that_ran(adapter: Adapter, now: Now) -> None:
+    """The first token comes out of the prefill; an answer of one token has no step."""
+    found = times(run(adapter, Timed(now), BATCHES[0], max_new_tokens=1))
+    assert (found["decode"], found["decode_per_token"]) == (0, 0)
+
+
+def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
+    with Session(adapter, Timed(now), HALF) as session:
+        generated = Rescored(adapter, session).generate(
+            adapter.encode(BATCHES[1]), None, **GENERATION
+        )
+    found = times(generated)
+    assert found["rescore"] == (TOWER + PROJECTOR + 2 * DEPTH * LAYER) / 3
+    assert found["prefill"] == (DEPTH * LAYER + PLAN) / 3
+
+
+def test_every_device_of_the_model_is_waited_for(
+    adapter: Adapter, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    def stream_of(card: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waited.append(str(card)))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
+    cards = (torch.device("cuda:0"), torch.device("cuda:1"))
+    monkeypatch.setitem(adapter.__dict__, "devices", cards)
+    with Session(adapter, NoReduction(), HALF) as session:
+        Rescored(adapter, session).generate(adapter.encode(BATCHES[0]), None, **GENERATION)
+    # Vision, prefill, decoding and judging, at both ends of each.
+    assert waited == ["cuda:0", "cuda:1"] * 8
+
+
+# ------------------------------------------------------------------ bytes
+
+#: Keys and values of one entry in one layer: two heads of eight numbers in four bytes, twice.
+ENTRY = 2 * 2 * 8 * 4
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("method", [NoReduction(), Scatter((2,)), Scatter(("prefix",))])
+def test_bytes_are_those_of_one_answer(adapter: Adapter, method: TokenReducer, beams: int) -> None:
+    """Beams hold a cache each while they are searched; a sample's figure is that of one, or rows would not compare."""
+    (record,) = run(adapter, method, BATCHES[0], num_beams=beams).records
+    assert record.kv_bytes == (sum(record.entering) + DEPTH * record.text) * ENTRY
+    assert record.kv_entries == sum(record.entering)
+    padded = run(adapter, method, CHATS, num_beams=beams)
+    assert {one.kv_bytes for one in padded.records} == {sum(padded.cache_lengths) * ENTRY}
+
+
+# ------------------------------------------------------------------ what a run makes of it
+
+
+class Slower(Calculator):
+    """Takes 1000 ms for its first batch, then 1, 2, 3, ... ms; the wall clock moves by seconds."""
+
+    wall: float = 0.0
+
+    def generate(self, inputs: Any, samples: Any, **more: Any) -> Generated:
+        cold = not self.batches
+        number = len(self.batches)
+        self.wall += 1000.0 if cold else 2.0
+        generated = super().generate(inputs, samples, **more)
+        for record in generated.records:
+            record.times_ms.update(vision=1000.0 if cold else float(number))  # type: ignore[attr-defined]
+        return generated
+
+
+def test_the_cold_batch_is_not_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(write_task(tmp_path / "t", sums(6)), warmup=1)
+    model = Slower()
+    monkeypatch.setattr("harness.evaluation.chat.time.perf_counter", lambda: model.wall)
+    journal = Journal(tmp_path / "journal.jsonl")
+    result = evaluate_session(spec, model, model, journal)
+    assert model.batches[0] == model.batches[1]
+    assert [one.record.times_ms["vision"] for one in result.samples] == [1, 1, 2, 2, 3, 3]
+    assert result.time["vision_ms"] == 2
+    assert (result.seconds, result.samples_per_second) == (6, 1)
+    entries = [entry for entry in journal.entries() if "answer" in entry]
+    assert [entry["record"]["times_ms"]["vision"] for entry in entries] == [1, 1, 2, 2, 3, 3]

@@ -1,0 +1,290 @@
+"""engine.batch_size=auto: the search, the memory it reads, the size it remembers, and one real lack of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.engine.record import Generated
+from harness.errors import UserError
+from harness.evaluation.batch import SHARE, largest_batch, ran_out
+from harness.evaluation.evaluate import Evaluation, evaluate_session
+from harness.measure.room import Room, free_memory
+from harness.paths import ROOT
+from harness.ranks import Ranks
+from harness.running.preflight import check
+from harness.specs import AUTO_BATCH, RunSpec
+from harness.store import Journal
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+
+
+@pytest.fixture(autouse=True)
+def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@dataclass
+class Scripted:
+    """A trial on a machine with `memory` bytes, where a sample takes `each` and the model `model`."""
+
+    memory: int
+    each: int
+    model: int = 100
+    limit: int = 10**9
+    tried: list[int] = field(default_factory=list)
+
+    def base(self) -> int:
+        return self.model
+
+    def room(self) -> int:
+        return self.memory
+
+    def peak(self, size: int) -> int | None:
+        self.tried.append(size)
+        fits = size <= self.limit and self.model + size * self.each <= self.memory
+        return self.model + size * self.each if fits else None
+
+
+@pytest.mark.parametrize("memory", range(100, 2000, 37))
+def test_the_search_stops_before_memory_does(memory: int) -> None:
+    trial = Scripted(memory=memory, each=10)
+    found = largest_batch(trial, 64)
+    fitting = [n for n in (1, 2, 4, 8, 16, 32, 64) if 100 + n * 10 <= SHARE * memory]
+    assert found == max(fitting, default=1)
+    # The extrapolation is exact here, so nothing is started that would not fit, but for the first.
+    assert trial.tried == [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= found]
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected"), [(64, 64), (63, 32), (24, 16), (2, 2), (1, 1), (0, 1)]
+)
+def test_the_search_ends_at_the_cap(cap: int, expected: int) -> None:
+    trial = Scripted(memory=10**6, each=1)
+    assert largest_batch(trial, cap) == expected
+    assert max(trial.tried) == expected
+
+
+def test_a_batch_that_fails_ends_the_search_at_the_one_before() -> None:
+    assert largest_batch(Scripted(memory=10**6, each=1, limit=9), 64) == 8
+    assert largest_batch(Scripted(memory=10**6, each=1, limit=0), 64) == 1
+
+
+def test_a_peak_that_grows_faster_than_the_batch_is_followed() -> None:
+    class Square(Scripted):
+        def peak(self, size: int) -> int | None:
+            return 100 + size * size if super().peak(size) else None
+
+    trial = Square(memory=1000, each=1)
+    # 4 -> 116, 8 -> 164, 16 -> 356; the line to 32 is 356 + 24 * 16 = 740 < 900, and 1124 did not fit.
+    assert largest_batch(trial, 64) in (16, 32)
+    assert 64 not in trial.tried
+
+
+def write_lines(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    write_lines(proc / "meminfo", "MemTotal: 9000 kB", "MemAvailable:    5000 kB")
+    assert free_memory(proc, groups) == 5000 * 1024
+    write_lines(proc / "self/cgroup", "4:cpu,memory:/job/step", "1:name=systemd:/x", "0::/job/step")
+    assert free_memory(proc, groups) == 5000 * 1024  # a group of the host, not mounted here
+    job = groups / "job"  # version 2, set on the parent
+    write_lines(job / "memory.max", str(4000 * 1024))
+    write_lines(job / "memory.current", str(3000 * 1024))
+    write_lines(job / "memory.stat", "file 9", f"inactive_file {500 * 1024}")
+    write_lines(job / "step/memory.max", "max")
+    write_lines(job / "step/memory.current", "1")
+    write_lines(job / "step/memory.stat", "inactive_file 0")
+    assert free_memory(proc, groups) == 1500 * 1024
+    step = groups / "memory/job/step"  # version 1
+    write_lines(step / "memory.limit_in_bytes", str(1000 * 1024))
+    write_lines(step / "memory.usage_in_bytes", str(900 * 1024))
+    write_lines(step / "memory.stat", f"total_inactive_file {100 * 1024}")
+    assert free_memory(proc, groups) == 200 * 1024
+    write_lines(step / "memory.usage_in_bytes", str(9000 * 1024))
+    assert free_memory(proc, groups) == 0
+
+
+def test_processes_of_one_machine_divide_its_memory() -> None:
+    alone, shared = Room("cpu"), Room("cpu", share=4)
+    assert 0 < alone.used() < alone.reachable()
+    free = alone.reachable() - alone.used()
+    assert shared.reachable() - shared.used() == pytest.approx(free / 4, rel=0.2)
+
+
+def test_lack_of_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as e:
+        torch.empty(2**62, dtype=torch.uint8)
+    assert ran_out(e.value)
+    assert ran_out(torch.OutOfMemoryError("CUDA out of memory"))
+    assert ran_out(MemoryError())
+    assert not ran_out(RuntimeError("shapes do not match"))
+    assert not ran_out(ValueError("cannot allocate memory for this joke"))
+
+
+@dataclass
+class Small(Calculator):
+    """A calculator whose memory holds `most` samples."""
+
+    most: int = 10**9
+    error: Exception = field(default_factory=lambda: torch.OutOfMemoryError("CUDA out of memory"))
+
+    def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
+        inputs = super().encode(messages)
+        if any("broken" in text for text in inputs["text"]):
+            raise UserError("chat 0 of the batch cannot be read")
+        return inputs
+
+    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
+        if len(samples) > self.most:
+            self.batches.append(list(samples))
+            raise self.error
+        return super().generate(inputs, samples, **more)
+
+
+def names(*doc_ids: int) -> list[str]:
+    return [f"sums/{doc_id}" for doc_id in doc_ids]
+
+
+def by_id(result: Evaluation) -> dict[int, str]:
+    return {sample.doc_id: sample.answer for sample in result.samples}
+
+
+def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path) -> None:
+    questions = sums(10)
+    questions[7] = ("1000000+2000000", "3000000")
+    spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH)
+    journal = Journal(tmp_path / "journal.jsonl")
+    model = Small(most=4)
+    result = evaluate_session(spec, model, model, journal)
+    trials, run = model.batches[:4], model.batches[4:]
+    assert trials == [names(7), names(7, 0), names(7, 0, 1, 2), names(7, *range(7))]
+    assert run == [names(0, 1, 2, 3), names(4, 5, 6, 7), names(8, 9)]
+    assert result.batch_size == 4
+    assert result.metrics["right"]["value"] == 1.0
+    assert journal.entries()[0] == {"batch_size": 4}
+    # A resumed run forms the same batches, whatever fits by now.
+    lines = journal.path.read_bytes().splitlines(keepends=True)
+    journal.path.write_bytes(b"".join(lines[:6]))
+    roomy = Small()
+    again = evaluate_session(spec, roomy, roomy, journal)
+    assert roomy.batches == [names(4, 5, 6, 7), names(8, 9)]
+    assert (again.batch_size, again.resumed, by_id(again)) == (4, 5, by_id(result))
+
+
+def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
+    questions = sums(8)
+    questions[3] = ("broken, and the longest question of all", "0")
+    spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH, max_errors=1)
+    model = Small()
+    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    assert result.batch_size == 4  # seven are left, and eight are not seven
+    assert [str(failure) for failure in result.failures] == [
+        "sums/3: UserError: the chat cannot be read"
+    ]
+
+
+def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path) -> None:
+    spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=AUTO_BATCH)
+    model = Small(most=2, error=ValueError("no batches today"))
+    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    assert (result.batch_size, result.n_samples) == (2, 6)
+
+
+def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
+    class WithOneThatHasRoomForTwo(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, 2] if isinstance(value, int) else [value]
+
+    spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size=AUTO_BATCH)
+    model = Small()
+    journal = Journal(tmp_path / "journal.jsonl")
+    result = evaluate_session(spec, model, model, journal, None, WithOneThatHasRoomForTwo())
+    assert result.batch_size == 2
+    assert journal.entries()[0] == {"batch_size": 2}
+
+
+def test_a_batch_that_runs_out_later_is_answered_one_by_one(tmp_path: Path) -> None:
+    spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=4)
+    model = Small(most=3)
+    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    assert result.n_samples == 6
+    assert [len(batch) for batch in model.batches] == [4, 1, 1, 1, 1, 2]
+
+
+def spec_of(store: Path, *overrides: str) -> RunSpec:
+    command = read_command([f"store={store}", "model.device=cpu", *overrides])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def test_the_key_holds_auto(tmp_path: Path) -> None:
+    job = check(spec_of(tmp_path, "engine.batch_size=auto"), Digests())
+    assert job.spec.engine.batch_size == AUTO_BATCH
+    assert job.parts["settings"]["engine"]["batch_size"] == "auto"
+    assert job.key != check(spec_of(tmp_path, "engine.batch_size=8"), Digests()).key
+
+
+#: From the second trial on the process may only map so many MiB more than it has.
+TIGHT = """
+import resource, sys
+import run
+from harness.evaluation.batch import RealTrial
+
+plain, more = RealTrial.peak, int(sys.argv[1]) * 2**20
+
+def peak(trial, size):
+    if size == 2:
+        status = open("/proc/self/status").read().splitlines()
+        mapped = int(next(line for line in status if line.startswith("VmSize:")).split()[1]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + more,) * 2)
+    found = plain(trial, size)
+    print("tried", size, found is not None, file=sys.stderr)
+    return found
+
+RealTrial.peak = peak
+sys.exit(run.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to RLIMIT_AS")
+def test_where_memory_really_runs_out_the_run_is_done_with_less(tmp_path: Path) -> None:
+    script = tmp_path / "tight.py"
+    script.write_text(TIGHT)
+    arguments = ["method=none", "benchmark=seedling_rec", "limit=32", "engine.batch_size=auto"]
+    command = [
+        sys.executable,
+        str(script),
+        "60",
+        f"store={tmp_path}",
+        "model.device=cpu",
+        *arguments,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout.splitlines()[-1])
+    size = row["extra"]["batch_size"]
+    tried = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("tried ")]
+    assert tried[-1] == [str(2 * size), "False"]
+    assert 2 <= size < 32
+    assert row["extra"]["environment"]["batch_size"] == size
+    assert (row["n_samples"], row["extra"]["failures"]) == (32, [])
+    assert row["metrics"]["acc_at_50"]["value"] > 0.9

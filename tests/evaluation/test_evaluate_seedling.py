@@ -1,0 +1,225 @@
+"""The evaluation with the real engine on the trained embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.catalogue import build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
+from harness.specs import RunSpec
+from harness.store import Journal
+from methods.base import TokenReducer
+
+LIMIT = 8
+
+
+@pytest.fixture(autouse=True)
+def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def make_spec(*overrides: str) -> RunSpec:
+    command = read_command(
+        [f"limit={LIMIT}", "model.device=cpu", "benchmark=seedling_rec", "ratio=0.75", *overrides]
+    )
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Adapter:
+    return load_adapter(make_spec("method=random").model)
+
+
+def run(spec: RunSpec, adapter: Adapter, journal: Journal) -> Evaluation:
+    method: TokenReducer = build_method(spec.method.name, spec.method.params)
+    return evaluate(spec, adapter, method, journal)
+
+
+def untimed(result: Evaluation) -> tuple[Any, ...]:
+    """Everything that must not depend on batches, breaks or the clock."""
+    samples = [
+        replace(sample, record=replace(sample.record, times_ms={}, kv_bytes=0))
+        for sample in result.samples
+    ]
+    return samples, result.metrics, result.scores, result.n_samples
+
+
+@pytest.fixture(scope="module")
+def whole(adapter: Adapter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
+    path = tmp_path_factory.mktemp("whole") / "journal.jsonl"
+    spec = make_spec("method=random", "engine.batch_size=4")
+    return run(spec, adapter, Journal(path)), path
+
+
+def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter) -> None:
+    result, _ = whole
+    text = adapter.facts.text
+    depth = text.layers
+    assert [sample.doc_id for sample in result.samples] == list(range(LIMIT))
+    for sample in result.samples:
+        record = sample.record
+        assert record.sample == f"seedling_rec/{sample.doc_id}"
+        assert (record.visual, record.requested, record.kept) == (144, (36,), (36,))
+        assert record.entering == (36,) * depth
+        assert record.kv_entries == 36 * depth
+        # Keys and values in fp32; what is longer is the padding of the batch.
+        entries = record.kv_bytes / (depth * 2 * text.kv_heads * text.head_dim * 4)
+        assert 36 + record.text <= entries < 36 + record.text + 16
+        assert sample.output_tokens == record.new_tokens > 0
+        assert sample.answer
+        for phase in ("vision", "select", "prefill", "decode_per_token"):
+            assert record.times_ms[phase] > 0
+        assert {"acc_at_50", "mean_iou"} <= set(result.scores[sample.key])
+    assert result.tokens["kept_final"] == 36
+    assert result.time["select_ms"] is not None
+    value = result.metrics["mean_iou"]["value"]
+    assert value is not None
+    assert 0 < value < 1
+
+
+def test_batch_of_one_gives_the_same(
+    whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
+) -> None:
+    spec = make_spec("method=random", "engine.batch_size=1", "engine.warmup=0")
+    alone = run(spec, adapter, Journal(tmp_path / "journal.jsonl"))
+    assert untimed(alone) == untimed(whole[0])
+
+
+def test_resumed_run_gives_the_same(
+    whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
+) -> None:
+    lines = whole[1].read_bytes().splitlines(keepends=True)
+    journal = Journal(tmp_path / "journal.jsonl")
+    # Killed while the second batch was written: two samples of it whole, the third torn.
+    journal.path.write_bytes(b"".join(lines[:6]) + lines[6][:40])
+    spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
+    result = run(spec, adapter, journal)
+    assert result.resumed == 6
+    assert untimed(result) == untimed(whole[0])
+    assert [sample.record.kv_bytes for sample in result.samples] == [
+        sample.record.kv_bytes for sample in whole[0].samples
+    ]
+
+
+@pytest.mark.parametrize("method", ["method=none ratio=0", "method=divprune ratio=0.75"])
+@pytest.mark.parametrize("benchmark", ["vqa", "caption"])
+def test_batches_do_not_change_answers(
+    adapter: Adapter, tmp_path: Path, benchmark: str, method: str
+) -> None:
+    found = []
+    for size in (4, 1):
+        spec = make_spec(
+            f"benchmark=seedling_{benchmark}",
+            "limit=8",
+            f"engine.batch_size={size}",
+            "engine.warmup=0",
+            *method.split(),
+        )
+        found.append(untimed(run(spec, adapter, Journal(tmp_path / f"{size}.jsonl"))))
+    assert found[0] == found[1]
+
+
+def test_failing_sample_is_named_and_leaves_the_model_working(
+    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scene that cannot be read fails alone; the session goes on with the others."""
+    plain = adapter.encode
+    seen: list[Any] = []
+
+    def encode(chats: Sequence[Any]) -> Any:
+        seen.extend(chats)
+        if seen[2] in chats:
+            raise OSError("truncated image")
+        return plain(chats)
+
+    monkeypatch.setattr(adapter, "encode", encode)
+    spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(SampleErrors, match=r"1 of 8 .*seedling_rec/2: OSError: truncated image"):
+        run(spec, adapter, journal)
+    assert sorted(e["doc_id"] for e in journal.entries() if "answer" in e) == [0, 1, 3, 4, 5, 6, 7]
+    monkeypatch.undo()
+    assert run(spec, adapter, journal).resumed == LIMIT - 1
+
+
+TASK = """
+task: files
+dataset_path: json
+dataset_kwargs: {data_files: {test: files.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_visual: !function utils.images
+doc_to_text: !function utils.question
+doc_to_target: target
+process_results: !function utils.score
+generation_kwargs: {max_new_tokens: 4}
+metric_list:
+  - {metric: silent, aggregation: mean, higher_is_better: true}
+"""
+
+UTILS = """
+from PIL import Image
+
+def images(doc):
+    return [Image.open(doc["file"])] if doc["file"] else []
+
+def question(doc, lmms_eval_specific_kwargs=None):
+    return "where is the 7 ?"
+
+def score(doc, results):
+    return {"silent": float(results[0] == "")}
+"""
+
+
+def write_files(folder: Path) -> list[str]:
+    """Write six documents, of which 1, 2 and 4 cannot be answered, and return the overrides that select them."""
+    scene = Image.new("RGB", (192, 192), "navy")
+    scene.paste("white", (30, 40, 90, 100))
+    scene.save(folder / "whole.png")
+    whole = (folder / "whole.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.png").write_text("not an image")
+    names = ["whole.png", "cut.png", "text.png", "whole.png", "", "whole.png"]
+    files = [str(folder / name) if name else "" for name in names]
+    lines = [json.dumps({"file": file, "target": ""}) for file in files]
+    (folder / "files.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "files.yaml").write_text(TASK)
+    (folder / "utils.py").write_text(UTILS)
+    place = [f"benchmark.include_path={folder}", "benchmark.task=files", "benchmark.sources=[]"]
+    return [*place, "benchmark.metrics=[silent]", "benchmark.headline=silent"]
+
+
+def test_an_image_that_cannot_be_decoded_is_an_error_and_never_an_answer(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    overrides = [*write_files(tmp_path), "method=none", "ratio=0", "engine.batch_size=3"]
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(SampleErrors) as raised:
+        run(make_spec(*overrides), adapter, journal)
+    named = [str(failure) for failure in raised.value.failures]
+    # lmms-eval tells PIL to fill up truncated images; grey pixels would have been answered.
+    assert re.match(r"files/1: \w+: .*truncated", named[0])
+    assert re.match(r"files/2: \w+: .*text\.png", named[1])
+    assert len(named) == 2
+    result = run(make_spec(*overrides, "engine.max_errors=2"), adapter, journal)
+    assert (result.n_samples, result.resumed, len(result.failures)) == (4, 4, 2)
+    # A document without an image is answered as a text.
+    assert [sample.record.visual for sample in result.samples] == [144, 144, 0, 144]
+    # An empty answer in the place of a failed one would have counted.
+    assert result.metrics["silent"]["value"] == 0.0
+    assert set(result.scores) == {("files", 0), ("files", 3), ("files", 4), ("files", 5)}

@@ -1,0 +1,222 @@
+"""Views for method tests, and the list of all reducers under test: a new one adds one line to `CASES`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.catalogue import build_method
+from methods.base import SIGNALS, Decoder, Need, Site, TokenReducer, View
+
+DEPTH = 6
+BLOCKS = 3
+WIDTH = 16
+WORDS = 9
+HEADS = 6  # more than the number of the entry that a test poisons
+
+#: Every reducer and setting of the contract tests: name in the registry, hyper-parameters.
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("random", {}),
+    ("random", {"layer": 2}),
+    ("uniform", {}),
+    ("pooled", {}),
+    ("fastv", {}),
+    ("fastv", {"queries": "mean"}),
+    ("fitprune", {"scheme": ((0.7, 0.5, 0.4, 0.4, 0.2),)}),
+    ("dart", {}),
+    ("dart", {"pivot_image_token": 2, "pivot_text_token": 0}),
+    ("divprune", {}),
+    ("dycoke", {}),
+    ("fastervlm", {}),
+    ("hired", {}),
+    ("hired", {"alpha": 0.2, "budget": "stripes"}),
+    ("globalcom2", {}),
+    ("globalcom2", {"scores": "attention", "normalise": False}),
+    ("nuwa", {}),
+    (
+        "nuwa",
+        {"salience": "attention", "pillars": "attention", "quantile": 0.55, "guide": "attention"},
+    ),
+    ("pyramiddrop", {}),
+    ("pyramiddrop", {"layers": (1, 2)}),
+    ("pyramiddrop", {"ranking": "next_layer"}),
+    ("cdpruner", {}),
+    ("cdpruner", {"relevance": "none"}),
+    ("sparsevlm", {}),
+    ("sparsevlm", {"raters": "above", "assignment": "euclidean", "cluster": "mean"}),
+    ("sparsevlm", {"tau": 0.0}),
+    ("specvlm", {}),
+    ("specvlm", {"guidance": "last", "layer": 3, "mass": 0.8}),
+    ("prumerge", {}),
+    ("prumerge", {"merging": "sum"}),
+    ("prumerge", {"uniform": True}),
+    ("prumerge", {"merging": "sum", "uniform": True, "k": 3}),
+    ("uvprune", {}),
+    ("uvprune", {"L": 4}),
+    ("uvprune", {"criterion": "similarity"}),
+    ("uvprune", {"criterion": "attention_variation"}),
+    ("uvprune", {"criterion": "attention", "L": 3}),
+    ("tome", {}),
+    ("tome", {"proportional": False, "weighted": False}),
+    ("tome", {"order": "released"}),
+    ("ivtp", {}),
+    ("visionzip", {}),
+    ("visionzip", {"contextual": "target_plus_mean"}),
+    ("rtprune", {}),
+    ("rtprune", {"merging": "none"}),
+    ("rtprune", {"merging": "visionzip"}),
+    ("rtprune", {"merging": "sparsevlm"}),
+    ("rtprune", {"merging": "nuwa"}),
+    ("rtprune", {"merging": "gtp"}),
+    ("d2pruner", {}),
+    ("d2pruner", {"alpha": 0.5, "K": 5}),
+    ("d2pruner", {"selection": "importance"}),
+    ("d2pruner", {"pivot_exclusion": True}),
+)
+
+#: Tiles of one sample: (image, tile, rows, columns) each.
+Tiling = Sequence[tuple[int, int, int, int]]
+
+#: Three samples of 48 tokens, and three pictures of as many, which is what a method sees inside the tower.
+SAMPLES: Sequence[Tiling] = (
+    ((0, 0, 6, 8),),
+    ((0, 0, 8, 6),),
+    ((0, 0, 4, 6), (1, 0, 6, 4)),
+)
+PICTURES: Sequence[Tiling] = (((0, 0, 6, 8),), ((0, 0, 8, 6),), ((0, 0, 4, 12),))
+
+#: Three samples of 48 tokens in videos, for methods that compare frames; the last one has two videos.
+VIDEOS: Sequence[Tiling] = (
+    tuple((frame, 0, 1, 3) for frame in range(16)),
+    tuple((frame, 0, 2, 3) for frame in range(8)),
+    tuple((frame, 0, 1 + frame // 8, 3) for frame in range(12)),
+)
+
+
+def case_id(case: tuple[str, dict[str, Any]]) -> str:
+    name, params = case
+    return "-".join([name, *(f"{key}={value}" for key, value in params.items())])
+
+
+def build(case: tuple[str, dict[str, Any]]) -> TokenReducer:
+    method = build_method(*case)
+    assert isinstance(method, TokenReducer)
+    return method
+
+
+def reachable(method: TokenReducer, keep: int, n_tokens: int = 48) -> int:
+    """The count nearest `keep` that the method can reach: some have tokens that always stay."""
+    lowest = method.fractions(2.0**-60, len(method.all_sites(BLOCKS, DEPTH)))[-1]
+    return max(keep, math.ceil(lowest * n_tokens - 1e-9))
+
+
+def grid_of(tiling: Tiling) -> Tensor:
+    """Coordinates (N, 4) of the tokens of some tiles in sequence order."""
+    rows = [
+        (image, tile, row, column)
+        for image, tile, height, width in tiling
+        for row in range(height)
+        for column in range(width)
+    ]
+    return torch.tensor(rows)
+
+
+def make_view(
+    method: TokenReducer | Decoder,
+    tilings: Sequence[Tiling] | None = None,
+    seed: int = 0,
+    site: Site | None = None,
+) -> View:
+    """A view with random tokens and every signal the method asks for at a site, its first if none is given."""
+    reduces = isinstance(method, TokenReducer)
+    site = site or (method.all_sites(BLOCKS, DEPTH) if reduces else method.sites(DEPTH))[0]
+    usual = VIDEOS if reduces and method.needs_frames() else SAMPLES
+    tilings = tilings or (PICTURES if site.where == "tower" else usual)
+    generator = torch.Generator().manual_seed(seed)
+    grid = torch.stack([grid_of(tiling) for tiling in tilings])
+    n_rows, n_tokens = grid.shape[:2]
+    tokens = torch.randn(n_rows, n_tokens, WIDTH, generator=generator)
+    signals = {
+        need.key: random_signal(need, n_rows, n_tokens, generator) for need in method.needs(site)
+    }
+    if "tile" in signals:  # crops are views where a model does not stitch them
+        signals["tile"] = grid[:, :, 1]
+    return View(site, tokens, grid, signals, generators_for(range(n_rows)))
+
+
+def random_signal(need: Need, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor:
+    if need.signal in ("tower_keys", "wide_tower_keys", "block_keys", "tower_states"):
+        return torch.randn(n_rows, n_tokens, WIDTH, generator=generator)
+    if need.signal == "sequence":  # with a class token first
+        shuffled = torch.rand(n_rows, n_tokens, generator=generator).argsort(dim=1)
+        return torch.nn.functional.pad(shuffled, (1, 0), value=-1)
+    if need.signal == "sizes":
+        return torch.randint(1, 5, (n_rows, n_tokens), generator=generator).float()
+    words = word_signal(need.signal, n_rows, n_tokens, generator)
+    return torch.rand(n_rows, n_tokens, generator=generator) + 0.01 if words is None else words
+
+
+def word_signal(name: str, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor | None:
+    """Signals that have a word or a head for an axis: three words, the visual tokens, the other words."""
+    before, wide = (n_rows, WORDS, WIDTH), (n_rows, n_tokens, WIDTH)
+    shapes = {
+        "text_embeddings": before,
+        "text_states": before,
+        "text_normed": before,
+        "text_keys": (n_rows, HEADS, WORDS, 4),
+        "visual_keys": (n_rows, HEADS, n_tokens, 4),
+        "normed": wide,
+        "projected": wide,
+        "all_projected": wide,
+        "luma": (n_rows, n_tokens, 6, 6),
+    }
+    if name in shapes:
+        return torch.randn(shapes[name], generator=generator)
+    if name in ("text_attention", "text_rollout"):
+        return torch.rand(n_rows, WORDS, n_tokens, generator=generator)
+    if name in ("visual_positions", "all_positions"):
+        return torch.arange(3, 3 + n_tokens).expand(n_rows, -1)
+    if name == "text_positions":
+        words = torch.arange(WORDS)
+        return torch.where(words < 3, words, words + n_tokens).expand(n_rows, -1)
+    return None
+
+
+def generators_for(names: Sequence[int] | range) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(name) for name in names]
+
+
+def rows_of_view(view: View, rows: Sequence[int]) -> View:
+    """The same view with some of its rows and fresh generators."""
+    index = torch.tensor(list(rows))
+    signals = {key: value[index] for key, value in view.signals.items()}
+    return View(
+        view.site, view.tokens[index], view.grid[index], signals, generators_for(list(rows))
+    )
+
+
+def token_axis(key: str) -> int | None:
+    """The axis of a signal that runs over visual tokens, by its documented shape; None if it is about words alone."""
+    shape = SIGNALS[key.partition("@")[0]].partition(")")[0].lstrip("(").split(", ")
+    return next((axis for axis, name in enumerate(shape) if name in ("N", "M")), None)
+
+
+def permuted(view: View, order: Tensor) -> View:
+    """The same view with its tokens in another order (N,); words stay where they are."""
+    signals = {}
+    for key, value in view.signals.items():
+        axis = token_axis(key)
+        signals[key] = value if axis is None else value.index_select(axis, order)
+    fresh = generators_for(range(len(view.generators)))
+    return View(view.site, view.tokens[:, order], view.grid[:, order], signals, fresh)
+
+
+def replaced(view: View, tokens: Tensor | None = None, **signals: Tensor) -> View:
+    """The same view with other tokens or signals, and fresh generators."""
+    new = view.tokens if tokens is None else tokens
+    fresh = generators_for(range(len(view.generators)))
+    return View(view.site, new, view.grid, {**view.signals, **signals}, fresh)

@@ -1,0 +1,101 @@
+"""A method on tiny models of several families: the checks that every one must pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget, BudgetError
+from methods.base import TokenReducer
+from methods.none import NoReduction
+from tests.families import FAMILIES
+from tests.methods.runs import adapter_of, kept_by
+
+#: Raster and class token, crops and newlines, merged patches and windows, shrunk planes, video, pixel shuffle.
+NAMES = ("llava", "llava_next", "qwen2_5_vl", "onevision_image", "onevision_video", "internvl")
+#: Of these, the ones that tests/methods/test_matrix.py does not run every method on.
+OTHERS = NAMES[3:]
+
+#: What a refusal says that a method can reach.
+RANGE = re.compile(r"reaches (\S+) <= ratio < (\S+) ")
+
+Chats = Sequence[list[dict]]
+
+
+def check_method(name: str, method: TokenReducer) -> None:
+    """Ratio 0 changes nothing, dropping equals emulation, a batch equals its rows, and something happens at all."""
+    adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
+    plain = kept_by(adapter, NoReduction(), chats, 0.0).logits
+    check_cell(adapter, method, chats, plain, range(len(chats)))
+
+
+def check_cell(
+    adapter: Adapter,
+    method: TokenReducer,
+    chats: Chats,
+    plain: Tensor,
+    rows: Sequence[int],
+    **changes: Any,
+) -> None:
+    """The same on a given model, whose logits without reduction are `plain`; `rows` also run alone."""
+    samples = [f"s{row}" for row in range(len(chats))]
+    untouched = kept_by(adapter, method, chats, 0.0, samples, **changes).logits
+    # What acts while tokens are generated acts at every ratio: then the prefill alone is untouched.
+    steps = plain.shape[1] if method.decode_site(adapter.facts.text.layers) is None else 1
+    assert torch.equal(untouched[:, :steps], plain[:, :steps])
+    fast = kept_by(adapter, method, chats, 0.6, samples, **changes)
+    slow = kept_by(adapter, method, chats, 0.6, samples, backend="emulate", **changes)
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
+    assert (fast.logits[:, 0] - plain[:, 0]).abs().max() > 1e-2
+    for row in rows:
+        alone = kept_by(adapter, method, [chats[row]], 0.6, samples[row : row + 1], **changes)
+        assert alone.records[0].kept == fast.records[row].kept == fast.records[row].requested
+        assert torch.equal(alone.records[0].origin, fast.records[row].origin)
+        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-3
+
+
+def check_budget(
+    adapter: Adapter, method: TokenReducer, chats: Chats, budget: Budget, **changes: Any
+) -> float:
+    """Every sample meets a rule within rounding; a ratio out of reach is refused, and one of the range named runs.
+
+    Returns:
+        The ratio that ran.
+    """
+    facts = adapter.facts
+    try:
+        budget.check(method, facts)
+    except BudgetError as error:
+        low, high = reached_by(error)
+        budget = Budget(budget.rule, refused_outside(low, high, budget.ratio))
+    done = kept_by(adapter, method, chats, budget.ratio, rule=budget.rule, **changes)
+    for record in done.records:
+        reached = budget.verify(method, facts, record)
+        asked = (1 - budget.ratio) * record.visual
+        assert record.kept == record.requested
+        assert abs(getattr(reached, budget.rule) - asked) <= 1 + 1e-9
+        # The two rules that are sums, counted here once more.
+        if budget.rule == "kept":
+            assert abs(record.entering[-1] - asked) <= 0.5 + 1e-9
+        if budget.rule == "average":
+            assert abs(sum(record.entering) / len(record.entering) - asked) <= 1 + 1e-9
+    return budget.ratio
+
+
+def reached_by(error: BudgetError) -> tuple[float, float]:
+    """Return the range of ratios that a refusal names."""
+    (found,) = RANGE.findall(str(error))
+    return float(found[0]), float(found[1])
+
+
+def refused_outside(low: float, high: float, ratio: float) -> float:
+    """Hold that a refused ratio lies outside the range; return one inside."""
+    assert low < high
+    assert not low <= ratio < high
+    return (low + high) / 2

@@ -1,0 +1,99 @@
+"""Methods through the real engine on tiny models, for the tests of single methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget
+from harness.engine.record import Generated
+from harness.engine.session import Session
+from methods.base import TokenReducer, View
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
+from tests.methods.cases import build
+from tests.tiny import Recorder
+
+
+def kept_by(
+    adapter: Adapter,
+    method: TokenReducer,
+    chats: Sequence[list[dict]],
+    ratio: float,
+    samples: Sequence[str] | None = None,
+    rule: str = "kept",
+    **changes: Any,
+) -> Generated:
+    """Generate with a method; `records[row].origin` are the tokens alive in the end."""
+    inputs = adapter.encode(list(chats))
+    with Session(adapter, method, Budget(rule, ratio), **changes) as session:
+        return session.generate(
+            inputs,
+            samples,
+            max_new_tokens=3,
+            do_sample=False,
+            output_logits=True,
+            suppress_tokens=list(adapter.items(inputs)),
+        )
+
+
+def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]) -> list[View]:
+    """What the method would be shown at its first site, with everything kept."""
+    site = method.sites(adapter.facts.text.layers)[0]
+    recorder = Recorder((site,), method.needs(site))
+    kept_by(adapter, recorder, chats, 0.0)
+    return recorder.views
+
+
+def check_on_engine(
+    name: str,
+    method: TokenReducer,
+    slow: Callable[[Any, View, int, int], list[int]],
+    ratios: Sequence[float] = (0.5, 0.8),
+) -> None:
+    """Hold a one-site method on a model: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
+    adapter, chats = adapter_of(name), FAMILIES[name].chats
+    untouched = kept_by(adapter, build(("none", {})), chats, 0.0)
+    everything = kept_by(adapter, method, chats, 0.0)
+    assert torch.equal(everything.logits, untouched.logits)
+    assert [record.kept for record in everything.records] == [
+        (record.visual,) for record in untouched.records
+    ]
+    for ratio in ratios:
+        batch = kept_by(adapter, method, chats, ratio, "abc")
+        emulated = kept_by(adapter, method, chats, ratio, "abc", backend="emulate")
+        for row, one in enumerate(chats):
+            alone = kept_by(adapter, method, [one], ratio, "abc"[row])
+            origin = alone.records[0].origin
+            assert torch.equal(batch.records[row].origin, origin)
+            assert torch.equal(emulated.records[row].origin, origin)
+            assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
+            (view,) = views_of(adapter, method, [one])
+            assert len(origin) < view.tokens.shape[1]
+            assert origin.tolist() == slow(method, view, 0, len(origin))
+
+
+def recall(
+    method: TokenReducer, n_tokens: int, view_of: Callable[[Tensor], View]
+) -> tuple[float, float, float]:
+    """Return the share of 6 planted tokens kept among 20: by a method, by chance, and with its scores turned round.
+
+    Args:
+        method: what keeps the tokens with high scores.
+        n_tokens: N.
+        view_of: makes views of 16 rows from (16, N) scores.
+    """
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.rand(16, n_tokens, generator=generator)
+    planted = torch.rand(16, n_tokens, generator=generator).argsort(dim=1)[:, :6]
+    scores = noise.scatter(1, planted, 3.0)
+
+    def found(turned: Tensor) -> float:
+        kept = method.plan(view_of(turned), 20).kept
+        return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
+
+    return found(scores), 20 / n_tokens, found(1 / (scores + 0.1))

@@ -1,0 +1,282 @@
+"""The contract that every method keeps, whatever it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.catalogue import names_of
+from methods.base import MethodError, Plan, PlanError, TokenReducer
+from tests.methods.cases import (
+    CASES,
+    DEPTH,
+    build,
+    case_id,
+    make_view,
+    permuted,
+    reachable,
+    replaced,
+    rows_of_view,
+)
+
+every_method = pytest.mark.parametrize("case", CASES, ids=case_id)
+Case = tuple[str, dict[str, Any]]
+
+#: Methods whose released code keeps positions although it acts before the decoder.
+KEEP_POSITIONS = {"nuwa", "rtprune"}
+#: Methods whose released code closes the gaps although it acts between layers.
+CLOSE_GAPS = {"pyramiddrop", "sparsevlm"}
+
+#: Methods that go by chance or by the order of the sequence: strides, alternating sets, frames.
+BY_ORDER = {"random", "uniform", "pooled", "visionzip", "specvlm", "tome", "dycoke"}
+#: Cases of others in which the order decides: an even sample, a token of the rest, and scores that tie by nature, which
+#: are the densities of nearest neighbours and the first of equally relevant tokens.
+ORDER_DECIDES = {
+    "prumerge-merging=sum",
+    "prumerge-uniform=True",
+    "prumerge-merging=sum-uniform=True-k=3",
+    "sparsevlm",
+    "sparsevlm-raters=above-assignment=euclidean-cluster=mean",
+    "cdpruner-relevance=none",
+}
+#: Methods whose choice follows the tokens wherever they stand in the sequence.
+FOLLOWS_TOKENS = [
+    case for case in CASES if case[0] not in BY_ORDER and case_id(case) not in ORDER_DECIDES
+]
+#: Cases that choose by the tokens themselves and not by signals alone.
+READS_TOKENS = {
+    case_id(case)
+    for case in CASES
+    if case[0] in ("divprune", "cdpruner", "rtprune", "dycoke")
+    or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
+    or (case[0] == "d2pruner" and "selection" not in case[1])
+}
+#: Those with shares of views or of grid cells, where equal tokens are not taken from the front.
+SPREAD = {"fastervlm", "hired", "globalcom2", "nuwa"}
+
+
+def outcome(method: TokenReducer, plan: Plan, tokens: torch.Tensor) -> torch.Tensor:
+    """The tokens (B, K, D) that go on."""
+    if plan.merge is not None:
+        return plan.merge.apply(tokens, plan.kept.shape[1])
+    return tokens.gather(1, plan.kept.unsqueeze(-1).expand(-1, -1, tokens.shape[2]))
+
+
+def test_every_registered_reducer_is_under_test():
+    assert {name for name, _ in CASES} | {"none"} == set(names_of(TokenReducer))
+
+
+@every_method
+@pytest.mark.parametrize("keep", [1, 2, 3, 7, 12, 24, 41, 47, 48])
+def test_keeps_exactly_what_was_asked_in_order(case: Case, keep: int):
+    method = build(case)
+    keep = reachable(method, keep)
+    view = make_view(method)
+    plan = method.plan(view, keep)
+    plan.check(view.tokens.shape[1], keep)
+    assert plan.kept.dtype == torch.long
+    assert outcome(method, plan, view.tokens).shape == (3, keep, view.tokens.shape[2])
+
+
+@every_method
+def test_keeping_all_changes_nothing(case: Case):
+    method = build(case)
+    view = make_view(method)
+    plan = method.plan(view, 48)
+    assert torch.equal(plan.kept, torch.arange(48).expand(3, 48))
+    assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
+
+
+@every_method
+@pytest.mark.parametrize("keep", [5, 24])
+def test_a_batch_equals_its_rows_alone(case: Case, keep: int):
+    method = build(case)
+    keep = reachable(method, keep)
+    view = make_view(method)
+    together = method.plan(view, keep)
+    merged = outcome(method, together, view.tokens)
+    for row in range(3):
+        part = rows_of_view(view, [row])
+        alone = method.plan(part, keep)
+        assert torch.equal(alone.kept[0], together.kept[row])
+        assert torch.allclose(outcome(method, alone, part.tokens)[0], merged[row], atol=1e-6)
+
+
+@every_method
+def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
+    method = build(case)
+    first = make_view(method)
+    before = first.tokens.clone(), {key: value.clone() for key, value in first.signals.items()}
+    kept = method.plan(first, 13).kept
+    assert torch.equal(kept, method.plan(make_view(method), 13).kept)
+    assert torch.equal(first.tokens, before[0])
+    assert all(torch.equal(first.signals[key], value) for key, value in before[1].items())
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_are_decided_in_fp32(case: Case, dtype: torch.dtype):
+    method = build(case)
+    view = make_view(method)
+    halves = {key: value.to(dtype) for key, value in view.signals.items()}
+    half = replaced(view, view.tokens.to(dtype), **halves)
+    wide = replaced(
+        view, half.tokens.float(), **{key: value.float() for key, value in halves.items()}
+    )
+    plan = method.plan(half, 17)
+    assert torch.equal(plan.kept, method.plan(wide, 17).kept)
+    assert outcome(method, plan, half.tokens).dtype == dtype
+
+
+@every_method
+def test_identical_tokens_with_equal_scores_are_no_obstacle(case: Case):
+    method = build(case)
+    view = make_view(method)
+    flat = {
+        key: torch.full_like(value, 0.25) if value.is_floating_point() else value
+        for key, value in view.signals.items()
+    }
+    keep = reachable(method, 10)
+    plan = method.plan(replaced(view, torch.ones_like(view.tokens), **flat), keep)
+    plan.check(48, keep)
+    # The rule for ties is the lower index first; with alpha < 1 grid neighbours still exclude each other.
+    if case in FOLLOWS_TOKENS and case[0] not in SPREAD and "alpha" not in case[1]:
+        assert torch.equal(plan.kept, torch.arange(10).expand(3, 10))
+
+
+@every_method
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_an_error(case: Case, poison: float):
+    method = build(case)
+    view = make_view(method)
+    for key, value in view.signals.items():
+        if not value.is_floating_point():
+            continue  # places
+        bad = value.clone()
+        bad[1, 5] = poison
+        if (key, poison) == ("prior", float("inf")):
+            continue  # an infinite prior means a score of 0
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            method.plan(replaced(view, **{key: bad}), 12)
+
+
+@every_method
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_token_that_is_not_finite_is_an_error_or_not_read(case: Case, poison: float):
+    method = build(case)
+    view = make_view(method)
+    keep = reachable(method, 17)
+    bad = view.tokens.clone()
+    bad[1, 5, 0] = poison
+    clean = method.plan(view, keep).kept
+    if case_id(case) in READS_TOKENS:
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            method.plan(replaced(view, bad), keep)
+    else:
+        assert torch.equal(method.plan(replaced(view, bad), keep).kept, clean)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_changes_one_choice_in_ten_at_most(case: Case, dtype: torch.dtype):
+    method = build(case)
+    view = make_view(method)
+    keep = reachable(method, 17)
+    halves = {
+        key: value.to(dtype) if value.is_floating_point() else value
+        for key, value in view.signals.items()
+    }
+    exact = method.plan(view, keep).kept
+    rounded = method.plan(replaced(view, view.tokens.to(dtype), **halves), keep).kept
+    same = (rounded.unsqueeze(2) == exact.unsqueeze(1)).any(dim=2).float().mean(dim=1)
+    assert same.min() >= 0.9
+
+
+@pytest.mark.parametrize("case", FOLLOWS_TOKENS, ids=case_id)
+def test_the_choice_follows_the_tokens(case: Case):
+    method = build(case)
+    tilings = (((0, 0, 6, 8),), ((0, 0, 6, 8),))
+    view = make_view(method, tilings)
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+    kept = method.plan(view, 11).kept
+    moved = method.plan(permuted(view, order), 11).kept
+    assert torch.equal(order[moved].sort(dim=1).values, kept)
+
+
+@every_method
+@pytest.mark.parametrize("many", [False, True])
+def test_no_token_at_all_and_more_than_there_are_is_refused(case: Case, many: bool):
+    method = build(case)
+    view = make_view(method)
+    n_tokens = view.tokens.shape[1]
+    keep = n_tokens + 1 if many else 0
+    with pytest.raises(PlanError, match=f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to"):
+        method.answer(view, keep)
+
+
+def test_a_grid_that_does_not_match_the_tokens_is_refused():
+    view = make_view(build(("divprune", {})))
+    for grid in (view.grid[:, :-1], view.grid[:1], view.grid[..., :3]):
+        with pytest.raises(MethodError, match=r"grid \(.*\) does not match tokens \(3, 48, 16\)"):
+            replace(view, grid=grid)
+
+
+@every_method
+def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
+    from methods.base import SIGNALS
+
+    method = build(case)
+    for site in method.sites(DEPTH):
+        assert site.where in ("vision", "prefix", "layer")
+        assert 0 <= site.layer < DEPTH
+        assert {need.signal for need in method.needs(site)} <= set(SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("fastv", "K"),
+        ("d2pruner", "K"),
+        ("random", "layer"),
+        ("uniform", "layer"),
+        ("divprune", "layer"),
+    ],
+)
+def test_a_layer_outside_the_model_names_the_key_and_the_range(name: str, key: str):
+    method = build((name, {key: DEPTH}))
+    with pytest.raises(MethodError, match=rf"method\.params\.{key}=6 .*to 5 \(the model has 6 "):
+        method.sites(DEPTH)
+
+
+def test_a_negative_layer_is_refused():
+    with pytest.raises(MethodError, match=r"method\.params\.layer=-1 .*0 \(before the decoder\)"):
+        build(("random", {"layer": -1})).sites(DEPTH)
+
+
+@every_method
+def test_positions_are_renumbered_before_the_decoder_and_as_released(case: Case):
+    method = build(case)
+    inside = any(site.where == "layer" for site in method.sites(DEPTH))
+    stay = (inside or case[0] in KEEP_POSITIONS) and case[0] not in CLOSE_GAPS
+    assert method.positions(DEPTH) == ("original" if stay else "renumbered")
+
+
+def test_divprune_covers_clusters_that_random_misses():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.nn.functional.normalize(torch.randn(16, 16, generator=generator), dim=1)
+    # 33 tokens of one cluster, one token of each of the others.
+    cluster = torch.cat([torch.zeros(33, dtype=torch.long), torch.arange(1, 16)])
+    cluster = cluster[torch.randperm(48, generator=generator)]
+    tokens = centres[cluster] + 0.01 * torch.randn(8, 48, 16, generator=generator)
+
+    def covered(name: str) -> float:
+        method = build((name, {}))
+        view = replaced(make_view(method, [((0, 0, 6, 8),)] * 8), tokens)
+        kept = method.plan(view, 16).kept
+        return sum(len(cluster[row].unique()) for row in kept) / (8 * 16)
+
+    assert covered("divprune") == 1.0
+    assert covered("random") < 0.7

@@ -1,0 +1,204 @@
+"""CDPruner and the determinantal point process under it, against determinants and against the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.base import MethodError, View
+from methods.cdpruner import CDPruner, relevance_of, rescaled
+from methods.random import Random
+from methods.select.cosines import Held
+from methods.select.dpp import dpp_map
+from methods.select.similarity import cosine
+from tests.methods.cases import generators_for, make_view, permuted, replaced
+from tests.methods.engine import OTHERS, check_method
+
+SQUARE = [((0, 0, 6, 8),)]
+
+
+def random_kernel(n_rows: int, n: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    similarity = cosine(torch.randn(n_rows, n, width, generator=generator))
+    return similarity, torch.rand(n_rows, n, generator=generator) + 0.05
+
+
+def slow_map(similarity: Tensor, quality: Tensor, n_keep: int) -> list[int]:
+    """Greedy by determinants of the kernel's own submatrices, in fp64; the most qualified once all would be 0."""
+    kernel = (quality.unsqueeze(1) * similarity * quality.unsqueeze(0)).double()
+    kept: list[int] = []
+    while len(kept) < n_keep:
+        rest = [i for i in range(len(quality)) if i not in kept]
+        new = {i: float(torch.linalg.det(kernel[[*kept, i]][:, [*kept, i]])) for i in rest}
+        old = float(torch.linalg.det(kernel[kept][:, kept])) if kept else 1.0
+        share = {i: new[i] / old / float(quality[i]) ** 2 for i in rest}
+        live = [i for i in rest if share[i] > 1e-5]
+        if not live:
+            return sorted(kept + sorted(rest, key=lambda i: (-float(quality[i]), i)))[:n_keep]
+        kept.append(max(live, key=lambda i: (new[i], -i)))
+    return sorted(kept)
+
+
+def picks(similarity: Held, quality: torch.Tensor, n_keep: int) -> torch.Tensor:
+    return dpp_map(similarity, quality, n_keep).kept
+
+
+@pytest.mark.parametrize("n_keep", [1, 2, 5, 9, 15])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_picks_maximise_the_determinant_step_by_step(n_keep: int, seed: int):
+    similarity, quality = random_kernel(3, 15, 24, seed)
+    found = picks(Held(similarity), quality, n_keep)
+    wanted = [slow_map(s, q, n_keep) for s, q in zip(similarity, quality, strict=True)]
+    assert found.tolist() == wanted
+    alone = [picks(Held(similarity[i : i + 1]), quality[i : i + 1], n_keep)[0] for i in range(3)]
+    assert torch.equal(torch.stack(alone), found)
+
+
+def test_a_small_case_by_hand():
+    """Vectors at 0, 10 and 90 degrees: 1 is best alone; beside it 2 leaves sin^2 80 = 0.97, and 0 only sin^2 10."""
+    angle = torch.tensor([0.0, 10.0, 90.0]).deg2rad()
+    similarity = (angle[:, None] - angle).cos()[None]
+    quality = torch.tensor([[0.9, 1.0, 0.5]])
+    assert picks(Held(similarity), quality, 1).tolist() == [[1]]
+    assert picks(Held(similarity), quality, 2).tolist() == [[1, 2]]  # 0.25 * 0.97 > 0.81 * 0.03
+    assert picks(Held(similarity), torch.tensor([[0.9, 1.0, 0.1]]), 2).tolist() == [[0, 1]]
+
+
+def test_beyond_the_rank_the_best_of_the_rest_fill_the_count():
+    similarity, quality = random_kernel(6, 40, 8, 0)
+    found = picks(Held(similarity), quality, 24)
+    assert all(len(set(row)) == 24 for row in found.tolist())
+    assert dpp_map(Held(similarity), quality, 24).spare.tolist() == [16] * 6
+    assert dpp_map(Held(similarity), quality, 8).spare.tolist() == [0] * 6
+    for row in range(6):
+        spanning = set(picks(Held(similarity), quality, 8)[row].tolist())
+        rest = [i for i in quality[row].argsort(descending=True).tolist() if i not in spanning]
+        assert set(found[row].tolist()) == spanning | set(rest[:16])
+
+
+def test_rows_may_run_out_of_rank_at_different_steps():
+    similarity, quality = random_kernel(2, 20, 12, 3)
+    flat = torch.ones_like(similarity)
+    mixed = torch.stack([similarity[0], flat[1]])
+    found = picks(Held(mixed), quality, 7)
+    assert torch.equal(found[0], picks(Held(similarity[:1]), quality[:1], 7)[0])
+    assert dpp_map(Held(mixed), quality, 7).spare.tolist() == [0, 6]
+    assert torch.equal(found[1], quality[1].topk(7).indices.sort().values)
+
+
+def test_a_tiny_quality_does_not_hide_what_is_new():
+    """Squared, 1e-5 would drown in the rounding of a Cholesky factor of the kernel itself."""
+    similarity = torch.eye(4)[None].clone()
+    similarity[0, 0, 1] = similarity[0, 1, 0] = 1  # 0 and 1 are the same token
+    quality = torch.tensor([[1.0, 1.0, 1e-5, 2e-5]])
+    assert picks(Held(similarity), quality, 3).tolist() == [[0, 2, 3]]
+
+
+def test_a_kernel_that_is_not_finite_is_refused():
+    similarity, quality = random_kernel(1, 5, 8, 0)
+    similarity[0, 2, 2] = float("nan")
+    with pytest.raises(MethodError, match="similarities: 1 of 5"):
+        dpp_map(Held(similarity), quality, 2)
+
+
+# ---------------------------------------------------------------- the method
+
+
+def test_relevance_is_the_mean_cosine_with_the_words_that_are_there():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(2, 7, 5, generator=generator)
+    words = torch.randn(2, 4, 5, generator=generator)
+    words[1, 2:] = 0
+    for row, n_words in ((0, 4), (1, 2)):
+        wanted = torch.stack(
+            [
+                torch.cosine_similarity(tokens[row], words[row, word : word + 1])
+                for word in range(n_words)
+            ]
+        ).mean(0)
+        assert torch.allclose(
+            relevance_of(normalize(tokens, dim=-1), words)[row], wanted, atol=1e-6
+        )
+
+
+def test_relevance_is_stretched_to_one_and_equal_ones_are_all_one():
+    found = rescaled(torch.tensor([[0.1, 0.3, 0.2], [0.4, 0.4, 0.4]]))
+    assert torch.allclose(found[0], torch.tensor([5e-6, 1 + 5e-6, 0.5 + 5e-6]), rtol=1e-3)
+    assert found[1].tolist() == [1, 1, 1]
+
+
+def test_the_method_is_the_kernel_of_its_formula():
+    view = make_view(CDPruner(), SQUARE * 2)
+    kept = CDPruner().plan(view, 9).kept
+    for row in range(2):
+        units = normalize(view.tokens[row].double(), dim=1)
+        words = normalize(view.signals["text_embeddings"][row].double(), dim=1)
+        relevance = (units @ words.T).mean(1)
+        low, high = relevance.min(), relevance.max()
+        quality = (relevance - low + 1e-6) / (high - low)
+        assert kept[row].tolist() == slow_map(units @ units.T, quality, 9)
+
+
+def test_without_a_condition_the_words_are_not_read():
+    view = make_view(CDPruner(relevance="none"), SQUARE)
+    assert not view.signals
+    kept = CDPruner(relevance="none").plan(view, 9).kept[0]
+    similarity = cosine(view.tokens)[0].fill_diagonal_(1)  # the first pick is a tie: token 0
+    assert kept.tolist() == slow_map(similarity, torch.ones(48), 9)
+    assert kept[0] == 0
+
+
+def test_the_choice_follows_the_tokens():
+    method = CDPruner()
+    view = make_view(method, SQUARE * 2)
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+    moved = permuted(replace(view, signals={}), order)
+    moved = replace(moved, signals=view.signals)
+    kept = order[method.plan(moved, 11).kept].sort(dim=1).values
+    assert torch.equal(kept, method.plan(view, 11).kept)
+
+
+def planted(invert: bool) -> tuple[View, Tensor]:
+    """Six tokens of each row lean towards one of the prompt's words (or away from it)."""
+    view = make_view(CDPruner(), SQUARE * 16)
+    places = torch.rand(16, 48, generator=torch.Generator().manual_seed(3)).argsort(dim=1)[:, :6]
+    rows = torch.arange(16).unsqueeze(1)
+    words = view.signals["text_embeddings"].clone()
+    words[:, 1:] = 0
+    tokens = view.tokens.clone()
+    tokens[rows, places] += 1.5 * words[:, :1] * (-1 if invert else 1)
+    return replaced(view, tokens, text_embeddings=words), places
+
+
+def recall(method, view: View, places: Tensor) -> float:
+    kept = method.plan(replace(view, generators=generators_for(range(16))), 9).kept
+    return float((kept.unsqueeze(2) == places.unsqueeze(1)).any(dim=1).float().mean())
+
+
+def test_what_the_words_name_is_found_and_random_does_not_find_it():
+    view, places = planted(invert=False)
+    floor = recall(Random(), view, places)
+    # Not all of them: they are alike, and diversity counts too.
+    assert recall(CDPruner(), view, places) > 0.7 > floor + 0.4
+    # The canary: tokens unlike every word are the first to go.
+    assert recall(CDPruner(), *planted(invert=True)) < floor
+
+
+def test_clusters_are_covered():
+    generator = torch.Generator().manual_seed(0)
+    centres = normalize(torch.randn(16, 16, generator=generator), dim=1)
+    cluster = torch.cat([torch.zeros(33, dtype=torch.long), torch.arange(1, 16)])
+    cluster = cluster[torch.randperm(48, generator=generator)]
+    tokens = centres[cluster] + 0.001 * torch.randn(8, 48, 16, generator=generator)
+    method = CDPruner(relevance="none")
+    kept = method.plan(replaced(make_view(method, SQUARE * 8), tokens), 16).kept
+    assert all(len(cluster[row].unique()) == 16 for row in kept)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_in_the_engine(name: str):
+    check_method(name, CDPruner())

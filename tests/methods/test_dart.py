@@ -1,0 +1,122 @@
+"""DART against a slow reference and what the paper's code keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.base import MethodError, Site, View
+from methods.dart import DART
+from tests.methods.cases import make_view, replaced
+
+SQUARE = [((0, 0, 12, 12),)]
+
+
+def slow_dart(method: DART, view: View, row: int, keep: int) -> list[int]:
+    """Kept indices, pivot by pivot."""
+    signals = {key: value[row].double() for key, value in view.signals.items()}
+    n = view.tokens.shape[1]
+
+    def by_norm(keys: torch.Tensor, some: list[int]) -> list[int]:
+        return sorted(some, key=lambda i: (-float(keys[:, i].abs().sum()), i))
+
+    last = signals["visual_positions"].max()
+    words = [t for t, place in enumerate(signals["text_positions"]) if place > last]
+    visual = by_norm(signals["visual_keys"], list(range(n)))[: min(method.pivot_image_token, keep)]
+    text = by_norm(signals["text_keys"], words)[: method.pivot_text_token]
+    pivots = [signals["normed"][i] for i in visual] + [signals["text_normed"][t] for t in text]
+    kept, total = list(visual), keep - len(visual)
+    for number, pivot in enumerate(pivots):
+        quota = total // len(pivots) + (number < total % len(pivots))
+        likeness = {
+            j: float(torch.cosine_similarity(pivot, signals["normed"][j], dim=0))
+            for j in range(n)
+            if j not in kept
+        }
+        kept += sorted(likeness, key=lambda j: (likeness[j], j))[:quota]
+    return sorted(kept)
+
+
+def with_few_words(view: View) -> View:
+    """Row 1 has two words behind the image, less than there are pivots."""
+    signals = {key: view.signals[key].clone() for key in ("text_keys", "text_normed")}
+    signals["text_keys"][1, :, 5:] = 0
+    signals["text_normed"][1, 5:] = 0
+    places = view.signals["text_positions"].clone()
+    places[1, 5:] = -1
+    return replaced(view, **signals, text_positions=places)
+
+
+@pytest.mark.parametrize("keep", [1, 3, 4, 5, 11, 12, 36, 100, 143, 144])
+@pytest.mark.parametrize("method", [DART(), DART(pivot_image_token=10, pivot_text_token=5)])
+def test_equals_the_slow_one(method: DART, keep: int):
+    view = with_few_words(make_view(method, SQUARE * 3, seed=keep))
+    plan = method.plan(view, keep)
+    plan.check(144, keep)
+    assert plan.merge is None
+    for row in range(3):
+        assert plan.kept[row].tolist() == slow_dart(method, view, row, keep)
+
+
+@pytest.mark.parametrize(("asked", "released"), [(192, 196), (128, 132), (64, 68)])
+def test_keeps_what_the_released_code_keeps_where_its_count_divides(asked: int, released: int):
+    """Four pivots and eight equal choices: asked for T it keeps 4 + 8 floor(T / 8)."""
+    view = make_view(DART(), [((0, 0, 24, 24),)])
+    assert released == 4 + 8 * (asked // 8)
+    signals = {key: value[0] for key, value in view.signals.items()}
+    order = signals["visual_keys"].abs().sum((0, 2)).argsort(descending=True)[:4].tolist()
+    words = (
+        3 + signals["text_keys"][:, 3:].abs().sum((0, 2)).argsort(descending=True)[:4]
+    ).tolist()
+    pivots = [*signals["normed"][order], *signals["text_normed"][words]]
+    rest, kept = [j for j in range(576) if j not in order], list(order)
+    for pivot in pivots:
+        likeness = torch.cosine_similarity(pivot[None], signals["normed"][rest], dim=1)
+        chosen = likeness.argsort()[: asked // 8].tolist()
+        kept += [rest[place] for place in chosen]
+        rest = [j for place, j in enumerate(rest) if place not in chosen]
+    assert DART().plan(view, released).kept[0].tolist() == sorted(kept)
+
+
+def test_duplicates_go_and_what_is_different_stays():
+    """100 near copies of the pivots and 44 tokens of other directions: the latter stay, at random a third would."""
+    generator = torch.Generator().manual_seed(0)
+    view = make_view(DART(pivot_text_token=0), SQUARE * 8)
+    method = DART(pivot_text_token=0)
+    different = torch.rand(8, 144, generator=generator).argsort(dim=1)[:, :44]
+    tokens = torch.ones(8, 144, 16) + 0.05 * torch.randn(8, 144, 16, generator=generator)
+    other = torch.randn(8, 144, 16, generator=generator)
+    is_different = torch.zeros(8, 144, dtype=torch.bool).scatter(1, different, True)
+    tokens = torch.where(is_different.unsqueeze(2), other, tokens)
+    # Pivots are duplicates: their keys are the longest.
+    keys = view.signals["visual_keys"] * torch.where(is_different, 0.1, 1.0)[:, None, :, None]
+
+    def recall(states: torch.Tensor) -> float:
+        kept = method.plan(replaced(view, normed=states, visual_keys=keys), 48).kept
+        return float(is_different.gather(1, kept).sum() / is_different.sum())
+
+    assert recall(tokens) > 0.99
+    # The canary: with their directions swapped, the same indices are the duplicates, and they go.
+    swapped = torch.where(is_different.unsqueeze(2), torch.ones(16), other)
+    swapped.scatter_(1, keys.abs().sum((1, 3)).topk(4).indices.unsqueeze(2).expand(-1, -1, 16), 1.0)
+    assert recall(swapped) < 48 / 144
+
+
+def test_equal_tokens_go_to_the_lower_index():
+    view = make_view(DART(), SQUARE)
+    flat = {key: torch.ones_like(view.signals[key]) for key in ("normed", "text_normed")}
+    keys = torch.ones_like(view.signals["visual_keys"])
+    keys[:, :, 100] = 2
+    kept = DART(pivot_image_token=1).plan(replaced(view, **flat, visual_keys=keys), 9).kept
+    assert kept.tolist() == [[*range(8), 100]]
+
+
+def test_what_does_not_fit_is_refused():
+    assert DART(K=3).sites(6) == (Site("layer", 3),)
+    with pytest.raises(MethodError, match=r"method\.params\.K=6 .*1 to 5"):
+        DART(K=6).sites(6)
+    with pytest.raises(MethodError, match=r"method\.params\.pivot_image_token=0 .*1 or more"):
+        DART(pivot_image_token=0)
+    view = make_view(DART(), SQUARE)
+    with pytest.raises(MethodError, match="words behind the image"):
+        DART().plan(replaced(view, text_positions=torch.arange(9)[None]), 12)

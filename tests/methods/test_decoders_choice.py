@@ -1,0 +1,286 @@
+"""What the guided decoders give to the draft: the contract of `choose`, slow versions, by hand, planted signals."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.budget import Budget
+from methods.base import Decoder, MethodError, Need, Site, View
+from methods.parallelvlm import Guidance, ParallelVLM
+from methods.random import Random
+from methods.specvlm_sd import SpecVLMSD
+from methods.std import STD
+from methods.uniform import Uniform
+from methods.uvprune import UVPrune
+from tests.methods.cases import DEPTH, generators_for, make_view, replaced, rows_of_view
+from tests.methods.two_stages import two_stages
+
+N_TOKENS = 48
+READ = ("similarity_variation", "similarity", "attention_variation", "attention")
+GUIDED: list[Decoder] = [
+    SpecVLMSD(),
+    SpecVLMSD(mass=0.8, shape="tree"),
+    STD(),
+    *(ParallelVLM(guidance=guidance) for guidance in (*READ, "random", "uniform")),
+    ParallelVLM(L=4),
+]
+guided = pytest.mark.parametrize("decoder", GUIDED, ids=repr)
+reading = pytest.mark.parametrize(
+    "decoder", [d for d in GUIDED if d.needs(d.sites(DEPTH)[0])], ids=repr
+)
+
+
+# ---------------------------------------------------------------- the contract of `choose`
+
+
+@guided
+@pytest.mark.parametrize("keep", [1, N_TOKENS // 10, N_TOKENS])
+def test_as_many_as_asked_in_order(decoder: Decoder, keep: int):
+    view = make_view(decoder)
+    chosen = decoder.choose(view, keep)
+    shape = (3, DEPTH, keep) if decoder.source == "cache" else (3, keep)
+    assert chosen.shape == shape
+    assert chosen.dtype == torch.long
+    assert bool((chosen.diff(dim=-1) > 0).all())
+    assert 0 <= int(chosen.min()) <= int(chosen.max()) < N_TOKENS
+    if keep == N_TOKENS:
+        assert torch.equal(chosen, torch.arange(N_TOKENS).expand(shape))
+
+
+@guided
+def test_the_same_view_gives_the_same_choice_and_stays_as_it_was(decoder: Decoder):
+    first, second = make_view(decoder), make_view(decoder)
+    chosen = decoder.choose(first, 7)
+    assert torch.equal(chosen, decoder.choose(second, 7))
+    untouched = make_view(decoder)
+    assert torch.equal(first.tokens, untouched.tokens)
+    for key, value in first.signals.items():
+        assert torch.equal(value, untouched.signals[key])
+
+
+@guided
+@pytest.mark.parametrize("keep", [4, 24])
+def test_a_batch_is_its_rows_alone(decoder: Decoder, keep: int):
+    view = make_view(decoder)
+    together = decoder.choose(view, keep)
+    for row in range(3):
+        alone = decoder.choose(rows_of_view(view, [row]), keep)
+        assert torch.equal(alone[0], together[row])
+
+
+@reading
+def test_what_is_not_finite_is_refused(decoder: Decoder):
+    view = make_view(decoder)
+    for key in view.signals:
+        if "positions" in key:
+            continue
+        bad = view.signals[key].clone()
+        bad[1, -1, 5] = float("nan")
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            decoder.choose(replaced(view, **{key: bad}), 7)
+
+
+# ---------------------------------------------------------------- SpecVLM
+
+
+@pytest.mark.parametrize("keep", [1, 5, 11, 40, N_TOKENS])
+@pytest.mark.parametrize("mass", [0.0, 0.4, 1.0])
+def test_specvlm_equals_the_slow_one(mass: float, keep: int):
+    decoder = SpecVLMSD(mass=mass)
+    view = make_view(decoder, seed=keep)
+    view = replaced(view, **{k: v**6 for k, v in view.signals.items() if "attention" in k})
+    chosen = decoder.choose(view, keep)
+    for row in range(3):
+        assert chosen[row].tolist() == two_stages(view, row, keep, range(DEPTH), mass)
+
+
+def test_specvlm_reads_every_layer():
+    (site,) = SpecVLMSD().sites(3)
+    assert site == Site("layer", 3)  # behind the last one
+    layers = tuple(Need("text_attention", layer) for layer in range(3))
+    places = (Need("text_positions"), Need("visual_positions"))
+    assert SpecVLMSD().needs(site) == (*layers, *places)
+
+
+def looked_at(decoder: Decoder, rows: Tensor) -> View:
+    """One sample whose words pay the given attention (layers, N) in each layer."""
+    grid = [((0, 0, 1, rows.shape[1]),)]
+    view = make_view(decoder, grid, site=Site("layer", len(rows)))
+    paid = {
+        f"text_attention@{layer}": row.expand(1, 9, -1).clone() for layer, row in enumerate(rows)
+    }
+    return replaced(view, **paid)
+
+
+def test_specvlm_of_sixty_tokens_by_hand():
+    """A tenth of 60 is 6 (0.1 in binary is a little less), of which two cover 0.4 and four are spread."""
+    keep = Budget("kept", 0.9).draft_keep(60)
+    assert keep == 6
+    rows = torch.full((2, 60), 0.5 / 58)
+    # 0.3 and 0.2 of the whole in the mean over layers; neither layer alone has this order.
+    rows[0, 10], rows[1, 10], rows[0, 40], rows[1, 40] = 0.1, 0.5, 0.4, 0.0
+    chosen = SpecVLMSD().choose(looked_at(SpecVLMSD(), rows), keep)
+    # The others are 58: of these the 1st, 20th, 39th and last, which are tokens 0, 20, 39 and 59.
+    assert chosen.tolist() == [[0, 10, 20, 39, 40, 59]]
+
+
+# ---------------------------------------------------------------- STD
+
+
+def slow_std(view: View, row: int, keep: int) -> list[list[int]]:
+    """Layer by layer, the entries by what the words pay them."""
+    found = []
+    for layer in range(DEPTH):
+        paid = view.signals[f"text_attention@{layer}"][row].double()
+        sums = [sum(float(word[j]) for word in paid) for j in range(N_TOKENS)]
+        found.append(sorted(sorted(range(N_TOKENS), key=lambda j: (-sums[j], j))[:keep]))
+    return found
+
+
+@pytest.mark.parametrize("keep", [1, 5, 20])
+def test_std_equals_the_slow_one(keep: int):
+    view = make_view(STD(), seed=keep)
+    chosen = STD().choose(view, keep)
+    for row in range(3):
+        assert chosen[row].tolist() == slow_std(view, row, keep)
+
+
+def test_std_chooses_in_each_layer_by_hand():
+    rows = torch.tensor([[0.1, 0.5, 0.2, 0.2], [0.3, 0.0, 0.0, 0.7], [0.25, 0.25, 0.25, 0.25]])
+    chosen = STD().choose(looked_at(STD(), rows), 2)
+    assert chosen.tolist() == [[[1, 2], [0, 3], [0, 1]]]
+    assert STD().needs(Site("layer", 2)) == (Need("text_attention", 0), Need("text_attention", 1))
+    assert STD().sites(80) == (Site("layer", 80),)
+
+
+# ---------------------------------------------------------------- ParallelVLM
+
+
+@pytest.mark.parametrize("keep", [1, 4, 30])
+@pytest.mark.parametrize("guidance", READ)
+def test_the_target_chooses_what_it_would_keep_itself(guidance: Any, keep: int):
+    """UV-Prune's own tests hold its criteria against the paper's sums."""
+    decoder = ParallelVLM(guidance=guidance, L=3)
+    reducer = UVPrune(L=3, criterion=guidance)
+    assert decoder.sites(DEPTH) == reducer.sites(DEPTH) == (Site("layer", 3),)
+    (site,) = decoder.sites(DEPTH)
+    assert decoder.needs(site) == reducer.needs(site)
+    view = make_view(decoder, seed=keep)
+    assert torch.equal(decoder.choose(view, keep), reducer.plan(view, keep).kept)
+
+
+def slow_gain(view: View, row: int) -> list[float]:
+    """Equation (3) for L = 1, word by word."""
+    here = {key: value[row].double() for key, value in view.signals.items()}
+    moved = view.tokens[row].double()
+
+    def cosine(v: Tensor, x: Tensor) -> float:
+        return float(v @ x / (v @ v).sqrt() / (x @ x).sqrt())
+
+    pairs = list(zip(here["text_states"], here["text_embeddings"], strict=True))
+    return [
+        sum(cosine(moved[i], x) - cosine(here["projected"][i], x0) for x, x0 in pairs)
+        for i in range(N_TOKENS)
+    ]
+
+
+@pytest.mark.parametrize("keep", [1, 4, 30])
+def test_parallelvlm_equals_the_slow_one(keep: int):
+    view = make_view(ParallelVLM(), seed=keep)
+    chosen = ParallelVLM().choose(view, keep)
+    for row in range(3):
+        gain = slow_gain(view, row)
+        best = sorted(range(N_TOKENS), key=lambda i: (-gain[i], i))[:keep]
+        assert chosen[row].tolist() == sorted(best)
+
+
+def test_the_guidances_that_read_nothing():
+    for guidance, reducer in (("random", Random()), ("uniform", Uniform())):
+        decoder = ParallelVLM(guidance=guidance)  # type: ignore[arg-type]
+        assert decoder.sites(DEPTH) == (Site("prefix"),)
+        assert decoder.needs(Site("prefix")) == ()
+        view = make_view(decoder)
+        kept = reducer.plan(make_view(decoder), 9).kept
+        assert torch.equal(decoder.choose(view, 9), kept)
+    # Chance is the sample's own, and nothing else's.
+    by_chance = ParallelVLM(guidance="random")
+    view = make_view(by_chance)
+    other = View(view.site, view.tokens, view.grid, {}, generators_for([7, 8, 9]))
+    assert not torch.equal(by_chance.choose(view, 9), by_chance.choose(other, 9))
+    with pytest.raises(MethodError, match="0 generators for 3 samples"):
+        by_chance.choose(View(view.site, view.tokens, view.grid), 9)
+
+
+def test_who_prunes_when_the_target_does_not():
+    alone = ParallelVLM(guidance="self", L=4)
+    assert alone.reducer == UVPrune(L=4)
+    everything = ParallelVLM(guidance="none")
+    blind = ParallelVLM(guidance="none", text_only=True)
+    assert (everything.reducer, blind.reducer) == (None, None)
+    assert (everything.text_only, blind.text_only) == (False, True)
+    for decoder in (alone, everything, blind):
+        assert not decoder.guided
+        assert decoder.sites(DEPTH) == ()
+    every = get_args(Guidance)
+    assert {g for g in every if not ParallelVLM(guidance=g).guided} == {"none", "self"}
+    assert {g for g in every if ParallelVLM(guidance=g).reducer} == {"self"}
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"text_only": True}, r"guidance='similarity_variation' .*none, where text_only=true"),
+        ({"text_only": True, "guidance": "self"}, r"guidance='self' .*none, where text_only=true"),
+        ({"guidance": "luck"}, r"guidance='luck' .*valid: similarity_variation, .*self"),
+        ({"L": 0}, r"L=0 .*1 or more"),
+        ({"L": 0, "guidance": "none"}, r"L=0 .*1 or more"),
+        ({"L": 1, "guidance": "attention_variation"}, r"L=1 .*2 or more"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(params: dict[str, Any], line: str):
+    with pytest.raises(MethodError, match=rf"^method\.params\.{line}") as caught:
+        ParallelVLM(**params)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_layer_must_lie_inside_the_target():
+    with pytest.raises(MethodError, match=r"method\.params\.L=28 .*1 to 27 \(the model has 28 "):
+        ParallelVLM(L=28).sites(28)
+    assert ParallelVLM().sites(80) == ParallelVLM().sites(28) == (Site("layer", 20),)
+
+
+# ---------------------------------------------------------------- planted signals
+
+
+def share_found(decoder: Decoder, turned: bool) -> float:
+    """Share of four planted tokens among 6 chosen of 48: looked at by all words, or moved along them."""
+    rows = [((0, 0, 6, 8),)] * 16
+    view = make_view(decoder, rows)
+    generator = torch.Generator().manual_seed(5)
+    planted = torch.rand(16, N_TOKENS, generator=generator).argsort(dim=1)[:, :4]
+    scores = torch.rand(16, N_TOKENS, generator=generator).scatter(1, planted, 9.0)
+    scores = 1 / scores.clamp(min=0.05) if turned else scores
+    signals = {
+        key: scores.unsqueeze(1).expand_as(value)
+        for key, value in view.signals.items()
+        if key.startswith("text_attention") and key != "text_attention@0"
+    }
+    tokens = view.tokens.clone()
+    if "text_states" in view.signals:
+        tokens[:, :, 0] = scores
+        signals["text_states"] = torch.zeros_like(view.signals["text_states"])
+        signals["text_states"][:, :, 0] = 1.0
+    chosen = decoder.choose(replaced(view, tokens, **signals), 6)
+    if chosen.dim() == 3:
+        chosen = chosen[:, -1]
+    return float((chosen.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
+
+
+@reading
+def test_what_the_target_looks_at_or_moves_is_given_to_the_draft(decoder: Decoder):
+    assert share_found(decoder, turned=False) > 0.5
+    assert share_found(decoder, turned=True) < 0.25

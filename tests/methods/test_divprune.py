@@ -1,0 +1,57 @@
+"""DivPrune on models, against a slow max-min search; and the newlines that it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.base import Site, View
+from methods.divprune import DivPrune
+from tests.families import FAMILIES
+from tests.methods.runs import adapter_of, check_on_engine, kept_by
+from tests.tiny import Recorder
+
+
+def slow_max_min(tokens: Tensor, keep: int) -> list[int]:
+    """Pick the most isolated token, then again and again the one farthest from all that were picked."""
+    units = tokens.double() / tokens.double().norm(dim=1, keepdim=True)
+    apart = (1 - units @ units.T).tolist()
+    places = range(len(apart))
+    alone = [min(apart[i][j] for j in places if j != i) for i in places]
+    picked = [alone.index(max(alone))]
+    while len(picked) < keep:
+        near = {i: min(apart[i][j] for j in picked) for i in places if i not in picked}
+        picked.append(max(near, key=lambda i: (near[i], -i)))
+    return sorted(picked)
+
+
+def slow_divprune(method: DivPrune, view: View, row: int, keep: int) -> list[int]:
+    return slow_max_min(view.tokens[row], keep)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
+def test_on_models(name: str):
+    check_on_engine(name, DivPrune(), slow_divprune)
+
+
+def test_newlines_always_stay_and_are_no_candidates():
+    """With the newlines among the candidates, as in the released code, the search would take some and other patches."""
+    adapter, chats = adapter_of("llava_next"), FAMILIES["llava_next"].chats[:1]
+    inputs = adapter.encode(chats)
+    layout = adapter.layout(inputs)
+    record = kept_by(adapter, DivPrune(), chats, 0.75).records[0]
+    assert record.special == layout.special[0] > 0
+    assert record.visual == layout.counts[0]
+    assert record.kept[-1] == round(0.25 * record.visual)
+
+    recorder = Recorder((Site("prefix"),), ())
+    kept_by(adapter, recorder, chats, 0.0)
+    patches = recorder.views[0].tokens[0]
+    newline = adapter.model.model.image_newline.detach()
+    together = torch.cat([patches, newline.expand(record.special, -1)])
+    total = round(0.25 * len(together))
+    released = slow_max_min(together, total)
+    chosen = [token for token in released if token < len(patches)]
+    assert len(chosen) < total
+    assert chosen != record.origin.tolist()

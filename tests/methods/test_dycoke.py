@@ -1,0 +1,533 @@
+"""DyCoke: frames against a literal version, decoding steps against whole forwards with eager attention."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget, BudgetError
+from harness.catalogue import build_method
+from harness.engine.session import Session
+from harness.errors import UserError
+from harness.specs import VideoSpec
+from methods.base import Attended, MethodError, Site, View
+from methods.dycoke import DyCoke
+from methods.random import Random
+from tests.engine.decode_oracle import step_logits
+from tests.families import FAMILIES
+from tests.families.onevision import ONEVISION, video, watch
+from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
+from tests.family_runs import generation
+from tests.methods.cases import generators_for, grid_of
+from tests.methods.engine import check_method
+from tests.methods.runs import adapter_of, kept_by
+from tests.tiny import Family, load_tiny, save_tiny
+
+PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")
+DECODE = DyCoke(temporal=False, l=2)
+
+
+def clip_of(frames: int, height: int = 2, width: int = 3, first: int = 0) -> list:
+    return [(first + number, 0, height, width) for number in range(frames)]
+
+
+def view_of(*tilings: list, seed: int = 0) -> View:
+    """Random tokens of some rows, the frames of each one given as a tiling."""
+    grid = torch.stack([grid_of(tiling) for tiling in tilings])
+    tokens = torch.randn(*grid.shape[:2], 5, generator=torch.Generator().manual_seed(seed))
+    return View(Site("prefix"), tokens, grid, {}, generators_for(range(len(tilings))))
+
+
+# ---------------------------------------------------------------- before the decoder
+
+
+def slow_frames(view: View, row: int) -> list[list[int]]:
+    """Token indices of each frame."""
+    frames: list[list[int]] = []
+    seen = None
+    for token, (frame, *_) in enumerate(view.grid[row].tolist()):
+        if frame != seen:
+            frames.append([])
+        seen = frame
+        frames[-1].append(token)
+    return frames
+
+
+def slow_pairs(view: View, row: int, reading: str) -> dict[int, int]:
+    """Which frame each thinned frame is compared with, as in the loops of the paper and of the released code."""
+    frames, places = slow_frames(view, row), view.grid[row, :, 1:].tolist()
+    clips: list[list[int]] = []
+    for number, frame in enumerate(frames):
+        before = frames[number - 1] if number else []
+        same = [places[token] for token in frame] == [places[token] for token in before]
+        clips[-1].append(number) if same else clips.append([number])
+    pairs: dict[int, int] = {}
+    for one in clips:
+        total = len(one)
+        if reading == "official" and total <= 4:
+            continue
+        for start in range(0, total - 1, 2):
+            pairs[one[start + 1]] = one[start]
+        thirds = range(0, total - 4, 4) if reading == "official" else range(0, total - 2, 4)
+        for start in thirds:
+            pairs[one[start + 2]] = one[start]
+    return pairs
+
+
+def slow_kept(view: View, row: int, keep: int, reading: str) -> list[int]:
+    frames, pairs = slow_frames(view, row), slow_pairs(view, row, reading)
+    tokens = view.tokens[row].double()
+    whole = [token for number, one in enumerate(frames) if number not in pairs for token in one]
+    left, sizes = keep - len(whole), sum(len(frames[number]) for number in pairs)
+    kept, upto = list(whole), 0
+    for number in sorted(pairs):
+        now, then = frames[number], frames[pairs[number]]
+        share = left * (upto + len(now)) // sizes - left * upto // sizes
+        upto += len(now)
+        likeness = [
+            (float(cosine_similarity(tokens[a], tokens[b], dim=0)), a)
+            for a, b in zip(now, then, strict=True)
+        ]
+        kept += [token for _, token in sorted(likeness)[:share]]
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["paper", "official"])
+@pytest.mark.parametrize("frames", range(2, 14))
+def test_frames_are_thinned_as_in_the_literal_loops(frames: int, method: DyCoke):
+    view = view_of(clip_of(frames), clip_of(frames, 1, 6), clip_of(frames, 3, 2), seed=frames)
+    if method is OFFICIAL and frames < 5:
+        with pytest.raises(MethodError, match="valid: videos of 5 or more frames"):
+            method.plan(view, 6 * frames)
+        return
+    whole = 6 * (frames - len(slow_pairs(view, 0, method.reading)))
+    for keep in range(whole, 6 * frames + 1):
+        plan = method.plan(view, keep)
+        plan.check(6 * frames, keep)
+        assert plan.merge is None
+        for row in range(3):
+            assert plan.kept[row].tolist() == slow_kept(view, row, keep, method.reading)
+    if whole > 1:
+        with pytest.raises(
+            MethodError, match=rf"cannot keep {whole - 1} of .* hold {whole}; valid"
+        ):
+            method.plan(view, whole - 1)
+
+
+def test_windows_start_anew_where_the_size_of_frames_changes():
+    rows = (
+        [(0, 0, 4, 5), *clip_of(9, 2, 2, 1), (10, 0, 2, 2)],  # a picture, then ten frames
+        [*clip_of(6, 2, 3), *clip_of(4, 1, 6, 6)],  # two videos
+        [*clip_of(5, 2, 2), (5, 0, 5, 4), *clip_of(5, 2, 2, 6)],  # a picture between two videos
+    )
+    view = view_of(*rows)
+    expected = ({2: 1, 3: 1, 4: 3, 6: 5, 7: 5, 8: 7, 10: 9}, {1: 0, 2: 0, 3: 2, 5: 4, 7: 6})
+    assert slow_pairs(view, 0, "paper") == expected[0]
+    assert slow_pairs(view, 1, "paper") == expected[1] | {8: 6, 9: 8}
+    for keep in (44, 50, 59, 60):
+        kept = PAPER.plan(view, keep).kept
+        for row in range(3):
+            assert kept[row].tolist() == slow_kept(view, row, keep, "paper")
+            alone = View(view.site, view.tokens[row : row + 1], view.grid[row : row + 1])
+            assert torch.equal(PAPER.plan(alone, keep).kept[0], kept[row])
+
+
+def test_a_worked_window():
+    """Four frames of two tokens. Token 1 of frame 1 moves, both of frame 2 do (token 0 more), token 0 of frame 3."""
+    turned = [(0, 0), (0, 30), (90, 60), (180, 60)]
+    angles = torch.tensor([angle for frame in turned for angle in frame]).deg2rad()
+    tokens = torch.stack([angles.cos(), angles.sin()], dim=1)[None]
+    view = replace(view_of(clip_of(4, 1, 2)), tokens=tokens)
+    assert PAPER.plan(view, 8).kept.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert PAPER.plan(view, 5).kept.tolist() == [[0, 1, 3, 4, 6]]
+    assert PAPER.plan(view, 2).kept.tolist() == [[0, 1]]
+
+
+def test_thinned_frames_keep_the_same_share_and_the_rest_is_spread_evenly():
+    view = view_of(clip_of(16, 2, 5))
+    for keep in range(40, 161, 7):
+        kept = PAPER.plan(view, keep).kept[0]
+        held = torch.bincount(kept // 10, minlength=16)
+        assert (held[::4] == 10).all()
+        rest = held[torch.arange(16) % 4 > 0]
+        assert rest.max() - rest.min() <= 1
+        assert abs(int(rest[:6].sum()) - int(rest[6:].sum())) <= 1
+
+
+def test_the_share_left_is_that_of_the_paper_and_of_the_released_code():
+    assert PAPER.fractions(1 - 0.7, 1) == (pytest.approx(0.475),)
+    frames, size = 32, 196
+    view = view_of(clip_of(frames, 14, 14))
+    thinned = len(slow_pairs(view, 0, "official"))
+    released = (frames - thinned) * size + thinned * math.floor(0.3 * size)
+    assert round(released / (frames * size), 3) == 0.494
+    held = torch.bincount(OFFICIAL.plan(view, released).kept[0] // size)
+    assert set(held.tolist()) == {size, math.floor(0.3 * size)}
+    assert held[30] == size  # the third frame of the last window
+    assert PAPER.plan(view, released).kept[0].tolist().count(30 * size) <= 1
+
+
+def test_ratios_that_no_sample_can_reach_are_refused_with_their_range():
+    facts = ONEVISION.facts
+    budget = Budget("kept", 0.75)
+    with pytest.raises(BudgetError, match=r"reaches 0 <= ratio < 0\.75"):
+        budget.keep(PAPER, facts, 320, 32)
+    assert Budget("kept", 0.74).keep(PAPER, facts, 320, 32) == (83,)
+    assert Budget("kept", 0.0).keep(PAPER, facts, 320, 32) == (320,)
+
+
+def test_a_picture_is_refused_whatever_is_kept():
+    view = view_of([(0, 0, 6, 8)])
+    for keep in (48, 12):
+        with pytest.raises(
+            MethodError, match=r"dycoke needs frames to compare.* of 2 or more frames"
+        ):
+            PAPER.plan(view, keep)
+    with pytest.raises(MethodError, match="dycoke needs frames"):
+        PAPER.plan(view_of(clip_of(8), [(0, 0, 6, 8)]), 40)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_tokens_that_are_not_finite_are_an_error(poison: float):
+    view = view_of(clip_of(8))
+    for token in (0, 9, 47):
+        view.tokens[0, token, 2] = poison
+        with pytest.raises(MethodError, match="NaN or infinite"):
+            PAPER.plan(view, 30)
+        view.tokens[0, token, 2] = 0.0
+
+
+def test_identical_frames_keep_their_first_tokens():
+    view = replace(view_of(clip_of(4)), tokens=torch.ones(1, 24, 5))
+    assert PAPER.plan(view, 12).kept.tolist() == [[*range(6), 6, 7, 12, 13, 18, 19]]
+
+
+def test_what_changes_between_frames_is_kept_and_chance_does_not_find_it():
+    generator = torch.Generator().manual_seed(3)
+    rows, frames, size = 16, 8, 9
+    still = torch.randn(rows, 1, size, 32, generator=generator).expand(-1, frames, -1, -1)
+    chosen = torch.rand(rows, frames, size, generator=generator).argsort(dim=2) < 2
+    # The first frame of a window stays anyway, and its last one is compared with a frame where tokens change too.
+    chosen[:, ::4] = chosen[:, 3::4] = False
+    other = torch.randn(rows, frames, size, 32, generator=generator)
+
+    def recall(method, changes: torch.Tensor) -> float:
+        tokens = torch.where(changes.unsqueeze(3), other, still + 0.01 * other).flatten(1, 2)
+        view = replace(view_of(*[clip_of(frames, 3, 3)] * rows), tokens=tokens)
+        kept = torch.zeros(rows, frames * size, dtype=torch.bool)
+        kept.scatter_(1, method.plan(view, 18 + 12).kept, True)
+        return float(kept[chosen.flatten(1)].float().mean())
+
+    floor = recall(Random(), chosen)
+    assert abs(floor - 30 / 72) < 0.12
+    others = ~chosen
+    others[:, ::4] = False
+    assert recall(PAPER, chosen) == 1.0
+    assert recall(PAPER, others) < 0.05
+
+
+# ---------------------------------------------------------------- while tokens are generated
+
+
+def slow_steps(method: DyCoke, paid: list[list[float]]) -> list[list[int]]:
+    """The entries that each step of one row attends to."""
+
+    def best(scores: list[float]) -> list[int]:
+        order = sorted(range(len(scores)), key=lambda entry: (-scores[entry], entry))
+        return sorted(order[: math.floor((1 - method.P) * len(scores) + 1e-9)])
+
+    def alike(a: list[float], b: list[float]) -> bool:
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        lengths = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+        return dot / lengths >= method.threshold
+
+    everything = list(range(len(paid[0])))
+    released = method.reading == "official"
+    steps, chosen_by = [best(paid[0]) if released and method.threshold > 0 else everything], None
+    for before, now in pairwise(paid):
+        if released:
+            steps.append(everything if alike(now, before) else best(now))
+        elif chosen_by is not None and alike(now, chosen_by):
+            steps.append(steps[-1])
+        else:
+            steps.append(best(now))
+            chosen_by = now
+    return steps
+
+
+def attended(method: DyCoke, paid: torch.Tensor) -> list[torch.Tensor]:
+    """The (B, N) entries of each step for (steps, B, N) attention."""
+    last: Attended | None = None
+    found = []
+    for now in paid:
+        grid = torch.zeros(*now.shape, 4, dtype=torch.long)
+        view = View(Site("decode", 3), now.new_zeros(*now.shape, 0), grid, {"last_attention": now})
+        last = method.attend(view, last)
+        found.append(torch.ones_like(now, dtype=bool) if last.entries is None else last.entries)
+    return found
+
+
+@pytest.mark.parametrize("reading", ["paper", "official"])
+@pytest.mark.parametrize("P", [0.05, 0.5, 0.7, 0.9, 0.95])
+def test_steps_attend_as_in_a_literal_version(reading: str, P: float):
+    method = DyCoke(reading=reading, P=P)
+    generator = torch.Generator().manual_seed(1)
+    base = torch.rand(1, 4, 30, generator=generator)
+    noise = torch.rand(12, 4, 30, generator=generator)
+    # Slow drift with a jump now and then, so that sets are kept, lost and found again.
+    jumps = (torch.rand(12, 4, 1, generator=generator) < 0.3).float()
+    paid = base + 0.5 * noise + 3 * jumps * noise.flip(2) ** 4
+    together = attended(method, paid)
+    kept, anew = 0, 0
+    for row in range(4):
+        expected = slow_steps(method, paid[:, row].tolist())
+        for step, entries in enumerate(expected):
+            assert together[step][row].nonzero()[:, 0].tolist() == entries
+        alone = attended(method, paid[:, row : row + 1])
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+        same = [a == b for a, b in pairwise(expected[1:])]
+        kept, anew = kept + sum(same), anew + len(same) - sum(same)
+    assert kept > 3
+    assert anew > 3  # both happen
+
+
+def test_the_release_prunes_at_the_first_step_and_the_paper_at_the_second():
+    paid = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.0]).expand(2, 1, 5)
+    everything, best = [True] * 5, [False, True, False, True, False]
+    steps = {
+        reading: [one[0].tolist() for one in attended(DyCoke(reading=reading, P=0.6), paid)]
+        for reading in ("paper", "official")
+    }
+    assert steps == {"paper": [everything, best], "official": [best, everything]}
+    # A cosine of 0, that of the first step, is alike enough.
+    lax = attended(DyCoke(reading="official", P=0.6, threshold=0.0), paid)
+    assert all(step.all() for step in lax)
+
+
+def test_counts_are_rounded_down_and_decimal():
+    for P, n_tokens, count in [(0.7, 10, 3), (0.9, 10, 1), (0.7, 3, 0), (0.7, 196, 58)]:
+        paid = torch.rand(2, 1, n_tokens)
+        paid[1] = paid[1].flip(1) ** 9
+        entries = attended(DyCoke(P=P, threshold=1.0), paid)[1]
+        assert int(entries.sum()) == count
+
+
+def test_steps_find_what_is_looked_at():
+    generator = torch.Generator().manual_seed(0)
+    paid = torch.rand(2, 16, 40, generator=generator)
+    planted = torch.rand(16, 40, generator=generator).argsort(dim=1) < 6
+
+    def recall(scores: torch.Tensor) -> float:
+        entries = attended(PAPER, torch.stack([paid[0], scores]))[1]
+        return float(entries[planted].float().mean())
+
+    scores = torch.where(planted, 3.0, paid[1])
+    assert recall(scores) == 1.0
+    assert recall(1 / scores) < 0.05 < 12 / 40  # chance
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_attention_that_is_not_finite_is_an_error(poison: float):
+    paid = torch.rand(2, 2, 8)
+    paid[1, 1, 3] = poison
+    with pytest.raises(MethodError, match="NaN or infinite"):
+        attended(PAPER, paid)
+
+
+# ---------------------------------------------------------------- hyper-parameters
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"l": 0}, r"method\.params\.l=0 .*; valid: 1 or more"),
+        ({"P": 1.0}, r"method\.params\.P=1\.0 .*; valid: 0 <= P < 1"),
+        ({"P": float("nan")}, r"method\.params\.P=nan"),
+        ({"P": 0.0, "temporal": False}, r"method\.params\.P=0\.0 .*; valid: above 0"),
+        ({"threshold": 1.5}, r"method\.params\.threshold=1\.5 .*; valid: a cosine, -1 to 1"),
+        ({"reading": "both"}, r"method\.params\.reading='both' must be one of paper, official"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str):
+    with pytest.raises(UserError, match=line):
+        build_method("dycoke", params)
+
+
+def test_sites_are_the_prefix_and_the_steps_from_layer_l_on():
+    assert PAPER.sites(6) == (Site("prefix"),)
+    assert PAPER.decode_site(6) == Site("decode", 3)
+    assert DECODE.sites(6) == ()
+    assert DyCoke(P=0.0).decode_site(6) is None
+    with pytest.raises(MethodError, match=r"method\.params\.l=6 .*to 5 \(the model has 6 "):
+        DyCoke(l=6).decode_site(6)
+    assert (PAPER.needs_frames(), DECODE.needs_frames()) == (True, False)
+
+
+# ---------------------------------------------------------------- on models
+
+
+@pytest.mark.parametrize("name", ["onevision_video", "llava_video"])
+def test_the_first_part_on_models(name: str):
+    check_method(name, DyCoke(P=0.0))
+
+
+#: 9 frames of 4 tokens; Qwen's 10 and 8 frames are 5 and 4 of its own.
+LONG = {
+    "onevision": Family(
+        replace(ONEVISION, video=VideoSpec(frames=9)),
+        (
+            watch("w1 w2 w3", video(0, frames=9)),
+            watch("w4", video(1, frames=12)),
+            watch("w5 w6 w7 w8 w9", video(3, frames=10, width=24)),
+        ),
+    ),
+    "qwen2": Family(
+        replace(QWEN2, video=VideoSpec(frames=10, rule="fps")),
+        (video_chat("w1 w2 w3", clip(40, 42, 56)), video_chat("w4", clip(32, 28, 42))),
+    ),
+    "qwen25": Family(
+        replace(QWEN25, video=VideoSpec(frames=10, rule="fps")),
+        (video_chat("w1 w2 w3", clip(40, 42, 56)), video_chat("w4", clip(32, 28, 42))),
+    ),
+}
+
+
+@cache
+def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
+    family = LONG.get(name) or FAMILIES[name]
+    with TemporaryDirectory() as folder:
+        saved = save_tiny(family.spec, Path(folder))
+        return load_tiny(family.spec, saved, "float64", attention)
+
+
+@pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["paper", "official"])
+@pytest.mark.parametrize("name", LONG)
+def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method: DyCoke):
+    adapter, chats = long_adapter(name), list(LONG[name].chats)
+    if name != "onevision" and method is OFFICIAL:
+        chats = chats[:1]  # the other has four frames
+    batch = kept_by(adapter, method, chats, 0.3)
+    emulated = kept_by(adapter, method, chats, 0.3, backend="emulate")
+    assert torch.equal(batch.ids, emulated.ids)
+    assert (batch.logits - emulated.logits).abs().max() < 1e-9 * emulated.logits.abs().max()
+    for row, one in enumerate(chats):
+        alone = kept_by(adapter, method, [one], 0.3)
+        assert torch.equal(batch.records[row].origin, alone.records[0].origin)
+        assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
+        assert batch.records[row].attended == alone.records[0].attended
+        inputs = adapter.encode([one])
+        layout = adapter.layout(inputs)
+        entered = {}
+
+        def look(module, args, kwargs, entered=entered):
+            entered.setdefault("tokens", kwargs["inputs_embeds"])
+
+        handle = adapter.decoder.register_forward_pre_hook(look, with_kwargs=True)
+        kept_by(adapter, build_method("none", {}), [one], 0.0)
+        handle.remove()
+        view = View(Site("prefix"), entered["tokens"][:, layout.visual[0]], layout.grid)
+        n_kept = alone.records[0].kept[0]
+        assert n_kept < layout.counts[0]
+        expected = slow_kept(view, 0, n_kept, method.reading)
+        assert alone.records[0].origin.tolist() == expected
+
+
+@pytest.mark.parametrize("reading", ["paper", "official"])
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "internvl", *LONG])
+def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str):
+    """The oracle chooses by its own attention maps and masks by hand; long answers, so that sets are used again."""
+    adapter, eager = long_adapter(name), long_adapter(name, "eager")
+    family = LONG.get(name) or FAMILIES[name]
+    temporal = name in LONG and not (reading == "official" and name != "onevision")
+    for one in family.chats:
+        inputs = adapter.encode([one])
+        method = DyCoke(temporal=temporal, l=2, P=0.6, threshold=0.8, reading=reading)
+        with Session(adapter, method, Budget("kept", 0.3)) as session:
+            got = session.generate(inputs, None, **generation(adapter, inputs, max_new_tokens=10))
+        origin = got.records[0].origin
+        seen: list[list[float]] = []
+
+        def choose(step, paid, origin=origin, seen=seen, method=method):
+            seen.append(paid[origin].tolist())
+            entries = torch.zeros(len(paid), dtype=torch.bool)
+            entries[origin[slow_steps(method, seen)[-1]]] = True
+            return entries
+
+        expected = step_logits(eager, inputs, got.ids, [(0, origin.tolist())], 2, choose)
+        # The models normalise in single precision whatever their own.
+        assert (got.logits - expected).abs().max() < 2e-6 * expected.abs().max()
+        counts = [len(entries) for entries in slow_steps(method, seen)]
+        assert got.records[0].attended == sum(counts) / len(counts)
+        assert min(counts) < len(origin) or reading == "official"
+
+
+@pytest.mark.parametrize(
+    "name", ["llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl"]
+)
+def test_the_second_part_alone_on_images(name: str):
+    adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
+    plain = kept_by(adapter, build_method("none", {}), chats, 0.0)
+    fast = kept_by(adapter, DECODE, chats, 0.0)
+    slow = kept_by(adapter, DECODE, chats, 0.0, backend="emulate")
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
+    # The prefill and the first step are those of the plain model, bit by bit; the second step is not.
+    assert torch.equal(fast.logits[:, :2], plain.logits[:, :2])
+    assert (fast.logits[:, 2] - plain.logits[:, 2]).abs().max() > 1e-3
+    released = kept_by(adapter, replace(DECODE, reading="official"), chats, 0.0)
+    assert torch.equal(released.logits[:, 0], plain.logits[:, 0])
+    assert (released.logits[:, 1] - plain.logits[:, 1]).abs().max() > 1e-3
+    for row, one in enumerate(chats):
+        alone = kept_by(adapter, DECODE, [one], 0.0)
+        record = fast.records[row]
+        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-6
+        share = math.floor(0.3 * record.visual + 1e-9)
+        assert alone.records[0].attended == record.attended == (record.visual + share) / 2
+
+
+# ---------------------------------------------------------------- runs
+
+
+def run_main(capsys, tmp_path: Path, *argv: str) -> tuple[int, str, str]:
+    import run
+
+    capsys.readouterr()
+    code = run.main([f"store={tmp_path}", "model=seedling", "benchmark=seedling_caption", *argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_model_of_images_refuses_the_first_part_before_it_is_loaded(capsys, tmp_path: Path):
+    code, _, error = run_main(capsys, tmp_path, "method=dycoke", "ratio=0.5", "limit=2")
+    assert code == 2
+    assert "method='dycoke' compares the frames of videos" in error
+    assert "model='seedling' takes images only" in error
+
+
+def test_several_beams_are_refused_before_a_model_is_loaded(capsys, tmp_path: Path):
+    argv = ("method=dycoke_decode", "limit=2", "++benchmark.generation.num_beams=2")
+    code, _, error = run_main(capsys, tmp_path, *argv)
+    assert code == 2
+    assert "generation.num_beams=2 is not supported" in error
+
+
+def test_a_row_says_what_steps_attended_to(capsys, tmp_path: Path):
+    argv = ("method=dycoke_decode", "method.params.P=0.5", "limit=2", "ratio=0.9")
+    code, out, _ = run_main(capsys, tmp_path, *argv)
+    assert code == 0
+    row = json.loads(out.splitlines()[-1])
+    assert (row["ratio"], row["extra"]["sites"]) == (0.0, [])
+    visual = row["tokens"]["visual"]
+    assert row["tokens"]["kept_final"] == visual
+    assert visual / 2 < row["extra"]["decode_attended"] < visual
+    assert "temporal=False" in row["extra"]["label"]

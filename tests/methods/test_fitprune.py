@@ -1,0 +1,280 @@
+"""FitPrune: its score, its family of schedules, its scheme in a run, budgets, and itself on models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.artifacts import files as artifacts
+from harness.artifacts.schemes import save_scheme, scheme_artifact, with_scheme
+from harness.budget import Budget, BudgetError
+from harness.catalogue import build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.engine.session import Session
+from harness.errors import UserError
+from harness.measure.schedule import achieved
+from harness.running.preflight import Job, check
+from harness.specs import RunSpec
+from methods.base import MethodError, Site
+from methods.fastv import FastV
+from methods.fitprune import FitPrune
+from tests.families import FAMILIES
+from tests.methods.cases import make_view, replaced
+from tests.methods.engine import OTHERS, check_method
+from tests.methods.runs import adapter_of, kept_by, recall
+
+#: Four sites, as the tiny models have.
+SCHEME = ((0.9, 0.8, 0.8, 0.7), (0.6, 0.5, 0.3, 0.2), (0.3, 0.1, 0.1, 0.05))
+METHOD = FitPrune(SCHEME)
+SQUARE = [((0, 0, 12, 12),)]
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    command = read_command(overrides)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def run_of(*overrides: str) -> Job:
+    return check(spec_of("method=fitprune", *overrides), Digests())
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize("keep", [1, 2, 17, 143, 144])
+def test_keeps_the_highest_products(keep: int):
+    view = make_view(FitPrune(), SQUARE * 3, seed=keep)
+    kept = FitPrune().plan(view, keep).kept
+    for row in range(3):
+        words, image = (
+            view.signals[key][row].tolist() for key in ("text_received_max", "visual_received_max")
+        )
+        scores = (torch.tensor(words) * torch.tensor(image)).tolist()
+        wanted = sorted(range(144), key=lambda j: (-scores[j], j))[:keep]
+        assert kept[row].tolist() == sorted(wanted)
+
+
+def test_a_worked_example():
+    """Token 0 is loved by words alone, token 3 by the image alone; the middle ones are liked by both."""
+    view = make_view(FitPrune(), [((0, 0, 1, 4),)])
+    view = replaced(
+        view,
+        text_received_max=torch.tensor([[0.9, 0.5, 0.4, 0.1]]),
+        visual_received_max=torch.tensor([[0.1, 0.4, 0.5, 0.9]]),
+    )
+    assert FitPrune().plan(view, 2).kept.tolist() == [[1, 2]]
+    assert FitPrune().plan(view, 3).kept.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("signal", ["text_received_max", "visual_received_max"])
+def test_what_is_planted_in_either_attention_is_found(signal: str):
+    view = make_view(FitPrune(), SQUARE * 16)
+    flat = {key: torch.ones(16, 144) for key in ("text_received_max", "visual_received_max")}
+    found, floor, canary = recall(
+        FitPrune(), 144, lambda scores: replaced(view, **{**flat, signal: scores})
+    )
+    assert found == 1
+    assert canary < floor
+
+
+def test_a_prompt_without_words_behind_the_image_is_refused():
+    view = make_view(FitPrune(), SQUARE)
+    with pytest.raises(MethodError, match="words behind the image"):
+        FitPrune().plan(replaced(view, text_positions=torch.arange(3)[None]), 12)
+
+
+# ---------------------------------------------------------------- schedules
+
+
+def test_sites_are_before_every_layer_but_the_first():
+    assert FitPrune().sites(4) == (Site("layer", 1), Site("layer", 2), Site("layer", 3))
+    assert {need.signal for need in METHOD.needs(Site("layer", 1))} == {
+        "text_received_max",
+        "visual_received_max",
+        "text_positions",
+        "visual_positions",
+    }
+    assert len(METHOD.needs(Site("layer", 2))) == 2
+
+
+def test_rows_stand_at_evenly_spaced_alphas_and_shares_between_them_are_linear():
+    for alpha, row in zip((0.0, 0.25, 0.5, 0.75), ((1.0,) * 4, *SCHEME), strict=True):
+        assert METHOD.fractions(1 - alpha, 4) == pytest.approx(row)
+    assert METHOD.fractions(0.375, 4) == pytest.approx((0.45, 0.3, 0.2, 0.125))
+    assert METHOD.fractions(0.125, 4) == pytest.approx((0.15, 0.05, 0.05, 0.025))
+    assert max(METHOD.fractions(1e-9, 4)) < 1e-8
+
+
+def test_schedules_fall_from_site_to_site_and_grow_with_the_share():
+    schedules = [METHOD.fractions(step / 200, 4) for step in range(1, 201)]
+    for schedule in schedules:
+        assert list(schedule) == sorted(schedule, reverse=True)
+    for lower, higher in pairwise(schedules):
+        assert all(a < b for a, b in zip(lower, higher, strict=True))
+
+
+@pytest.mark.parametrize("rule", ["kept", "average", "flops"])
+def test_every_budget_is_met_to_less_than_a_token(rule: str):
+    facts = spec_of("model=llava15_7b").model.facts
+    rows = tuple(
+        tuple((1 - alpha) ** (2 + 6 * site / 31) for site in range(31))
+        for alpha in (0.25, 0.5, 0.75)
+    )
+    method = FitPrune(rows)
+    before: tuple[int, ...] = (576,) * 31
+    for ratio in (0.1, 1 / 3, 2 / 3, 7 / 9, 8 / 9, 0.95):
+        kept = Budget(rule, ratio).keep(method, facts, 576, 40)
+        assert list(kept) == sorted(kept, reverse=True)
+        assert all(a <= b for a, b in zip(kept, before, strict=True))
+        got = getattr(achieved(method, facts, 576, 40, kept), rule)
+        assert abs(got - (1 - ratio) * 576) < 1
+        before = kept
+    if rule == "average":  # layer 0 sees every token
+        with pytest.raises(BudgetError, match=r"reaches 0 <= ratio < 0\.96"):
+            Budget(rule, 0.97).keep(method, facts, 576, 40)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "row"),
+    [
+        (((),), 0),
+        (((0.5, 0.6),), 0),
+        (((1.1, 0.6),), 0),
+        (((0.5, -0.1),), 0),
+        (((0.5, float("nan")),), 0),
+        (((0.5, 0.4), (0.5, 0.45)), 1),
+        (((0.5, 0.4), (0.3,)), 1),
+    ],
+)
+def test_a_scheme_that_rises_or_has_holes_names_the_row(scheme: tuple, row: int):
+    with pytest.raises(MethodError, match=rf"method\.params\.scheme\[{row}\]=.*never rise"):
+        FitPrune(scheme)
+
+
+def test_a_scheme_must_fit_the_model():
+    with pytest.raises(MethodError, match=r"method\.params\.scheme\[0\]=.*valid: 5 shares \(.*6 "):
+        METHOD.sites(6)
+    with pytest.raises(MethodError, match=r"method\.params\.scheme=\(\).*harness\.calibrate"):
+        FitPrune().fractions(0.5, 4)
+    assert build_method("fitprune", {"scheme": [[0.5, 0.25]]}) == FitPrune(((0.5, 0.25),))
+    with pytest.raises(UserError, match=r"method\.params\.scheme\[0\]\[1\]='x' must be a number"):
+        build_method("fitprune", {"scheme": [[0.5, "x"]]})
+
+
+# ---------------------------------------------------------------- the scheme in a run
+
+
+def test_a_run_finds_the_shipped_scheme_and_carries_it_in_its_key():
+    job = run_of("ratio=0.6")
+    assert isinstance(job.method, FitPrune)
+    assert {len(row) for row in job.method.scheme} == {5}
+    assert job.parts["settings"]["method"]["params"]["scheme"] == list(map(list, job.method.scheme))
+    row = "method.params.scheme=[[0.9,0.8,0.7,0.6,0.5]]"
+    given = run_of("ratio=0.6", row)
+    assert given.method == FitPrune(((0.9, 0.8, 0.7, 0.6, 0.5),))
+    assert given.key != job.key
+
+
+def test_every_shipped_model_has_a_scheme_of_its_own():
+    schemes = [
+        with_scheme(spec_of(f"model={name}").model, FitPrune(), "fitprune")
+        for name in ("seedling", "seedling_full", "seedling_draft")
+    ]
+    assert len(set(schemes)) == 3
+
+
+def test_a_scheme_comes_back_as_it_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
+    model = spec_of().model
+    command = r"python -m harness\.calibrate method=fitprune model=seedling"
+    with pytest.raises(UserError, match=rf"'seedling' has no fitted scheme; run: {command}$"):
+        with_scheme(model, FitPrune(), "fitprune")
+    scheme = ((0.9, 0.8, 0.7, 0.6, 0.123457), (0.5, 0.4, 0.3, 0.2, 0.1))
+    path = save_scheme(model, scheme, {"images": 2, "prompt": "w"})
+    assert path == scheme_artifact(model).path
+    assert with_scheme(model, FitPrune(), "fitprune") == FitPrune(scheme)
+    described = json.loads(path.with_suffix(".json").read_text())
+    assert (described["model"], described["alphas"], described["dtype"]) == (
+        "seedling",
+        2,
+        "float32",
+    )
+    kept = FitPrune(((0.4,) * 5,))
+    assert with_scheme(model, kept, "fitprune") is kept
+    other = FastV()
+    assert with_scheme(model, other, "fastv") is other
+    path.with_suffix(".json").write_text("{}")
+    with pytest.raises(UserError, match=r"fitted scheme seedling_fitprune\.safetensors has no"):
+        with_scheme(model, FitPrune(), "fitprune")
+
+
+@pytest.mark.parametrize("scheme", [((0.5, 0.4),), ((0.5, 0.6, 0.4, 0.3, 0.2),)])
+def test_a_stored_scheme_that_is_none_is_one_line(
+    scheme: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
+    model = spec_of().model
+    save_scheme(model, scheme, {})
+    with pytest.raises(UserError, match="holds no scheme for this model; run: python") as caught:
+        with_scheme(model, FitPrune(), "fitprune")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_model_asks_for_images_of_its_own():
+    model = replace(spec_of("model=llava15_7b").model, name="nowhere")
+    with pytest.raises(UserError, match=r"model=nowhere images_dir=<folder of images>$"):
+        with_scheme(model, FitPrune(), "fitprune")
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_on_models(name: str):
+    check_method(name, METHOD)
+
+
+@pytest.mark.parametrize("rule", ["average", "flops"])
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_5_vl"])
+def test_budgets_are_met_on_models(name: str, rule: str):
+    adapter, budget = adapter_of(name), Budget(rule, 0.5)
+    inputs = adapter.encode(list(FAMILIES[name].chats))
+    with Session(adapter, METHOD, budget) as session:
+        records = session.generate(inputs, max_new_tokens=1, do_sample=False).records
+    for record in records:
+        got = budget.verify(METHOD, adapter.facts, record)
+        assert abs(getattr(got, rule) - record.visual / 2) < 1
+
+
+@pytest.mark.parametrize("name", ["llava", "onevision_video"])
+def test_each_layer_keeps_the_best_of_what_its_own_attention_saw(name: str):
+    adapter, seen = adapter_of(name), []
+
+    class Watched(FitPrune):
+        def plan(self, view, keep):
+            plan = super().plan(view, keep)
+            seen.append((view, keep, plan))
+            return plan
+
+    record = kept_by(adapter, Watched(SCHEME), list(FAMILIES[name].chats)[:1], 0.6).records[0]
+    assert record.kept == tuple(keep for _, keep, _ in seen)
+    assert len(set(record.kept)) > 1
+    left = list(range(record.visual))
+    for view, keep, _ in seen:
+        assert view.tokens.shape[1] == len(left)
+        scores = view.signals["text_received_max"][0] * view.signals["visual_received_max"][0]
+        order = sorted(range(len(left)), key=lambda i: (-float(scores[i]), i))
+        left = sorted(left[i] for i in order[:keep])
+    assert record.origin.tolist() == left

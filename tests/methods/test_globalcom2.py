@@ -1,0 +1,200 @@
+"""GlobalCom2 against a slow version of both readings, by hand, and through the engine on real packing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from methods.base import MethodError, Need, Site, View
+from methods.globalcom2 import GlobalCom2
+from methods.select.crops import Crops, Regions
+from tests.families import FAMILIES
+from tests.methods.crop_views import (
+    ROWS,
+    best,
+    cropped,
+    groups,
+    joined,
+    over_crop,
+    slow_apportion,
+    slow_sampled,
+)
+from tests.methods.runs import adapter_of, check_on_engine, kept_by, recall, views_of
+from tests.tiny import Recorder
+
+OFFICIAL, PAPER = GlobalCom2(), GlobalCom2(scores="attention", normalise=False)
+READINGS = [OFFICIAL, PAPER, GlobalCom2(tau=0.5, alpha=0.8), GlobalCom2(tau=0.1, normalise=False)]
+
+
+def key_of(method: GlobalCom2) -> str:
+    return "cls_logits@-1" if method.scores == "logits" else "cls_attention"
+
+
+def view_of(method, grid, tile, scores):
+    signals = {key_of(method): scores, "tile": tile}
+    return View(Site("prefix"), torch.zeros(*grid.shape[:2], 2), grid, signals)
+
+
+def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list[int]:
+    grid, tile = view.grid[row], view.signals["tile"][row]
+    scores = view.signals[key_of(method)][row].float()
+    found = groups(grid, tile)
+    sampled = slow_sampled(grid, scores)
+    weights, combined = [], torch.zeros(len(grid))
+    for (image, crop), tokens in found.items():
+        mine = {key: part for key, part in found.items() if key[0] == image}
+        local, seen = scores[tokens], sampled[tokens]
+        if method.normalise:
+            local, seen = local / local.norm(), seen / seen.norm()
+        combined[tokens] = method.alpha * seen + (1 - method.alpha) * local
+        if crop == 0:
+            weights.append(float(len(tokens)))
+            continue
+        importance = {key: 0.0 for key in mine if key[1] > 0}
+        for token in mine[image, 0]:
+            importance[over_crop(grid, tile, token)] += float(scores[token])
+        powers = {key: math.exp(value / method.tau) for key, value in importance.items()}
+        parts = {
+            key: len(mine[key]) * (1 + power / sum(powers.values()) - 1 / len(powers))
+            for key, power in powers.items()
+        }
+        cropped_tokens = sum(len(mine[key]) for key in parts)
+        weights.append(cropped_tokens * parts[image, crop] / sum(parts.values()))
+    quotas = slow_apportion(weights, [len(tokens) for tokens in found.values()], keep)
+    pairs = zip(found.values(), quotas, strict=True)
+    return sorted(token for tokens, quota in pairs for token in best(combined, tokens, quota))
+
+
+@pytest.mark.parametrize("method", READINGS, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_slow_one(name: str, method: GlobalCom2):
+    grid, tile = ROWS[name]
+    scores = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(0))
+    view = view_of(method, grid, tile, scores)
+    for keep in (1, 5, 11, grid.shape[1] // 2, grid.shape[1] - 1, grid.shape[1]):
+        assert method.plan(view, keep).kept[0].tolist() == slow_globalcom2(method, view, 0, keep)
+
+
+def test_shares_by_hand():
+    """Two crops whose importances differ by tau ln 3: sigma is 3/4 and 1/4, so r is 1.25 R and 0.75 R."""
+    grid, tile = ROWS["wide"]
+    scores = torch.zeros(1, 48)
+    scores[0, :16] = torch.tensor([10 * math.log(3) / 8] * 2 + [0.0] * 2).repeat(4)
+    scores[0, 16:] = torch.rand(32, generator=torch.Generator().manual_seed(1))
+    crops = Crops.of(grid, tile)
+    adjustment = OFFICIAL.adjustment(crops, Regions.of(crops), scores)
+    assert adjustment[0, 1:3].tolist() == pytest.approx([1.25, 0.75])
+    kept = OFFICIAL.plan(view_of(OFFICIAL, grid, tile, scores), 24).kept[0]
+    assert tile[0, kept].bincount().tolist() == [8, 10, 6]
+
+
+def test_attention_deals_out_evenly_and_logits_do_not():
+    """Attention sums to 1 over a view: divided by 10 it says nothing."""
+    grid, tile = joined(cropped(12, (2, 2)))
+    logits = torch.zeros(1, grid.shape[1])
+    logits[0, :72] = 0.3
+    attention = logits.softmax(1)
+    shares = []
+    for method, scores in ((OFFICIAL, logits), (PAPER, attention)):
+        crops = Crops.of(grid, tile)
+        adjustment = method.adjustment(crops, Regions.of(crops), scores)[0, 1:5]
+        shares.append(float(adjustment.max() - adjustment.min()))
+    assert shares[0] > 0.1
+    assert shares[1] < 0.02
+
+
+def test_one_view_is_the_best_of_it():
+    grid, tile = joined(cropped(6))
+    scores = torch.randn(1, 36, generator=torch.Generator().manual_seed(3))
+    for method in READINGS:
+        kept = method.plan(view_of(method, grid, tile, scores), 9).kept
+        assert torch.equal(kept, scores.topk(9).indices.sort().values)
+
+
+@pytest.mark.parametrize("method", [GlobalCom2(alpha=0), GlobalCom2(alpha=0.2)], ids=str)
+def test_finds_what_was_planted(method: GlobalCom2):
+    def view(scores):
+        grid, tile = (part.expand(len(scores), *part.shape[1:]) for part in ROWS["square"])
+        return view_of(method, grid, tile, scores)
+
+    found, floor, canary = recall(method, 80, view)
+    assert found > 0.9  # several may lie in one crop
+    assert canary < floor
+
+
+def test_the_global_view_finds_tokens_in_its_crops():
+    """With alpha=1 a bright cell of the global view is what is kept of the crop below it."""
+    grid, tile = ROWS["square"]
+    scores = torch.rand(1, 80, generator=torch.Generator().manual_seed(4)) * 0.1
+    scores[0, 0] = 5  # the upper left cell: rows and columns 0 and 1 of the plane
+    method = GlobalCom2(alpha=1)
+    kept = method.plan(view_of(method, grid, tile, scores), 20).kept[0]
+    best_crop = grid[0, kept[tile[0, kept] == 1]]
+    assert len(best_crop) == 4
+    assert best_crop[:, 2:].max() <= 1
+
+
+def test_values_out_of_range_name_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.tau=0"):
+        GlobalCom2(tau=0)
+    with pytest.raises(MethodError, match=r"method\.params\.alpha=-1"):
+        GlobalCom2(alpha=-1)
+    with pytest.raises(MethodError, match=r"method\.params\.scores='keys'.*logits, attention"):
+        GlobalCom2(scores="keys")
+
+
+@pytest.mark.parametrize("method", [OFFICIAL, PAPER], ids=str)
+@pytest.mark.parametrize(
+    "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl"]
+)
+def test_on_models(name: str, method: GlobalCom2):
+    check_on_engine(name, method, slow_globalcom2)
+
+
+def test_crops_that_are_not_stitched_are_refused():
+    with pytest.raises(MethodError, match="does not stitch"):
+        kept_by(adapter_of("internvl"), OFFICIAL, FAMILIES["internvl"].chats, 0.5)
+
+
+# ---------------------------------------------------------------- the signal
+
+
+@pytest.mark.parametrize("layer", [None, 0, -1])
+@pytest.mark.parametrize("name", ["llava", "onevision_image"])
+def test_logits_are_scaled_products_of_queries_and_keys(name: str, layer: int | None):
+    """From the layer's own projections: the class token's row, or the mean of all rows where there is none."""
+    adapter = adapter_of(name)
+    module, captured = adapter.tower_attention(layer), {}
+    taken = module.q_proj.register_forward_pre_hook(
+        lambda module, args: captured.update(hidden=args[0])
+    )
+    recorder = Recorder(
+        (Site("prefix"),), (Need("cls_logits", layer), Need("cls_attention", layer))
+    )
+    kept_by(adapter, recorder, FAMILIES[name].chats[:1], 0.0)
+    taken.remove()
+    heads = (*captured["hidden"].shape[:2], 4, 8)
+    with torch.inference_mode():
+        query = module.q_proj(captured["hidden"]).view(heads).transpose(1, 2)
+        key = module.k_proj(captured["hidden"]).view(heads).transpose(1, 2)
+    logits = query @ key.transpose(2, 3) * 8**-0.5
+    by_token = adapter.facts.class_attention == "token"
+    expected = logits.mean(1)[:, 0, 1:] if by_token else logits.mean((1, 2))
+    (view,) = recorder.views
+    whole = view.grid[0, :, 1] == 0
+    got = view.signals[Need("cls_logits", layer).key][0, whole]
+    assert (got - expected[0]).abs().max() < 1e-6
+    assert (got - view.signals[Need("cls_attention", layer).key][0, whole]).abs().max() > 1e-3
+    assert got.dtype == torch.float64  # at least single precision
+
+
+def test_only_logits_are_asked_for_where_logits_are_meant():
+    keys = {method.scores: [n.key for n in method.needs(Site("prefix"))] for method in READINGS[:2]}
+    assert keys == {
+        "logits": ["cls_logits@-1", "tile"],
+        "attention": ["cls_attention", "tile"],
+    }
+    (view,) = views_of(adapter_of("llava_next"), OFFICIAL, FAMILIES["llava_next"].chats[:1])
+    assert set(view.signals) == {"cls_logits@-1", "tile"}

@@ -1,0 +1,145 @@
+"""HiRED against a slow version of both readings, by hand, and through the engine on real packing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.errors import UserError
+from methods.base import MethodError, Site, View
+from methods.hired import HiRED
+from tests.families import FAMILIES
+from tests.methods.crop_views import ROWS, best, cropped, groups, joined, over_crop, slow_apportion
+from tests.methods.runs import adapter_of, check_on_engine, kept_by, recall, views_of
+
+READINGS = [HiRED(), HiRED(alpha=0.2), HiRED(budget="stripes"), HiRED(alpha=0.3, budget="stripes")]
+
+
+def view_of(grid, tile, first, last):
+    signals = {"cls_attention@0": first, "cls_attention": last, "tile": tile}
+    return View(Site("prefix"), torch.zeros(*grid.shape[:2], 2), grid, signals)
+
+
+def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
+    grid, tile = view.grid[row], view.signals["tile"][row]
+    first, last = view.signals["cls_attention@0"][row], view.signals["cls_attention"][row]
+    found = groups(grid, tile)
+    weights = []
+    for image, crop in found:
+        mine = {key: tokens for key, tokens in found.items() if key[0] == image}
+        whole, tokens = mine[image, 0], sum(map(len, mine.values()))
+        if len(mine) == 1:
+            weights.append(float(tokens))
+            continue
+        if crop == 0:
+            weights.append(method.alpha * tokens)
+            continue
+        importance = dict.fromkeys(mine, 0.0)
+        if method.budget == "mass":
+            for token in whole:
+                importance[over_crop(grid, tile, token)] += float(first[token])
+        else:
+            counted = best(first, whole, int(len(whole) * (1 - method.alpha) + 1e-9))
+            others = [key for key in mine if key[1] > 0]
+            for place, token in enumerate(whole):
+                importance[others[place * len(others) // len(whole)]] += token in counted
+        total = sum(importance.values())
+        weights.append((1 - method.alpha) * tokens * importance[image, crop] / total)
+    quotas = slow_apportion(weights, [len(tokens) for tokens in found.values()], keep)
+    kept = [best(last, tokens, quota) for tokens, quota in zip(found.values(), quotas, strict=True)]
+    return sorted(token for part in kept for token in part)
+
+
+@pytest.mark.parametrize("method", READINGS, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_slow_one(name: str, method: HiRED):
+    grid, tile = ROWS[name]
+    generator = torch.Generator().manual_seed(0)
+    first, last = torch.rand(2, *grid.shape[:2], generator=generator)
+    view = view_of(grid, tile, first.pow(3), last)
+    for keep in (1, 5, 11, grid.shape[1] // 2, grid.shape[1] - 1, grid.shape[1]):
+        assert method.plan(view, keep).kept[0].tolist() == slow_hired(method, view, 0, keep)
+
+
+def test_budgets_by_hand():
+    """Two crops: the left half of the global view holds three quarters of the first layer's attention."""
+    grid, tile = ROWS["wide"]
+    first = torch.zeros(1, 48)
+    first[0, :16] = torch.tensor([3.0, 3, 1, 1]).repeat(4)
+    last = torch.rand(1, 48, generator=torch.Generator().manual_seed(2))
+    kept = HiRED().plan(view_of(grid, tile, first, last), 16).kept[0]
+    assert tile[0, kept].bincount().tolist() == [8, 6, 2]
+    # Of the 8 highest, 4 lie in the upper and 4 in the lower run: stripes see no difference.
+    kept = HiRED(budget="stripes").plan(view_of(grid, tile, first, last), 16).kept[0]
+    assert tile[0, kept].bincount().tolist() == [8, 4, 4]
+
+
+def test_a_full_view_passes_on_what_it_cannot_take():
+    grid, tile = ROWS["wide"]
+    first, last = torch.ones(2, 1, 48)
+    kept = HiRED(alpha=0.9).plan(view_of(grid, tile, first, last), 24).kept[0]
+    assert tile[0, kept].bincount().tolist() == [16, 4, 4]
+
+
+def test_one_view_is_the_best_of_it():
+    grid, tile = joined(cropped(6))
+    first, last = torch.rand(2, 1, 36, generator=torch.Generator().manual_seed(3))
+    for method in READINGS:
+        kept = method.plan(view_of(grid, tile, first, last), 9).kept
+        assert torch.equal(kept, last.topk(9).indices.sort().values)
+
+
+def test_finds_what_was_planted():
+    def view(scores):
+        grid, tile = (part.expand(len(scores), *part.shape[1:]) for part in ROWS["square"])
+        first = torch.rand(scores.shape, generator=torch.Generator().manual_seed(4))
+        return view_of(grid, tile, first, scores)
+
+    found, floor, canary = recall(HiRED(), 80, view)
+    assert found > 0.9  # several may lie in one crop, whose quota is about two
+    assert canary < floor
+
+
+def test_values_out_of_range_name_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.alpha=1\.5"):
+        HiRED(alpha=1.5)
+    with pytest.raises(MethodError, match=r"method\.params\.budget='area'.*mass, stripes"):
+        HiRED(budget="area")
+
+
+@pytest.mark.parametrize("method", READINGS[::2], ids=str)
+@pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image", "onevision_video"])
+def test_on_models(name: str, method: HiRED):
+    check_on_engine(name, method, slow_hired)
+
+
+def test_the_first_layer_is_the_towers_first():
+    """The two attention signals differ, and the first one is that of layer 0."""
+    name, captured = "llava_next", {}
+    adapter = adapter_of(name)
+    (view,) = views_of(adapter, HiRED(), FAMILIES[name].chats[:1])
+    assert not torch.allclose(view.signals["cls_attention@0"], view.signals["cls_attention"])
+    module = adapter.tower_attention(0)
+    taken = module.q_proj.register_forward_pre_hook(
+        lambda module, args: captured.update(hidden=args[0])
+    )
+    kept_by(adapter, HiRED(), FAMILIES[name].chats[:1], 0.5)
+    taken.remove()
+    hidden = captured["hidden"]
+    heads = (*hidden.shape[:2], 4, 8)
+    with torch.inference_mode():
+        query = module.q_proj(hidden).view(heads).transpose(1, 2)[:, :, :1]
+        key = module.k_proj(hidden).view(heads).transpose(1, 2)
+    attention = (query @ key.transpose(2, 3) * 8**-0.5).softmax(-1).mean(1)[:, 0, 1:]
+    whole = view.grid[0, :, 1] == 0
+    assert torch.allclose(view.signals["cls_attention@0"][0, whole], attention[0], atol=1e-6)
+
+
+def test_a_tower_whose_first_layer_sees_windows_is_refused():
+    with pytest.raises(UserError, match=r"tower layer 0 .* valid: "):
+        kept_by(adapter_of("qwen2_5_vl"), HiRED(), FAMILIES["qwen2_5_vl"].chats, 0.5)
+
+
+def test_crops_that_are_not_stitched_are_refused():
+    with pytest.raises(MethodError, match="does not stitch"):
+        kept_by(adapter_of("internvl"), HiRED(), FAMILIES["internvl"].chats, 0.5)

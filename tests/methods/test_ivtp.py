@@ -1,0 +1,345 @@
+"""IVTP: where its groups end, what it keeps in the tower and in the decoder, and what the words count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from methods.base import MethodError, Need, Plan, Site, View
+from methods.ivtp import IVTP
+from tests.families import FAMILIES
+from tests.methods.cases import make_view, replaced
+from tests.methods.runs import adapter_of, kept_by, recall
+from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.tiny import CHATS, DEPTH, load_llava, save_llava
+
+SQUARE = [((0, 0, 12, 12),)]
+INSIDE = Site("layer", 3)
+
+
+def inside(tilings=SQUARE, seed: int = 0) -> View:
+    """A view in the decoder: 144 visual tokens behind three words, and six words behind them."""
+    return make_view(IVTP(), tilings, seed, INSIDE)
+
+
+# ---------------------------------------------------------------- sites and schedule
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ends"),
+    [(23, [2, 5, 8, 11, 14, 17, 20]), (24, [2, 5, 8, 11, 14, 17, 20, 23]), (3, [2]), (2, [1])],
+)
+def test_groups_of_the_tower(blocks: int, ends: list[int]):
+    assert IVTP().tower_sites(blocks) == tuple(Site("tower", end) for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers"),
+    [
+        (32, [3, 6, 9, 12]),
+        (40, [3, 6, 9, 12]),
+        (28, [3, 5, 8, 11]),
+        (12, [1, 2, 3, 5]),
+        (6, [1, 2, 3, 4]),
+        (3, [1, 2]),
+        (2, [1]),
+    ],
+)
+def test_groups_of_the_decoder(depth: int, layers: list[int]):
+    assert IVTP().sites(depth) == tuple(Site("layer", layer) for layer in layers)
+
+
+def test_groups_may_be_set():
+    method = IVTP(group=2, layers=7, depth=24)
+    assert [site.layer for site in method.tower_sites(5)] == [1, 3]
+    assert [site.layer for site in method.sites(24)] == [2, 4, 6]
+    assert len(method.fractions(0.5, 5)) == 5
+
+
+def test_equal_ratios_down_to_the_root_and_from_there_on():
+    shares = IVTP().fractions(1 / 16, 7 + 4)
+    ratios = [a / b for a, b in pairwise((1, *shares))]
+    assert shares[6] == pytest.approx(1 / 4)
+    assert ratios[:7] == pytest.approx([4 ** (1 / 7)] * 7)
+    assert shares[7:] == pytest.approx((2**-2.5, 2**-3, 2**-3.5, 2**-4))
+    # A shallow decoder has fewer sites, and the tower one at least.
+    assert IVTP().fractions(1 / 16, 3) == pytest.approx((1 / 4, 1 / 8, 1 / 16))
+    assert IVTP().fractions(1 / 16, 1) == pytest.approx((1 / 16,))
+
+
+@pytest.mark.parametrize("n_sites", [1, 2, 3, 5, 11])
+def test_schedules_fall_and_grow_with_the_share(n_sites: int):
+    schedules = [IVTP().fractions(share, n_sites) for share in (2.0**-200, 0.1, 0.5, 1.0)]
+    assert schedules[-1] == (1,) * n_sites
+    for schedule in schedules:
+        assert all(a >= b for a, b in pairwise((1, *schedule)))
+    for lower, higher in pairwise(schedules):
+        assert all(a < b for a, b in zip(lower, higher, strict=True))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.889])
+def test_llava_meets_its_budget(ratio: float):
+    command = read_command(["model=llava15_7b"])
+    assert command is not None
+    facts = build_spec(command.cells[0]).model.facts
+    kept = Budget("kept", ratio).keep(IVTP(), facts, 576, 32)
+    assert len(kept) == 7 + 4
+    assert kept[-1] == round(576 * (1 - ratio))
+    assert kept[6] == pytest.approx(576 * math.sqrt(1 - ratio), abs=1)
+
+
+def test_what_is_out_of_range_names_the_key():
+    for key, params in (
+        ("group", {"group": 0}),
+        ("layers", {"layers": 2}),
+        ("depth", {"depth": 12}),
+    ):
+        with pytest.raises(MethodError, match=rf"method\.params\.{key}="):
+            IVTP(**params)
+    with pytest.raises(MethodError, match=r"method\.params\.layers=12 .*one decoder layer"):
+        IVTP().sites(1)
+
+
+# ---------------------------------------------------------------- tower
+
+
+def test_the_tower_keeps_the_highest():
+    view = make_view(IVTP(), SQUARE * 2)
+    assert set(view.signals) == {"rollout"}
+    kept = IVTP().plan(view, 20)
+    assert kept.merge is None
+    for row, scores in enumerate(view.signals["rollout"].tolist()):
+        best = sorted(range(144), key=lambda i: (-scores[i], i))[:20]
+        assert kept.kept[row].tolist() == sorted(best)
+
+
+def test_the_tower_finds_what_was_planted():
+    view = make_view(IVTP(), SQUARE * 16)
+    found, floor, canary = recall(IVTP(), 144, lambda scores: replaced(view, rollout=scores))
+    assert found == 1
+    assert canary < floor
+
+
+# ---------------------------------------------------------------- decoder
+
+
+def slow_scores(view: View, row: int) -> list[float]:
+    """Word by word, in Python floats."""
+    tokens = view.tokens[row].tolist()
+    n, width = len(tokens), len(tokens[0])
+    image = [sum(token[axis] for token in tokens) / n for axis in range(width)]
+    words = view.signals["text_states"][row].tolist()
+    places = view.signals["text_positions"][row].tolist()
+    last = max(view.signals["all_positions"][row].tolist())
+    weight = {}
+    for t, word in enumerate(words):
+        if places[t] > last:
+            dot = sum(a * b for a, b in zip(word, image, strict=True))
+            lengths = math.hypot(*word) * math.hypot(*image)
+            weight[t] = math.exp(dot / lengths)
+    total = sum(weight.values())
+    rows = view.signals["text_rollout"][row].tolist()
+    return [sum(weight[t] / total * rows[t][j] for t in weight) for j in range(n)]
+
+
+@pytest.mark.parametrize("keep", [1, 20, 143, 144])
+def test_the_decoder_equals_the_slow_one(keep: int):
+    view = inside(SQUARE * 3, seed=keep)
+    plan = IVTP().plan(view, keep)
+    plan.check(144, keep)
+    for row in range(3):
+        scores = slow_scores(view, row)
+        best = sorted(range(144), key=lambda i: (-scores[i], i))[:keep]
+        assert plan.kept[row].tolist() == sorted(best)
+
+
+def test_weights_of_words_by_hand():
+    """Two words behind the image, one as the mean of its tokens, one its opposite: e to e^-1; the third is padding."""
+    tokens = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
+    signals = {
+        "text_states": torch.tensor([[[9.0, 9.0], [3.0, 3.0], [-1.0, -1.0], [0.0, 0.0]]]),
+        "text_positions": torch.tensor([[0, 3, 4, -1]]),
+        "all_positions": torch.tensor([[1, 2]]),
+        "text_rollout": torch.tensor([[[0.0, 0.0], [0.2, 0.1], [0.1, 0.3], [0.0, 0.0]]]),
+    }
+    view = View(INSIDE, tokens, torch.zeros(1, 2, 4, dtype=torch.long), signals)
+    high = math.e / (math.e + 1 / math.e)
+    assert IVTP().weights(view)[0].tolist() == pytest.approx([0, high, 1 - high, 0])
+    assert IVTP().plan(view, 1).kept.tolist() == [[0]]  # 0.188 to 0.124
+    even = replaced(view, text_states=signals["text_states"].abs())
+    assert IVTP().weights(even)[0].tolist() == pytest.approx([0, 0.5, 0.5, 0])
+    assert IVTP().plan(even, 1).kept.tolist() == [[1]]  # 0.15 to 0.2
+
+
+def test_words_before_the_image_do_not_count():
+    view = inside()
+    changed = {key: view.signals[key].clone() for key in ("text_states", "text_rollout")}
+    changed["text_states"][:, :3] = 100 * view.tokens.mean(dim=1, keepdim=True)
+    changed["text_rollout"][:, :3] = 100 * torch.rand(3, 144)
+    kept = IVTP().plan(view, 20).kept
+    assert torch.equal(IVTP().plan(replaced(view, **changed), 20).kept, kept)
+
+
+def test_a_prompt_without_words_is_refused():
+    view = inside()
+    words = view.signals["text_positions"].clamp(max=2)
+    with pytest.raises(MethodError, match="words behind the image"):
+        IVTP().plan(replaced(view, text_positions=words), 20)
+
+
+def of_one_word(view: View, scores: Tensor, like: float) -> View:
+    """The planted scores as the rollout of a word that is `like` times the mean visual state; other words see noise."""
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.rand(16, 9, 144, generator=generator)
+    states = -like * view.tokens.mean(dim=1, keepdim=True).repeat(1, 9, 1)
+    rows[:, 5], states[:, 5] = scores, -states[:, 5]
+    return replaced(view, text_rollout=rows, text_states=states)
+
+
+def test_the_decoder_finds_what_a_relevant_word_sees():
+    view = inside(SQUARE * 16)
+    found, floor, canary = recall(IVTP(), 144, lambda scores: of_one_word(view, scores, 1.0))
+    assert found == 1
+    assert canary < floor
+
+
+def test_a_word_that_is_like_the_image_counts_for_more():
+    view = inside(SQUARE * 16)
+
+    def share(like: float) -> float:
+        return float(IVTP().weights(of_one_word(view, torch.zeros(16, 144), like))[:, 5].mean())
+
+    assert share(1.0) == pytest.approx(math.e / (math.e + 5 / math.e), abs=1e-3)
+    assert share(-1.0) == pytest.approx(1 / (1 + 5 * math.e**2), abs=1e-3)
+
+
+def test_rows_alone_are_rows_of_a_batch():
+    view = inside(SQUARE * 3)
+    kept = IVTP().plan(view, 31).kept
+    for row in range(3):
+        signals = {key: value[row : row + 1] for key, value in view.signals.items()}
+        one = View(INSIDE, view.tokens[row : row + 1], view.grid[row : row + 1], signals)
+        assert torch.equal(IVTP().plan(one, 31).kept[0], kept[row])
+
+
+def test_equal_scores_go_to_the_lower_index():
+    view = inside()
+    flat = replaced(view, text_rollout=torch.full_like(view.signals["text_rollout"], 0.25))
+    assert IVTP().plan(flat, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
+    first = make_view(IVTP(), SQUARE)
+    flat = replaced(first, rollout=torch.ones(1, 144))
+    assert IVTP().plan(flat, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("name", ["text_rollout", "text_states"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(name: str, poison: float):
+    view = inside()
+    bad = view.signals[name].clone()
+    bad[0, 5, 3] = poison
+    with pytest.raises(MethodError, match="NaN or infinite"):
+        IVTP().plan(replaced(view, **{name: bad}), 20)
+
+
+# ---------------------------------------------------------------- engine
+
+
+@dataclass(frozen=True)
+class Watched(IVTP):
+    """Remembers what it was asked and what it answered."""
+
+    seen: list = field(default_factory=list, compare=False)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        places = (Need("visual_positions"),) if site.where == "layer" else ()
+        return (*super().needs(site), *places)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        plan = super().plan(view, keep)
+        self.seen.append((view, keep, plan))
+        return plan
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_on_models(name: str):
+    check_in_tower(name, IVTP())
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_each_site_keeps_the_highest_of_what_is_left(name: str):
+    """One site in a tower of two blocks, then one before each decoder layer but the first."""
+    adapter, chats = adapter_of(name), chats_of(name)
+    for one in chats:
+        method = Watched()
+        record = kept_by(adapter, method, [one], 0.7).records[0]
+        first = [(view, keep) for view, keep, _ in method.seen if view.site.where == "tower"]
+        rest = [(view, keep) for view, keep, _ in method.seen if view.site.where == "layer"]
+        assert {view.site for view, _ in first} == {Site("tower", 1)}
+        assert sum(keep * len(view.tokens) for view, keep in first) == record.kept[0]
+        assert [view.site.layer for view, _ in rest] == list(range(1, DEPTH))
+        assert tuple(keep for _, keep in rest) == record.kept[1:]
+        left = list(range(record.kept[0]))
+        for view, keep in rest:
+            scores = slow_scores(view, 0)
+            order = sorted(range(len(left)), key=lambda i: (-scores[i], i))
+            left = sorted(left[i] for i in order[:keep])
+        signals = {key: value[0].tolist() for key, value in rest[0][0].signals.items()}
+        places = [signals["visual_positions"][place] for place in left]
+        assert [signals["all_positions"].index(place) for place in places] == record.origin.tolist()
+
+
+def test_the_towers_rollout_is_the_product_of_its_maps():
+    """Patches kept in a CLIP tower of two blocks, by its own attention maps multiplied out."""
+    adapter, chats = adapter_of("llava"), list(FAMILIES["llava"].chats)[:1]
+    tower, rollout = adapter.tower, torch.eye(17).double()
+    with torch.inference_mode():
+        hidden = tower.pre_layrnorm(tower.embeddings(adapter.encode(chats)["pixel_values"]))
+        for layer in tower.encoder.layers[:2]:
+            attention, states = layer.self_attn, layer.layer_norm1(hidden)
+            query, key = (
+                part(states)[0].unflatten(1, (attention.num_heads, -1)).transpose(0, 1)
+                for part in (attention.q_proj, attention.k_proj)
+            )
+            logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
+            mean = logits.softmax(-1).mean(0).double()
+            rollout = (0.5 * mean + 0.5 * torch.eye(17)) @ rollout
+            hidden = layer(hidden, attention_mask=None)
+            hidden = hidden if isinstance(hidden, Tensor) else hidden[0]
+    method = Watched()
+    record = kept_by(adapter, method, chats, 0.5).records[0]
+    view, keep, plan = method.seen[0]
+    wanted = rollout[0, 1:]
+    assert (view.signals["rollout"][0] - wanted).abs().max() < 1e-9
+    assert keep == record.kept[0]
+    assert plan.kept[0].tolist() == sorted(wanted.argsort(descending=True)[:keep].tolist())
+
+
+@pytest.mark.parametrize("one", CHATS)
+def test_the_decoders_rollout_is_the_product_of_its_maps(one, tmp_path):
+    """Two groups of two layers, with everything kept: each site sees the maps of its own group."""
+    folder = save_llava(tmp_path)
+    method = Watched(group=2, layers=4, depth=DEPTH)
+    kept_by(load_llava(folder), method, [one], 0.0)
+    eager = load_llava(folder, attention="eager")
+    inputs = eager.encode([one])
+    with torch.inference_mode():
+        maps = eager.model(**inputs, output_attentions=True).attentions
+    layout = eager.layout(inputs)
+    visual, words = layout.visual[0], layout.words[0]
+    views = [view for view, _, _ in method.seen]
+    assert [view.site.layer for view in views] == [2, 4]
+    for view, (lower, upper) in zip(views, ((0, 1), (2, 3)), strict=True):
+        low, high = (0.5 * maps[n][0].mean(0) for n in (lower, upper))
+        identity = 0.5 * torch.eye(len(low))
+        product = (high + identity) @ (low + identity)
+        got = view.signals["text_rollout"][0]
+        assert (got - product[words][:, visual]).abs().max() < 1e-6
+        assert (got > 0).any()

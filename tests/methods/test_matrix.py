@@ -1,0 +1,79 @@
+"""Every method on three model families through the real engine: a new line in tests/methods/cases.py is a new row here.
+
+Each cell: ratio 0 is bit-identical to the plain model, dropping equals emulation, a row of the batch equals the row
+alone, and the budget is met under each rule, or refused with a range that holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.budget import RULES, Budget
+from harness.errors import UserError
+from methods.none import NoReduction
+from tests.families import FAMILIES
+from tests.methods.cases import CASES, DEPTH, build, case_id
+from tests.methods.engine import check_budget, check_cell
+from tests.methods.runs import kept_by
+from tests.tiny import load_tiny, save_tiny
+
+#: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes.
+IMAGES = ("llava", "llava_next", "qwen2_5_vl")
+#: For methods that compare frames: the families whose tiny videos have more than two.
+VIDEOS = ("onevision_video", "llava_video")
+
+#: Methods that cannot work on a family, with the words of the refusal.
+REFUSED = {
+    ("tome", "qwen2_5_vl"): "patch_tokens",
+    ("ivtp", "qwen2_5_vl"): "patch_tokens",
+    # Its first tower layer works in windows.
+    ("hired", "qwen2_5_vl"): "tower layer 0 .* none that relates all patches",
+}
+
+#: What a session needs beside the method: D2Pruner's prior of two views, resized to each grid.
+CALIBRATED = {"prior": tuple(torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1)}
+
+CELLS = [
+    pytest.param(case, name, number, id=f"{case_id(case)}-{name}")
+    for case in CASES
+    for number, name in enumerate(VIDEOS if build(case).needs_frames() else IMAGES)
+]
+
+
+@cache
+def adapter_of(name: str) -> Adapter:
+    """A tiny model of a family, as deep as the cases are meant for."""
+    spec = FAMILIES[name].spec
+    facts = replace(spec.facts, text=replace(spec.facts.text, layers=DEPTH))
+    spec = replace(spec, facts=facts)
+    with TemporaryDirectory() as folder:
+        return load_tiny(spec, save_tiny(spec, Path(folder)))
+
+
+@cache
+def plain_logits(name: str) -> Tensor:
+    logits = kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0).logits
+    assert logits is not None
+    return logits
+
+
+@pytest.mark.parametrize(("case", "name", "row"), CELLS)
+def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: int) -> None:
+    adapter, method, chats = adapter_of(name), build(case), FAMILIES[name].chats
+    changes: dict[str, Any] = CALIBRATED if case[0] == "d2pruner" else {}
+    if (case[0], name) in REFUSED:
+        with pytest.raises(UserError, match=REFUSED[case[0], name]):
+            kept_by(adapter, method, chats, 0.5)
+        return
+    check_cell(adapter, method, chats, plain_logits(name), (row,), **changes)
+    for rule in RULES:
+        check_budget(adapter, method, chats, Budget(rule, 0.6), **changes)

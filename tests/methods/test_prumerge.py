@@ -1,0 +1,241 @@
+"""PruMerge and PruMerge+ against slow references, their signals against the model, and in the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.budget import Budget
+from harness.engine.session import Session
+from methods.base import MethodError, Need, Site, View
+from methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
+from methods.random import Random
+from methods.select.nearest import nearest
+from methods.select.ranking import ranking
+from tests.families import FAMILIES
+from tests.methods.cases import generators_for, make_view, replaced
+from tests.methods.engine import OTHERS, check_method
+from tests.methods.runs import adapter_of
+from tests.tiny import Recorder
+
+SQUARE = [((0, 0, 12, 12),)]
+
+
+def spread(places: list[int], wanted: int) -> list[int]:
+    """`wanted` of the places: the middles of as many equal runs of them."""
+    m = len(places)
+    return [places[-(-(2 * turn + 1) * m // (2 * wanted)) - 1] for turn in range(wanted)]
+
+
+def slow_prumerge(method: PruMerge, view: View, row: int, keep: int) -> tuple[list[int], Tensor]:
+    """Kept indices and merged tokens, token by token in fp64."""
+    a = view.signals[ATTENTION.key][row].double()
+    keys = torch.nn.functional.normalize(view.signals[KEYS.key][row].double(), dim=1)
+    x = view.tokens[row].double()
+    n = len(a)
+    n_own = keep - 1 if method.merging == "sum" else keep
+    order = sorted(range(n), key=lambda i: (-float(a[i]), i))
+    own = order[:n_own]
+    if method.uniform:
+        low, high = a.quantile(0.25), a.quantile(0.75)
+        own = [i for i in own if a[i] > high + 1.5 * (high - low)]
+        rest = [i for i in range(n) if i not in own]
+        own = own + (spread(rest, n_own - len(own)) if n_own > len(own) else [])
+    values = {}
+    for i in own:
+        others = sorted(
+            (j for j in range(n) if j != i), key=lambda j: (-float(keys[i] @ keys[j]), j)
+        )[: method.k]
+        if method.merging == "sum":
+            values[i] = x[i] + sum(a[j] * x[j] for j in others)
+        else:
+            total = a[i] + sum(a[j] for j in others)
+            values[i] = (a[i] * x[i] + sum(a[j] * x[j] for j in others)) / total
+    if method.merging == "sum":
+        rest = [j for j in range(n) if j not in own]
+        values[rest[-1]] = sum(a[j] * x[j] for j in rest)
+    kept = sorted(values)
+    return kept, torch.stack([values[i] for i in kept])
+
+
+def with_outliers(view: View, count: int, seed: int = 0) -> View:
+    """The view with `count` patches of each row at ten times the attention of the others."""
+    generator = torch.Generator().manual_seed(seed)
+    attention = 0.005 + 0.002 * torch.rand(view.tokens.shape[:2], generator=generator)
+    places = torch.rand(attention.shape, generator=generator).argsort(dim=1)[:, :count]
+    return replaced(view, **{ATTENTION.key: attention.scatter_add(1, places, 0.05 + 0 * attention)})
+
+
+@pytest.mark.parametrize("keep", [1, 2, 14, 36, 100, 143])
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("merging", ["average", "sum"])
+def test_equals_the_slow_one(merging, uniform: bool, keep: int):
+    method = PruMerge(merging=merging, uniform=uniform)
+    view = with_outliers(make_view(method, SQUARE * 2, seed=keep), 9)
+    plan = method.plan(view, keep)
+    assert plan.merge is not None
+    merged = plan.merge.apply(view.tokens, keep)
+    for row in range(2):
+        kept, values = slow_prumerge(method, view, row, keep)
+        assert plan.kept[row].tolist() == kept
+        assert torch.allclose(merged[row], values.float(), atol=1e-5)
+
+
+def test_a_small_case_by_hand():
+    """Four patches, k = 1: patch 2 is looked at most, and its key is that of patch 0."""
+    signals = {
+        ATTENTION.key: torch.tensor([[0.1, 0.2, 0.4, 0.3]]),
+        KEYS.key: torch.tensor([[[1.0, 0.0], [0.0, 1.0], [2.0, 0.1], [0.1, 3.0]]]),
+    }
+    tokens = torch.tensor([[[1.0], [10.0], [100.0], [1000.0]]])
+    view = replace(make_view(PruMerge(), [((0, 0, 2, 2),)]), tokens=tokens, signals=signals)
+    average = PruMerge(k=1).plan(view, 1)
+    assert average.kept.tolist() == [[2]]
+    assert average.merge is not None
+    assert average.merge.apply(tokens, 1).item() == pytest.approx((40 + 0.1) / 0.5)
+    added = PruMerge(k=1, merging="sum").plan(view, 2)
+    assert added.kept.tolist() == [[2, 3]]
+    assert added.merge is not None
+    # Patch 2 and a tenth of patch 0; then what was not kept, at the last place that was not.
+    assert added.merge.apply(tokens, 2)[0, :, 0].tolist() == pytest.approx([100.1, 0.1 + 2 + 300])
+
+
+def test_no_neighbours_leave_the_tokens_as_they_are():
+    method = PruMerge(k=0)
+    view = make_view(method, SQUARE)
+    plan = method.plan(view, 20)
+    assert plan.merge is not None
+    kept = view.tokens[0, plan.kept[0]]
+    assert torch.allclose(plan.merge.apply(view.tokens, 20)[0], kept, atol=1e-6)
+
+
+def test_plus_keeps_outliers_and_covers_the_rest():
+    method = PruMerge(uniform=True)
+    view = with_outliers(make_view(method, SQUARE * 2), 9)
+    kept = method.plan(view, 36).kept
+    for row in range(2):
+        outliers = view.signals[ATTENTION.key][row].topk(9).indices
+        assert torch.isin(outliers, kept[row]).all()
+        others = kept[row][~torch.isin(kept[row], outliers)]
+        gaps = torch.diff(others, prepend=torch.tensor([-1]), append=torch.tensor([144]))
+        assert gaps.max() <= 5 + 9  # 135 places for 27: every fifth, and the outliers between them
+
+
+def test_plus_with_more_outliers_than_fit_keeps_the_strongest():
+    view = with_outliers(make_view(PruMerge(), SQUARE), 9)
+    strongest = view.signals[ATTENTION.key].topk(5, dim=1).indices.sort(dim=1).values
+    assert torch.equal(PruMerge(uniform=True).plan(view, 5).kept, strongest)
+
+
+@pytest.mark.parametrize("n_true", [0, 1, 7, 12, 13, 143])
+def test_rows_with_other_numbers_of_outliers_get_the_same_count(n_true: int):
+    attention = torch.full((3, 144), 0.005)
+    attention[0, :4] = attention[1, 100:112] = 1.0
+    chosen = with_uniform(attention, ranking(attention), n_true)
+    assert chosen.sum(dim=1).tolist() == [n_true] * 3
+    assert chosen[1, 100:112].sum() == min(n_true, 12)
+    if n_true > 12:
+        even = spread([*range(100), *range(112, 144)], n_true - 12)
+        assert chosen[1].nonzero().flatten().tolist() == sorted([*range(100, 112), *even])
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 9, 30])
+def test_nearest_gives_ties_to_the_lower_index(k: int):
+    generator = torch.Generator().manual_seed(k)
+    similarity = torch.randint(3, (2, 5, 10), generator=generator).float()
+    own = torch.tensor([[0, 2, 4, 6, 9], [1, 2, 3, 4, 5]])
+    found = nearest(similarity, own, k)
+    for row in range(2):
+        for token in range(5):
+            others = [j for j in range(10) if j != own[row, token]]
+            best = sorted(others, key=lambda j: (-float(similarity[row, token, j]), j))[:k]
+            assert found[row, token].nonzero().flatten().tolist() == sorted(best)
+
+
+def test_bad_hyper_parameters_are_refused():
+    with pytest.raises(MethodError, match=r"method\.params\.k=-1"):
+        PruMerge(k=-1)
+
+
+def planted_recall(method, invert: bool) -> float:
+    view = with_outliers(make_view(PruMerge(), SQUARE * 16), 9)
+    attention = view.signals[ATTENTION.key]
+    planted = attention.topk(9, dim=1).indices
+    if invert:
+        view = replaced(view, **{ATTENTION.key: 1 / attention})
+    view = replace(view, generators=generators_for(range(16)))
+    kept = method.plan(view, 14).kept
+    return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("merging", ["average", "sum"])
+def test_what_the_class_token_looks_at_is_kept_and_random_does_not_keep_it(merging, uniform: bool):
+    floor = planted_recall(Random(), invert=False)
+    method = PruMerge(merging=merging, uniform=uniform)
+    assert planted_recall(method, invert=False) > 0.95 > floor + 0.5
+    # The canary: upside down, the planted patches are nobody's outliers.
+    assert planted_recall(method, invert=True) < floor + 0.1
+
+
+# ---------------------------------------------------------------- signals and engine
+
+
+def watched(name: str, needs: tuple[Need, ...], chats: list) -> View:
+    recorder = Recorder((Site("vision"),), needs)
+    adapter = adapter_of(name)
+    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
+        session.generate(adapter.encode(chats), max_new_tokens=1, do_sample=False)
+    return recorder.views[0]
+
+
+@pytest.mark.parametrize(("layer", "number"), [(-1, 2), (None, 1)])
+def test_wide_signals_are_those_of_one_head(layer: int | None, number: int):
+    """The last of three layers, whose output nobody reads, and the one before that, which the projector reads."""
+    needs = (Need("wide_cls_attention", layer), Need("wide_tower_keys", layer))
+    chat = FAMILIES["llava"].chats[0]
+    view = watched("llava", needs, [chat])
+    adapter = adapter_of("llava")
+    attention = adapter.tower.encoder.layers[number].self_attn
+    seen = {}
+    handles = [
+        part.register_forward_hook(lambda module, args, output, key=key: seen.update({key: output}))
+        for key, part in (("q", attention.q_proj), ("k", attention.k_proj))
+    ]
+    with torch.inference_mode():
+        adapter.tower(adapter.encode([chat])["pixel_values"], output_hidden_states=True)
+    for handle in handles:
+        handle.remove()
+    width = seen["k"].shape[-1]
+    wanted = (seen["q"] @ seen["k"].transpose(1, 2) / width**0.5).softmax(-1)[0, 0, 1:]
+    assert torch.allclose(view.signals[needs[0].key][0], wanted, atol=1e-9)
+    assert torch.allclose(view.signals[needs[1].key][0], seen["k"][0, 1:], atol=1e-9)
+
+
+def test_without_a_class_token_it_is_the_attention_received_in_one_head():
+    needs = (Need("wide_cls_attention", -1),)
+    chat = FAMILIES["onevision_image"].chats[:1]
+    adapter = adapter_of("onevision_image")
+    attention = adapter.tower.encoder.layers[-1].self_attn
+    seen = {}
+    handles = [
+        part.register_forward_hook(lambda module, args, output, key=key: seen.update({key: output}))
+        for key, part in (("q", attention.q_proj), ("k", attention.k_proj))
+    ]
+    view = watched("onevision_image", needs, list(chat))
+    for handle in handles:
+        handle.remove()
+    width = seen["k"].shape[-1]
+    wanted = (seen["q"] @ seen["k"].transpose(1, 2) / width**0.5).softmax(-1).mean(1)
+    side = wanted.shape[1]
+    first = view.signals[needs[0].key][0, :side]  # the global view stands first, unit by unit
+    assert torch.allclose(first, wanted[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [PruMerge(), PruMerge(merging="sum", uniform=True)], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_in_the_engine(name: str, method: PruMerge):
+    check_method(name, method)

@@ -1,0 +1,270 @@
+"""PyramidDrop: where its stages end, what they keep, and what they look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.budget import Budget, BudgetError
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.engine.next_row import NextRow
+from harness.engine.session import Session
+from harness.measure.schedule import achieved
+from methods.base import MethodError, Need, Site
+from methods.pyramiddrop import PyramidDrop
+from tests.families import FAMILIES
+from tests.methods.cases import make_view, replaced
+from tests.methods.engine import NAMES, OTHERS, check_method
+from tests.methods.runs import adapter_of, kept_by, recall
+from tests.tiny import DEPTH, Recorder, load_tiny, save_tiny
+
+RELEASED = PyramidDrop(ranking="next_layer")
+
+
+def facts_of(name: str):
+    command = read_command([f"model={name}"])
+    assert command is not None
+    return build_spec(command.cells[0]).model.facts
+
+
+def layers_of(method: PyramidDrop, depth: int) -> list[int]:
+    return [site.layer for site in method.sites(depth)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers"), [(32, [8, 16, 24]), (28, [7, 14, 21]), (6, [1, 3, 4]), (4, [1, 2, 3])]
+)
+def test_stages_are_equally_long(depth: int, layers: list[int]):
+    assert layers_of(PyramidDrop(), depth) == layers
+
+
+def test_stages_may_be_set():
+    assert layers_of(PyramidDrop(S=2), 32) == [16]
+    assert layers_of(PyramidDrop(layers=(2, 4, 6)), 32) == [2, 4, 6]
+
+
+def test_the_published_schedule():
+    """576, 288, 144 and 72 tokens over eight layers each: 270 on average."""
+    facts = facts_of("llava15_7b")
+    kept = Budget("kept", 0.875).keep(PyramidDrop(), facts, 576, 32)
+    assert kept == (288, 144, 72)
+    assert achieved(PyramidDrop(), facts, 576, 32, kept).average == 270
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "share"), [(192, 4, 0.547), (128, 2, 0.515), (64, 2, 0.307)]
+)
+def test_averages_below_a_quarter_need_earlier_layers(tokens: int, first: int, share: float):
+    facts, budget = facts_of("llava15_7b"), Budget("average", 1 - tokens / 576)
+    method = PyramidDrop(ratio=budget.ratio)
+    assert layers_of(method, 32) == [first, 2 * first, 3 * first]
+    kept = budget.keep(method, facts, 576, 32)
+    assert achieved(method, facts, 576, 32, kept).average == pytest.approx(tokens, abs=1)
+    assert kept[0] / 576 == pytest.approx(share, abs=2e-3)
+    assert kept[1] / 576 == pytest.approx(share**2, abs=2e-3)
+    if tokens < 144:  # what layers 0 to 7 alone amount to
+        with pytest.raises(
+            BudgetError, match=r"before layer 8, 16, 24 of 32 reaches 0 <= ratio < 0\.7"
+        ):
+            budget.keep(PyramidDrop(), facts, 576, 32)
+
+
+def test_what_the_earliest_stages_cannot_reach_is_refused_with_the_range():
+    budget = Budget("average", 0.95)
+    with pytest.raises(
+        BudgetError, match=r"before layer 2, 4, 6 of 32 reaches 0 <= ratio < 0\.937"
+    ):
+        budget.keep(PyramidDrop(ratio=0.95), facts_of("llava15_7b"), 576, 32)
+
+
+@pytest.mark.parametrize("depth", [4, 6, 12, 27, 28, 32, 80])
+@pytest.mark.parametrize("S", [2, 3, 4])
+def test_stages_are_as_late_as_half_of_each_allows(depth: int, S: int):
+    """Against the mean written out layer by layer, for every layout there is."""
+
+    def mean(ends: tuple[int, ...]) -> float:
+        return sum(0.5 ** sum(end <= layer for end in ends) for layer in range(depth)) / depth
+
+    equal = depth // S
+    layouts = [tuple(stage * depth // S for stage in range(1, S))]
+    layouts += [
+        tuple(stage * first for stage in range(1, S))
+        for first in range(equal, min(2, equal) - 1, -1)
+    ]
+    assert layers_of(PyramidDrop(S=S), depth) == list(layouts[0])
+    for percent in range(100):
+        found = tuple(layers_of(PyramidDrop(S=S, ratio=percent / 100), depth))
+        fitting = [one for one in layouts if mean(one) <= 1 - percent / 100 + 1e-9]
+        assert found == (fitting[0] if fitting else layouts[-1])
+
+
+def test_the_layout_follows_the_ratio_of_the_command_line():
+    command = read_command(
+        [
+            "-m",
+            "method=pyramiddrop",
+            "budget=average",
+            "ratio=0.5,0.8",
+            "method.params.ratio=${ratio}",
+        ]
+    )
+    assert command is not None
+    params = [build_spec(cell).method.params for cell in command.cells]
+    assert [one["ratio"] for one in params] == [0.5, 0.8]
+
+
+def test_schedules_fall_from_stage_to_stage_and_grow_with_the_share():
+    shares = [0.001, 0.125, 0.3, 0.9, 1.0]
+    schedules = [PyramidDrop().fractions(share, 3) for share in shares]
+    assert schedules[1] == pytest.approx((0.5, 0.25, 0.125))
+    assert schedules[-1] == (1, 1, 1)
+    for schedule in schedules:
+        assert list(schedule) == sorted(schedule, reverse=True)
+    for lower, higher in pairwise(schedules):
+        assert all(a < b for a, b in zip(lower, higher, strict=True))
+
+
+def test_keeps_the_highest_and_finds_what_was_planted():
+    view = make_view(PyramidDrop(), [((0, 0, 12, 12),)] * 16)
+    wanted = view.signals["last_attention"].topk(20, dim=1).indices.sort(dim=1).values
+    assert torch.equal(PyramidDrop().plan(view, 20).kept, wanted)
+    found, floor, canary = recall(
+        PyramidDrop(), 144, lambda scores: replaced(view, last_attention=scores)
+    )
+    assert found == 1
+    assert canary < floor
+
+
+def test_the_release_ranks_by_the_next_layer():
+    assert RELEASED.needs(Site("layer", 2)) == (Need("next_last_attention"),)
+    view = make_view(RELEASED, [((0, 0, 12, 12),)] * 16)
+    found, floor, canary = recall(
+        RELEASED, 144, lambda scores: replaced(view, next_last_attention=scores)
+    )
+    assert found == 1
+    assert canary < floor
+
+
+def test_what_is_out_of_range_names_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.S=1 "):
+        PyramidDrop(S=1)
+    with pytest.raises(MethodError, match=r"method\.params\.ratio=1\.0 "):
+        PyramidDrop(ratio=1.0)
+    with pytest.raises(
+        MethodError, match=r"method\.params\.ranking='next' .*stage_end, next_layer"
+    ):
+        PyramidDrop(ranking="next")  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match=r"method\.params\.S=9 .*2 to 6 \(the model has 6 "):
+        PyramidDrop(S=9).sites(6)
+    with pytest.raises(MethodError, match=r"method\.params\.layers=6 .*1 to 5"):
+        PyramidDrop(layers=(2, 6)).sites(6)
+    for layers in ((4, 2), (2, 2), (0, 3)):
+        with pytest.raises(MethodError, match=r"method\.params\.layers=\[.*ascending"):
+            PyramidDrop(layers=layers)
+
+
+@pytest.mark.parametrize(
+    "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"]
+)
+def test_on_models(name: str):
+    """Each stage keeps the highest of what is left, by the layer that ends it, whatever row it stands in."""
+    adapter, chats, seen = adapter_of(name), FAMILIES[name].chats, []
+
+    class Watched(PyramidDrop):
+        def plan(self, view, keep):
+            plan = super().plan(view, keep)
+            seen.append((view, keep, plan))
+            return plan
+
+    method = PyramidDrop()
+    sites = method.sites(DEPTH)
+    assert sites == (Site("layer", 1), Site("layer", 2), Site("layer", 3))
+    untouched = kept_by(adapter, replace(method), chats, 0.0)
+    assert all(record.kept == (record.visual,) * 3 for record in untouched.records)
+    batch = kept_by(adapter, method, chats, 0.875, "abc")
+    slow = kept_by(adapter, method, chats, 0.875, "abc", backend="emulate")
+    for row, one in enumerate(chats):
+        seen.clear()
+        alone = kept_by(adapter, Watched(), [one], 0.875, "abc"[row])
+        record = alone.records[0]
+        assert record.kept == batch.records[row].kept == tuple(keep for _, keep, _ in seen)
+        assert torch.equal(batch.records[row].origin, record.origin)
+        assert torch.equal(slow.records[row].origin, record.origin)
+        left = list(range(record.visual))
+        for view, keep, _ in seen:
+            scores = view.signals["last_attention"][0]
+            order = sorted(range(len(left)), key=lambda i: (-float(scores[i]), i))
+            left = sorted(left[i] for i in order[:keep])
+        assert record.origin.tolist() == left
+        halves = [round(record.visual * share) for share in (0.5, 0.25, 0.125)]
+        assert all(abs(a - b) <= 1 for a, b in zip(record.kept, halves, strict=True))
+
+
+# ---------------------------------------------------------------- attention of a layer that has not run yet
+
+
+def shown(adapter, chats, places, ratio=0.0, **options):
+    """What a method would be shown at some layers."""
+    recorder = Recorder(
+        tuple(Site("layer", place) for place in places), (Need("next_last_attention"),)
+    )
+    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
+        session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
+    return recorder.views
+
+
+@pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
+def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
+    spec = FAMILIES[name].spec
+    folder = save_tiny(spec, tmp_path)
+    sdpa, eager = load_tiny(spec, folder), load_tiny(spec, folder, attention="eager")
+    places = (1, DEPTH - 1)
+    for one in FAMILIES[name].chats:
+        views = shown(sdpa, [one], places)
+        inputs = eager.encode([one])
+        rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+        at = eager.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
+        with torch.inference_mode():
+            maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
+        visual = eager.layout(inputs).visual[0]
+        for place, view in zip(places, views, strict=True):
+            wanted = maps[place][0, :, -1, visual].mean(0)
+            # Eager attention takes its softmax in fp32.
+            assert (view.signals["next_last_attention"][0] - wanted).abs().max() < 1e-6
+        # It is another row than that of the layer before.
+        assert (maps[places[0]] - maps[places[0] - 1])[0, :, -1, visual].mean(0).abs().max() > 1e-3
+
+
+def test_rows_of_a_batch_and_of_what_is_left_are_those_alone_and_emulated():
+    adapter, chats = adapter_of("llava_next"), FAMILIES["llava_next"].chats
+    together = shown(adapter, chats, (1, 3), ratio=0.5)
+    hidden = shown(adapter, chats, (1, 3), ratio=0.5, backend="emulate")
+    assert len(together) == len(hidden)
+    rows = [row for view in together for row in view.signals["next_last_attention"]]
+    for fast, slow in zip(together, hidden, strict=True):
+        difference = fast.signals["next_last_attention"] - slow.signals["next_last_attention"]
+        assert difference.abs().max() < 1e-9
+    for one in chats:
+        for view in shown(adapter, [one], (1, 3), ratio=0.5):
+            row = view.signals["next_last_attention"][0]
+            assert any(len(r) == len(row) and torch.allclose(r, row, atol=1e-9) for r in rows)
+
+
+def test_a_layer_that_never_attends_is_an_error():
+    row = NextRow(SimpleNamespace(forward=lambda hidden, **kwargs: hidden))
+    with pytest.raises(RuntimeError, match="without calling its attention"):
+        row.last(torch.zeros(1, 2, 4), (), torch.ones(1, 2, dtype=torch.bool))
+    row.watch(
+        torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 1.0
+    )  # outside `last` it lets the layer run
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_release_in_the_engine(name: str):
+    check_method(name, RELEASED)

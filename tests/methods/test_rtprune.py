@@ -1,0 +1,339 @@
+"""RTPrune: both stages against slow references, its merging steps by hand, and in the engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from methods.base import MethodError, Site, View
+from methods.random import Random
+from methods.rtprune import Merging, RTPrune
+from methods.select.absorption import nearby
+from methods.select.propagation import mixed_graph, normalised
+from tests.methods.cases import grid_of, make_view, replaced
+from tests.methods.engine import check_method
+from tests.methods.runs import recall
+
+SQUARE = [((0, 0, 12, 12),)]
+#: Two images of other shapes in one sample, and one.
+TWO = [((0, 0, 4, 5), (1, 0, 2, 6)), ((0, 0, 4, 8),)]
+MERGING = get_args(Merging)
+
+
+# ---------------------------------------------------------------- slow references
+
+
+def cosines(x: np.ndarray) -> list[list[float]]:
+    units = [one / max(1e-12, math.sqrt(float(one @ one))) for one in x]
+    return [[float(a @ b) for b in units] for a in units]
+
+
+def slow_transport(scores: list[list[float]], z: float, iters: int) -> list[list[float]]:
+    m, j = len(scores), len(scores[0])
+    kernel = np.exp(np.array([[*row, z] for row in scores] + [[z] * (j + 1)]))
+    x, y = np.ones(m + 1), np.ones(j + 1)
+    a, b = np.array([1.0] * m + [j]), np.array([1.0] * j + [m])
+    for _ in range(iters):
+        x = a / np.array([kernel[i] @ y for i in range(m + 1)])
+        y = b / np.array([kernel[:, k] @ x for k in range(j + 1)])
+    return [[x[i] * kernel[i, k] * y[k] for k in range(j)] for i in range(m)]
+
+
+def slow_clusters(
+    x: np.ndarray, kept: list[int], dropped: list[int], norms: list[float]
+) -> list[dict[int, float]]:
+    """For each kept token, the weight of each recycled one."""
+    n_recycled = min(math.floor(0.3 * len(dropped) + 1e-9) + 1, len(dropped))
+    n_clusters = min(n_recycled // 10 + 1, n_recycled)
+    pool = sorted(sorted(dropped, key=lambda j: (-norms[j], j))[:n_recycled])
+    d = [[float(np.mean((x[i] - x[j]) ** 2)) for j in pool] for i in pool]
+    rho = [float(np.exp(-np.mean(sorted(row)[:n_clusters]))) for row in d]
+    places = range(len(pool))
+    delta = []
+    for i in places:
+        denser = [j for j in places if (rho[j], -j) > (rho[i], -i)]
+        delta.append(math.sqrt(min(d[i][j] for j in denser) if denser else max(map(max, d))))
+    centres = sorted(sorted(places, key=lambda i: (-rho[i] * delta[i], i))[:n_clusters])
+    groups: list[list[int]] = [[] for _ in centres]
+    for i in places:
+        own = centres.index(i) if i in centres else None
+        near = min(range(len(centres)), key=lambda c: (d[i][centres[c]], c))
+        groups[near if own is None else own].append(pool[i])
+    joined: list[list[list[int]]] = [[] for _ in kept]
+    for group in groups:
+        centre = np.mean([x[j] for j in group], axis=0)
+        similar = cosines(np.stack([centre, *(x[i] for i in kept)]))[0][1:]
+        joined[similar.index(max(similar))].append(group)
+    weights: list[dict[int, float]] = []
+    for own_groups in joined:
+        found = {j: 1 / len(group) / len(own_groups) for group in own_groups for j in group}
+        weights.append(found)
+    return weights
+
+
+def slow_weights(
+    method: RTPrune, view: View, row: int, kept: list[int], dropped: list[int]
+) -> list[dict[int, float]]:
+    """For each kept token, the weight of each dropped token in what it is given."""
+    x = view.tokens[row].double().numpy()
+    norms = [math.sqrt(float(one @ one)) for one in x]
+    grid = view.grid[row].tolist()
+    similar = cosines(x)
+    n = len(x)
+    if method.merging == "ot":
+        scores = [[similar[i][j] for j in dropped] for i in kept]
+        plan = slow_transport(scores, method.z, method.iters)
+        return [dict(zip(dropped, line, strict=True)) for line in plan]
+    if method.merging == "visionzip":
+        best = {j: max(kept, key=lambda i: (similar[i][j], -i)) for j in dropped}
+        members = [[j for j in dropped if best[j] == i] for i in kept]
+        return [{j: 1 / len(own) for j in own} for own in members]
+    if method.merging == "sparsevlm":
+        return slow_clusters(x, kept, dropped, norms)
+    if method.merging == "nuwa":
+        found = []
+        for i in kept:
+            tile = [one for one in grid if one[:2] == grid[i][:2]]
+            area = (max(one[2] for one in tile) + 1) * (max(one[3] for one in tile) + 1)
+            radius = math.sqrt(280 / 576 * area)
+            raw = {}
+            for j in dropped:
+                if grid[j][:2] == grid[i][:2]:
+                    apart = math.hypot(grid[i][2] - grid[j][2], grid[i][3] - grid[j][3])
+                    raw[j] = max(similar[i][j], 0) * (1 - min(1, apart / radius))
+            total = sum(raw.values())
+            found.append({j: w / total for j, w in raw.items()} if total else {})
+        return found
+    # The released code thresholds each row at its 9th highest similarity, its own to itself included.
+    ninth = [sorted(similar[i], reverse=True)[min(8, n - 1)] for i in range(n)]
+
+    def edge(i: int, j: int) -> bool:
+        (a, b), same = (grid[i], grid[j]), grid[i][:2] == grid[j][:2]
+        beside = same and max(abs(a[2] - b[2]), abs(a[3] - b[3])) == 1
+        return i != j and (beside or similar[i][j] >= ninth[i])
+
+    degree = [sum(edge(i, j) for j in range(n)) for i in range(n)]
+    return [{j: 1 / math.sqrt(degree[i] * degree[j]) for j in dropped if edge(i, j)} for i in kept]
+
+
+def slow_rtprune(method: RTPrune, view: View, row: int, keep: int) -> tuple[list[int], np.ndarray]:
+    """Kept indices and merged tokens, token by token in fp64."""
+    x = view.tokens[row].double().numpy()
+    norms = [math.sqrt(float(one @ one)) for one in x]
+    kept = sorted(sorted(range(len(x)), key=lambda i: (-norms[i], i))[:keep])
+    dropped = [i for i in range(len(x)) if i not in kept]
+    if method.merging == "none" or not dropped:
+        return kept, x[kept]
+    weights = slow_weights(method, view, row, kept, dropped)
+    values = [
+        x[i] + method.alpha * sum((w * x[j] for j, w in given.items()), np.zeros_like(x[i]))
+        for i, given in zip(kept, weights, strict=True)
+    ]
+    return kept, np.stack(values)
+
+
+def outcome(method: RTPrune, view: View, keep: int) -> tuple[Tensor, Tensor]:
+    plan = method.plan(view, keep)
+    if plan.merge is None:
+        index = plan.kept.unsqueeze(2).expand(-1, -1, view.tokens.shape[2])
+        return plan.kept, view.tokens.gather(1, index)
+    return plan.kept, plan.merge.apply(view.tokens, keep)
+
+
+# ---------------------------------------------------------------- both stages
+
+
+@pytest.mark.parametrize("keep", [1, 2, 9, 24, 31, 32])
+@pytest.mark.parametrize("merging", MERGING)
+def test_equals_the_slow_one(merging: Merging, keep: int):
+    method = RTPrune(merging=merging, alpha=0.4, iters=30)
+    view = make_view(method, TWO, seed=keep)
+    kept, values = outcome(method, view, keep)
+    for row in range(2):
+        wanted, tokens = slow_rtprune(method, view, row, keep)
+        assert kept[row].tolist() == wanted
+        assert np.abs(values[row].numpy() - tokens).max() < 1e-4
+
+
+def test_many_clusters_equal_the_slow_ones():
+    method = RTPrune(merging="sparsevlm", alpha=1.0)
+    view = make_view(method, SQUARE, seed=5)
+    _, values = outcome(method, view, 30)
+    assert np.abs(values[0].numpy() - slow_rtprune(method, view, 0, 30)[1]).max() < 1e-4
+
+
+def test_a_small_case_by_hand():
+    """The longest of three tokens is kept; what it takes in are the shares of a worked transport plan."""
+    tokens = torch.tensor([[[0.0, 1.0], [3.0, 0.0], [2.0, 0.0]]])
+    view = replace(make_view(RTPrune(), [((0, 0, 1, 3),)]), tokens=tokens)
+    plan = RTPrune().plan(view, 2)
+    assert plan.kept.tolist() == [[1, 2]]
+    # Both kept tokens are orthogonal to the dropped one: equal shares P, and P = x y with the dustbins' z = 0.2.
+    share = slow_transport([[0.0], [0.0]], 0.2, 100)[0][0]
+    merged = plan.merge.apply(tokens, 2)[0]  # type: ignore[union-attr]
+    assert merged.tolist() == [[3.0, pytest.approx(0.1 * share)], [2.0, pytest.approx(0.1 * share)]]
+    # [[1], [0]] is the plan [.469644, .245719].
+    other = replace(view, tokens=torch.tensor([[[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]]))
+    given = RTPrune(alpha=1.0).plan(other, 2).merge.apply(other.tokens, 2)[0]  # type: ignore[union-attr]
+    assert torch.allclose(given, torch.tensor([[3.469644, 0.0], [0.245719, 2.0]]), atol=1e-5)
+
+
+def test_alpha_zero_is_the_norm_alone():
+    view = make_view(RTPrune(), SQUARE)
+    _, merged = outcome(RTPrune(alpha=0.0), view, 40)
+    _, alone = outcome(RTPrune(merging="none"), view, 40)
+    assert torch.equal(merged, alone)
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_more_than_half_precision_is_what_is_computed_in(merging: Merging):
+    view = make_view(RTPrune(), SQUARE)
+    view = replaced(view, (view.tokens * 300).half())
+    kept, values = outcome(RTPrune(merging=merging), view, 40)
+    exact, wide = outcome(RTPrune(merging=merging), replaced(view, view.tokens.float()), 40)
+    assert torch.equal(kept, exact)
+    assert torch.allclose(values.float(), wide, rtol=2e-3, atol=0.5)
+
+
+# ---------------------------------------------------------------- inputs at the edge
+
+
+@pytest.mark.parametrize("merging", MERGING)
+@pytest.mark.parametrize(
+    "tokens", [torch.ones(1, 20, 8), torch.zeros(1, 20, 8)], ids=["alike", "0"]
+)
+@pytest.mark.parametrize("keep", [1, 7, 19])
+def test_identical_tokens_and_zero_vectors_come_in_order(
+    merging: Merging, tokens: Tensor, keep: int
+):
+    view = replace(make_view(RTPrune(), [((0, 0, 4, 5),)]), tokens=tokens)
+    kept, values = outcome(RTPrune(merging=merging), view, keep)
+    assert kept.tolist() == [list(range(keep))]
+    assert torch.isfinite(values).all()
+    if not tokens.any():
+        assert not values.any()
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_one_token_stays_as_it_is(merging: Merging):
+    view = make_view(RTPrune(), [((0, 0, 1, 1),)])
+    plan = RTPrune(merging=merging).plan(view, 1)
+    assert plan.kept.tolist() == [[0]]
+    assert plan.merge is None
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("merging", MERGING)
+def test_a_token_that_is_not_finite_is_an_error(merging: Merging, poison: float):
+    view = make_view(RTPrune(), SQUARE)
+    tokens = view.tokens.clone()
+    tokens[0, 5, 0] = poison
+    with pytest.raises(MethodError, match="NaN or infinite"):
+        RTPrune(merging=merging).plan(replaced(view, tokens), 40)
+
+
+def test_merging_gives_nothing_where_nothing_is_near():
+    """A kept token alone in its image, and one whose neighbours all point away."""
+    grid = torch.stack([grid_of(((0, 0, 1, 1), (1, 0, 1, 3)))])
+    similarity = torch.tensor([[[1.0, 1.0], [-1.0, -0.5]]])
+    kept, dropped = torch.tensor([[0, 1]]), torch.tensor([[2, 3]])
+    assert not nearby(similarity, grid, kept, dropped, 1.0).any()
+
+
+def test_each_token_takes_from_its_own_nearest_and_need_not_give_to_them():
+    """Three images of one token: 0 is nearest to 1, which is nearest to 2; nobody is nearest to 0."""
+    grid = torch.stack([grid_of(((0, 0, 1, 1), (1, 0, 1, 1), (2, 0, 1, 1)))])
+    similarity = torch.tensor([[[1.0, 0.5, 0.1], [0.5, 1.0, 0.9], [0.1, 0.9, 1.0]]])
+    graph = mixed_graph(similarity, grid, 1)
+    assert graph[0].int().tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    assert normalised(graph)[0].tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    two = graph | torch.tensor([[[0, 0, 1], [0, 0, 0], [0, 0, 0]]], dtype=torch.bool)
+    # Row sums 2, 1 and 1: what token 0 takes is weighed by its own degree and the giver's.
+    assert normalised(two)[0, 0].tolist() == pytest.approx([0, math.sqrt(0.5), math.sqrt(0.5)])
+
+
+def test_grid_neighbours_are_mutual_and_a_lonely_token_has_no_share():
+    grid = torch.stack([grid_of(((0, 0, 2, 2), (1, 0, 1, 1)))])
+    similarity = torch.eye(5).unsqueeze(0)
+    graph = mixed_graph(similarity, grid, 0)
+    assert torch.equal(graph, graph.transpose(1, 2))
+    # 2 x 2 tokens are each other's neighbours, three each; the other image has one token.
+    wanted = torch.zeros(5, 5)
+    wanted[:4, :4] = (1 - torch.eye(4)) / 3
+    assert torch.allclose(normalised(graph)[0], wanted)
+    assert mixed_graph(similarity, grid, 9).sum() == 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"alpha": -0.1}, r"method\.params\.alpha=-0\.1 .*from 0 to 1"),
+        ({"alpha": float("nan")}, r"method\.params\.alpha=nan"),
+        ({"z": 11.0}, r"method\.params\.z=11\.0 .*from -10 to 10"),
+        ({"iters": 0}, r"method\.params\.iters=0 .*1 or more"),
+        ({"typical": 0.0}, r"method\.params\.typical=0\.0 .*above 0, at most 1"),
+        ({"tau": -1.0}, r"method\.params\.tau=-1\.0 .*0 or more"),
+        ({"similarity_power": 3}, r"method\.params\.similarity_power=3 .*1, 2"),
+        ({"merging": "mean"}, r"method\.params\.merging='mean' .*none, ot, visionzip"),
+        ({"ratio": "own"}, r"method\.params\.ratio='own' .*fixed, dynamic"),
+        ({"border": "none"}, r"method\.params\.border='none' .*patch, image"),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(params: dict, line: str):
+    with pytest.raises(MethodError, match=line):
+        RTPrune(**params)
+
+
+# ---------------------------------------------------------------- what the norm is worth, and the engine
+
+
+def lengthened(lengths: Tensor) -> View:
+    """A view whose tokens have given lengths."""
+    view = make_view(RTPrune(), SQUARE * len(lengths))
+    return replaced(view, torch.nn.functional.normalize(view.tokens, dim=2) * lengths.unsqueeze(2))
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_long_tokens_are_kept_and_random_does_not_keep_them(merging: Merging):
+    found, chance, turned = recall(RTPrune(merging=merging), 144, lengthened)
+    assert found == 1.0
+    assert recall(Random(), 144, lengthened)[0] < chance + 0.15
+    # The canary: upside down, the planted tokens are the shortest.
+    assert turned < chance / 2
+
+
+def test_it_acts_once_before_the_decoder_and_keeps_positions():
+    assert RTPrune().sites(6) == (Site("prefix"),)
+    assert RTPrune().positions(6) == "original"
+    assert RTPrune().needs(Site("prefix")) == ()
+
+
+FAMILIES_OF = {
+    "ot": (
+        "llava",
+        "llava_next",
+        "qwen2_5_vl",
+        "onevision_video",
+        "internvl",
+        "deepseek_ocr_gundam",
+    ),
+    "none": ("deepseek_ocr",),
+    "visionzip": ("deepseek_ocr",),
+    "sparsevlm": ("deepseek_ocr",),
+    "nuwa": ("deepseek_ocr", "deepseek_ocr_gundam"),
+    "gtp": ("deepseek_ocr", "llava_next"),
+}
+
+
+@pytest.mark.parametrize(
+    ("merging", "name"),
+    [(merging, name) for merging, names in FAMILIES_OF.items() for name in names],
+)
+def test_in_the_engine(merging: Merging, name: str):
+    check_method(name, RTPrune(merging=merging))

@@ -1,0 +1,289 @@
+"""RTPrune's dynamic ratio: its equations, the counts it gives, rows that keep other counts, and the mean of a set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.engine.record import Record
+from harness.engine.session import Session
+from methods.base import MethodError, Need, Site, View
+from methods.none import NoReduction
+from methods.rtprune import RTPrune, own_count
+from tests.methods.cases import make_view, replaced, rows_of_view
+from tests.methods.runs import adapter_of, kept_by, views_of
+from tests.running.helpers import make_bench
+from tests.tiny import chat
+
+DYNAMIC = RTPrune(ratio="dynamic")
+SQUARE = [((0, 0, 12, 12),)]
+#: The seedling is sure of the mean of its own scenes within this share of the asked count.
+TOLERANCE = 0.02
+
+
+def slow_share(method: RTPrune, view: View, row: int) -> float:
+    """1 - phi (1 - rho), pair by pair and pixel by pixel in fp64."""
+    x = view.tokens[row].double().numpy()
+    units = [one / max(1e-12, math.sqrt(float(one @ one))) for one in x]
+    n = len(x)
+    pairs = [float(units[i] @ units[j]) for i in range(n) for j in range(n) if i != j]
+    phi = sum(c**method.similarity_power for c in pairs) / (n * (n - 1))
+    kernel = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]])
+    densities = []
+    for place, luma in zip(view.grid[row].tolist(), view.signals["luma"][row], strict=True):
+        if place[1] != 0:
+            continue
+        patch = luma.double().numpy()
+        if method.border == "patch":
+            patch = np.pad(patch[1:-1, 1:-1], 1)
+        side = len(patch) - 2
+        windows = [patch[y : y + 3, x : x + 3] for y in range(side) for x in range(side)]
+        steep = [math.hypot((kernel * w).sum(), (kernel.T * w).sum()) > method.tau for w in windows]
+        densities.append(sum(steep) / len(steep))
+    return 1 - phi * (1 - fmean(densities))
+
+
+def page_view(method: RTPrune, tilings=SQUARE, seed: int = 0) -> View:
+    """Tokens that resemble each other, and pixels that are flat under two of three tokens."""
+    view = make_view(method, tilings, seed=seed)
+    luma = view.signals["luma"].clone()
+    luma[:, 1::3] = luma[:, 2::3] = 0.01
+    return replaced(view, view.tokens + 1.0, luma=luma)
+
+
+# ---------------------------------------------------------------- the share
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("border", ["patch", "image"])
+@pytest.mark.parametrize("tau", [0.0, 0.2, 3.0])
+def test_the_share_equals_the_slow_one(border, power: int, tau: float):
+    method = replace(DYNAMIC, border=border, similarity_power=power, tau=tau)
+    view = page_view(method, [((0, 0, 4, 4), (0, 1, 2, 4)), ((0, 0, 4, 4), (0, 1, 4, 2))])
+    for row, share in enumerate(method.own_share(view).tolist()):
+        assert share == pytest.approx(slow_share(method, view, row), abs=1e-5)
+
+
+def test_a_worked_example():
+    """Tokens at right angles and in between; pixels of which three in ten are steep."""
+    tokens = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]])
+    luma = torch.zeros(1, 3, 3, 12)  # 1 x 10 pixels: a slope of one step makes two of them steep
+    luma[..., 4:] = 0.5
+    luma[..., 11:] = 5.0  # the border makes one more
+    view = replace(make_view(DYNAMIC, [((0, 0, 1, 3),)]), tokens=tokens, signals={"luma": luma})
+    whole = replace(DYNAMIC, border="image")
+    assert whole.own_share(view).item() == pytest.approx(1 - 0.3333 * 0.7, abs=1e-4)
+    plain = replace(whole, similarity_power=1)
+    assert plain.own_share(view).item() == pytest.approx(1 - 0.4667 * 0.7, abs=1e-4)
+
+
+def test_opposite_tokens_keep_everything():
+    """The plain mean of cosines may be below 0; no sample keeps more than its all."""
+    tokens = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+    view = replace(
+        make_view(DYNAMIC, [((0, 0, 1, 2),)]),
+        tokens=tokens,
+        signals={"luma": torch.zeros(1, 2, 6, 6)},
+    )
+    assert replace(DYNAMIC, similarity_power=1).own_share(view).item() == 1.0
+    assert DYNAMIC.own_share(view).item() == 0.0
+    assert DYNAMIC.plan(view, 1).kept.tolist() == [[0]]
+
+
+def test_text_keeps_more_and_flat_pages_keep_less():
+    view = page_view(DYNAMIC)
+    flat = DYNAMIC.own_share(replaced(view, luma=torch.zeros(1, 144, 6, 6)))
+    dense = DYNAMIC.own_share(replaced(view, luma=torch.randn(1, 144, 6, 6)))
+    alike = DYNAMIC.own_share(replaced(view, view.tokens + 9))
+    assert dense > DYNAMIC.own_share(view) > flat
+    assert alike < DYNAMIC.own_share(view)
+
+
+# ---------------------------------------------------------------- the count
+
+
+@pytest.mark.parametrize(
+    ("share", "unit", "n", "count"),
+    [
+        (0.5, 100, 144, 50),
+        (0.625, 100, 144, 63),
+        (1.0, 300, 144, 144),
+        (0.0, 100, 144, 1),
+        (0.5, 1, 9, 1),
+    ],
+)
+def test_counts_are_rounded_and_bounded(share: float, unit: float, n: int, count: int):
+    assert own_count(torch.tensor([share]), unit, n) == count
+
+
+def test_the_papers_own_counts_where_the_ratio_is_the_typical_one():
+    method = replace(DYNAMIC, typical=0.75)
+    for seed in range(6):
+        view = page_view(method, seed=seed)
+        kept = method.plan(view, 108).kept  # 0.75 of 144
+        own = 144 * slow_share(method, view, 0)
+        assert abs(kept.shape[1] - own) <= 0.5 + 1e-3
+
+
+def test_the_count_grows_with_the_budget_and_the_choice_is_the_fixed_ones():
+    view = page_view(DYNAMIC)
+    counts = [DYNAMIC.plan(view, keep).kept.shape[1] for keep in (1, 20, 60, 100, 144)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1] < counts[2]
+    plan = DYNAMIC.plan(view, 60)
+    fixed = RTPrune().plan(view, counts[2])
+    assert torch.equal(plan.kept, fixed.kept)
+    assert torch.equal(plan.merge.matrix, fixed.merge.matrix)  # type: ignore[union-attr]
+
+
+def test_nothing_to_remove_keeps_all():
+    view = page_view(DYNAMIC)
+    assert DYNAMIC.own_share(view).item() < DYNAMIC.typical
+    plan = DYNAMIC.plan(view, 144)
+    assert plan.kept.tolist() == [list(range(144))]
+    assert plan.merge is None
+
+
+def test_rows_are_decided_one_at_a_time():
+    view = page_view(DYNAMIC, SQUARE * 2)
+    luma = view.signals["luma"].clone()
+    luma[1] = 0
+    view = replaced(view, luma=luma)
+    with pytest.raises(MethodError, match="one row at a time, and 2 rows differ"):
+        DYNAMIC.plan(view, 70)
+    counts = [DYNAMIC.plan(rows_of_view(view, [row]), 70).kept.shape[1] for row in range(2)]
+    assert counts[0] > counts[1]
+
+
+@pytest.mark.parametrize("key", ["tokens", "luma"])
+def test_what_is_not_finite_is_an_error(key: str):
+    view = page_view(DYNAMIC)
+    bad = (view.tokens if key == "tokens" else view.signals["luma"]).clone()
+    bad[0, 5, 2] = float("nan")
+    changed = replaced(view, bad) if key == "tokens" else replaced(view, luma=bad)
+    with pytest.raises(MethodError, match="NaN or infinite"):
+        DYNAMIC.plan(changed, 70)
+
+
+def test_only_the_dynamic_ratio_is_adaptive_and_reads_pixels():
+    assert (DYNAMIC.adaptive, RTPrune().adaptive, NoReduction().adaptive) == (True, False, False)
+    assert DYNAMIC.needs(Site("prefix")) == (Need("luma"),)
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def page(kind: str, width: int, height: int, seed: int = 0) -> Image.Image:
+    """Grey, noise, or grey with noise on its left half: pages with more and less on them."""
+    pixels = np.full((height, width, 3), 127, dtype=np.uint8)
+    noise = np.random.default_rng(seed).integers(0, 256, pixels.shape, dtype=np.uint8)
+    covered = {"blank": 0, "half": width // 2, "full": width}[kind]
+    pixels[:, :covered] = noise[:, :covered]
+    return Image.fromarray(pixels)
+
+
+#: Three rows of one image each; on a small grid, a tiny model's tokens differ enough for other counts.
+PAGES = [
+    chat("w1 w2 w3", page("blank", 48, 48)),
+    chat("w4", page("half", 48, 48, 1)),
+    chat("w5 w6 w7 w8 w9", page("full", 48, 48, 2)),
+]
+NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
+#: Far from the tiny models' own shares, so that counts are no bounds.
+ENGINE = RTPrune(ratio="dynamic", typical=1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_a_batch_keep_the_counts_they_keep_alone(name: str):
+    adapter = adapter_of(name)
+    plain = kept_by(adapter, NoReduction(), PAGES, 0.0)
+    assert torch.equal(kept_by(adapter, ENGINE, PAGES, 0.0).logits, plain.logits)
+    fast = kept_by(adapter, ENGINE, PAGES, 0.3)
+    slow = kept_by(adapter, ENGINE, PAGES, 0.3, backend="emulate")
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
+    counts = [record.kept[0] for record in fast.records]
+    assert len(set(counts)) > 1
+    facts = adapter.facts
+    for row, one in enumerate(PAGES):
+        alone = kept_by(adapter, ENGINE, [one], 0.3)
+        record = fast.records[row]
+        assert alone.records[0].kept == record.kept
+        assert torch.equal(alone.records[0].origin, record.origin)
+        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-3
+        assert Budget("kept", 0.3).verify(ENGINE, facts, record).kept == record.kept[0]
+        (view,) = views_of(adapter, ENGINE, [one])
+        asked = Budget("kept", 0.3).keep(ENGINE, facts, record.visual, record.text)[0]
+        assert record.kept[0] == max(1, math.floor(asked * slow_share(ENGINE, view, 0) + 0.5))
+        assert record.requested == (asked,)
+
+
+def test_beams_of_a_row_keep_what_it_keeps():
+    adapter = adapter_of("llava")
+    inputs = adapter.encode(PAGES)
+    with Session(adapter, ENGINE, Budget("kept", 0.3)) as session:
+        beams = session.generate(inputs, max_new_tokens=3, do_sample=False, num_beams=2)
+        greedy = session.generate(inputs, max_new_tokens=3, do_sample=False)
+    assert [one.kept for one in beams.records] == [one.kept for one in greedy.records]
+
+
+def test_a_row_of_results_says_that_counts_are_the_methods_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    bench = make_bench(tmp_path / "store", capsys, monkeypatch)
+    for name, adaptive in (("rtprune_dynamic", True), ("rtprune", False)):
+        done = bench(f"method={name}", "ratio=0.5")
+        assert done.code == 0, done.err
+        assert done.last["extra"]["adaptive"] is adaptive
+
+
+# ---------------------------------------------------------------- the mean of a set
+
+
+@pytest.fixture(scope="module")
+def seedling() -> Adapter:
+    command = read_command(["model=seedling"])
+    assert command is not None
+    return load_adapter(build_spec(command.cells[0]).model)
+
+
+def records_of(adapter: Adapter, method: RTPrune, ratio: float, images: range) -> list[Record]:
+    from harness.seedling.scenes import Scenes
+
+    scenes = Scenes()
+    found: list[Record] = []
+    for start in range(images.start, images.stop, 16):
+        pictures = [scenes.scene("val", 0, start + index).to_pil() for index in range(16)]
+        inputs = adapter.encode([chat("describe the image .", one) for one in pictures])
+        with Session(adapter, method, Budget("kept", ratio), timed=False) as session:
+            found += session.generate(inputs, max_new_tokens=1, do_sample=False).records
+    return found
+
+
+def test_the_mean_is_the_one_asked_for_where_typical_was_measured_on_other_images(
+    seedling: Adapter,
+):
+    """The rule that the method's page gives: one run with typical=1, then kept over requested."""
+    free = records_of(seedling, replace(DYNAMIC, typical=1.0), 0.5, range(48))
+    typical = fmean(r.kept[0] for r in free) / fmean(r.requested[0] for r in free)
+    method = replace(DYNAMIC, typical=typical)
+    for ratio in (0.4, 0.75):
+        kept = [record.kept[0] for record in records_of(seedling, method, ratio, range(48, 112))]
+        assert len(set(kept)) > 3
+        assert abs(fmean(kept) / 144 - (1 - ratio)) < TOLERANCE * (1 - ratio)
+    # Without the measurement, the mean is another one.
+    own = fmean(
+        r.kept[0] for r in records_of(seedling, replace(DYNAMIC, typical=1.0), 0.4, range(48, 64))
+    )
+    assert abs(own / 144 - 0.6) > 2 * TOLERANCE * 0.6

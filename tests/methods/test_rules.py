@@ -1,0 +1,192 @@
+"""What the simple methods and VisionZip promise, against slow references."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from methods.base import MethodError, View
+from methods.divprune import DivPrune
+from methods.fastv import FastV
+from methods.none import NoReduction
+from methods.pooled import Pooled
+from methods.random import Random
+from methods.uniform import Uniform
+from methods.visionzip import VisionZip
+from tests.methods.cases import generators_for, make_view
+
+SQUARE = [((0, 0, 12, 12),)]
+
+
+def test_none_acts_nowhere():
+    assert NoReduction().sites(6) == ()
+
+
+def test_random_depends_on_the_sample_and_not_on_the_batch():
+    view = make_view(Random(), SQUARE * 3)
+    first = Random().plan(view, 20).kept
+    again = replace(view, generators=generators_for([2, 1, 0]))
+    assert torch.equal(Random().plan(again, 20).kept.flip(0), first)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_random_wants_a_generator_for_each_sample():
+    view = replace(make_view(Random(), SQUARE), generators=[])
+    with pytest.raises(MethodError, match="0 generators for 1 samples"):
+        Random().plan(view, 20)
+
+
+def test_random_is_uniform():
+    view = replace(make_view(Random(), SQUARE * 400), generators=generators_for(range(400)))
+    counts = Random().plan(view, 36).kept.flatten().bincount(minlength=144).float()
+    # 100 expected, standard deviation 8.7: six of them leave no room for a lost or doubled corner.
+    assert 100 - 52 < counts.min() < counts.max() < 100 + 52
+
+
+def test_random_keeps_the_same_share_of_every_image():
+    view = make_view(Random(), [((0, 0, 6, 6), (1, 0, 3, 4))])
+    kept = Random().plan(view, 12).kept[0]
+    assert (kept < 36).sum() == 9
+
+
+def test_uniform_is_a_regular_lattice_where_the_count_allows():
+    kept = Uniform().plan(make_view(Uniform(), SQUARE), 36).kept[0]
+    assert kept.tolist() == [
+        12 * row + column for row in range(0, 12, 2) for column in range(0, 12, 2)
+    ]
+
+
+def test_uniform_and_pooled_keep_the_same_places():
+    view = make_view(Pooled(), SQUARE)
+    for keep in (5, 14, 36, 72):
+        assert torch.equal(Uniform().plan(view, keep).kept, Pooled().plan(view, keep).kept)
+
+
+def test_pooled_by_four_is_average_pooling():
+    view = make_view(Pooled(), SQUARE * 2)
+    plan = Pooled().plan(view, 36)
+    assert plan.merge is not None
+    image = view.tokens.transpose(1, 2).unflatten(2, (12, 12))
+    wanted = torch.nn.functional.avg_pool2d(image, 2).flatten(2).transpose(1, 2)
+    assert torch.allclose(plan.merge.apply(view.tokens, 36), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("keep", [1, 7, 14, 50, 143])
+def test_pooled_keeps_the_mean_of_each_image(keep: int):
+    """Every token counts once: region means weighted by region sizes give the image mean."""
+    view = make_view(Pooled(), SQUARE)
+    plan = Pooled().plan(view, keep)
+    assert plan.merge is not None
+    sizes = plan.merge.slot[0].bincount().float()
+    merged = plan.merge.apply(view.tokens, keep)[0]
+    mean = (sizes[:, None] * merged).sum(dim=0) / 144
+    assert torch.allclose(mean, view.tokens[0].mean(dim=0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "signal"), [("last", "last_attention"), ("mean", "mean_attention")]
+)
+def test_fastv_keeps_the_highest_rows_of_its_signal(queries, signal: str):
+    method = FastV(queries=queries)
+    view = make_view(method, SQUARE)
+    assert set(view.signals) == {signal}
+    wanted = view.signals[signal].topk(20, dim=1).indices.sort(dim=1).values
+    assert torch.equal(method.plan(view, 20).kept, wanted)
+
+
+def test_fastv_gives_ties_to_the_lower_index():
+    view = make_view(FastV(), SQUARE)
+    scores = torch.zeros(1, 144)
+    scores[0, 100] = 1
+    view = replace(view, signals={"last_attention": scores})
+    assert FastV().plan(view, 4).kept.tolist() == [[0, 1, 2, 100]]
+
+
+def slow_divprune(tokens: torch.Tensor, keep: int) -> list[int]:
+    """Which of (N, D) tokens stay, step by step."""
+    units = torch.nn.functional.normalize(tokens.double(), dim=1)
+    distance = 1 - units @ units.T
+    nearest = (distance + 9 * torch.eye(len(units))).amin(dim=1)
+    chosen = [int(nearest.argmax())]
+    while len(chosen) < keep:
+        gap = distance[:, chosen].amin(dim=1)
+        gap[chosen] = -1
+        chosen.append(int(gap.argmax()))
+    return sorted(chosen)
+
+
+def test_divprune_maximises_the_smallest_cosine_distance_greedily():
+    view = make_view(DivPrune(), [((0, 0, 4, 6),)] * 2)
+    kept = DivPrune().plan(view, 8).kept
+    for row in range(2):
+        assert kept[row].tolist() == slow_divprune(view.tokens[row], 8)
+
+
+def test_divprune_takes_no_duplicate_before_everything_else():
+    view = make_view(DivPrune(), [((0, 0, 2, 5),)])
+    tokens = view.tokens.clone()
+    tokens[0, 5:] = tokens[0, :5]
+    kept = DivPrune().plan(replace(view, tokens=tokens), 5).kept[0]
+    assert sorted((kept % 5).tolist()) == [0, 1, 2, 3, 4]
+    more = DivPrune().plan(replace(view, tokens=tokens), 7).kept[0]
+    assert len(set(more.tolist())) == 7
+
+
+# ---------------------------------------------------------------- VisionZip
+
+
+def slow_visionzip(
+    method: VisionZip, view: View, row: int, keep: int
+) -> tuple[list[int], torch.Tensor]:
+    """Kept indices and merged tokens, step by step."""
+    scores = view.signals["cls_attention"][row].tolist()
+    keys = torch.nn.functional.normalize(view.signals["tower_keys"][row].double(), dim=1)
+    tokens = view.tokens[row].double()
+    n = len(scores)
+    n_dominant = math.floor(keep * 54 / 64 + 0.5)
+    dominant = sorted(range(n), key=lambda i: (-scores[i], i))[:n_dominant]
+    rest = [i for i in range(n) if i not in dominant]
+    n_targets = keep - n_dominant
+    targets = rest[:: max(1, len(rest) // n_targets)][:n_targets] if n_targets else []
+    groups: dict[int, list[int]] = {target: [] for target in targets}
+    for i in rest:
+        if i not in targets and targets:
+            groups[max(targets, key=lambda t: (float(keys[i] @ keys[t]), -t))].append(i)
+    values = {i: tokens[i] for i in dominant}
+    for target, group in groups.items():
+        if method.contextual == "mean":
+            values[target] = tokens[[target, *group]].mean(dim=0)
+        else:
+            others = tokens[group].mean(dim=0) if group else 0
+            values[target] = tokens[target] + others
+    kept = sorted(values)
+    return kept, torch.stack([values[i] for i in kept])
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 13, 32, 64, 130, 143])
+@pytest.mark.parametrize("contextual", ["mean", "target_plus_mean"])
+def test_visionzip_equals_the_slow_one(contextual, keep: int):
+    method = VisionZip(contextual=contextual)
+    view = make_view(method, SQUARE * 2, seed=keep)
+    plan = method.plan(view, keep)
+    assert plan.merge is not None
+    merged = plan.merge.apply(view.tokens, keep)
+    for row in range(2):
+        kept, values = slow_visionzip(method, view, row, keep)
+        assert plan.kept[row].tolist() == kept
+        assert torch.allclose(merged[row], values.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("keep", "n_dominant"), [(192, 162), (128, 108), (64, 54)])
+def test_visionzip_splits_as_published(keep: int, n_dominant: int):
+    view = make_view(VisionZip(), [((0, 0, 24, 24),)])
+    plan = VisionZip().plan(view, keep)
+    assert plan.merge is not None
+    best = view.signals["cls_attention"][0].argsort(descending=True)[:n_dominant]
+    assert torch.isin(best, plan.kept[0]).all()
+    own_slot_only = plan.merge.slot[0].bincount()[plan.merge.slot[0, best]]
+    assert (own_slot_only == 1).all()  # nothing joins a dominant token
+    assert (plan.merge.slot[0] >= 0).all()  # and every other token goes somewhere

@@ -1,0 +1,329 @@
+"""Curves from a store of made-up runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.budget import Budget
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.evaluation.samples import score_entries
+from harness.report import write_curves, write_report
+from harness.report.__main__ import main
+from harness.report.data import read_panels
+from harness.report.dots import DOTS, draw_dots
+from harness.report.figure import spread
+from harness.report.groups import title
+from harness.report.report import config_names, groups
+from harness.specs import RunSpec
+from harness.store import Store
+from tests.report.stored_rows import settings
+
+N = 200
+
+
+def add_run(
+    root: Path,
+    method: str,
+    ratio: float,
+    mean: float,
+    label: str = "",
+    layer: int | None = 0,
+    benchmark: str = "boxes",
+    n: int = N,
+    under: dict[str, object] | None = None,
+    **changes: object,
+) -> None:
+    """Write a run whose scores share each sample's difficulty with all others; `under` are settings off the usual."""
+    difficulty = np.random.default_rng(0).permutation(n) / n
+    name = "-".join(
+        map(str, (benchmark, method, label, ratio, n, *(under or {}).values(), *changes.values()))
+    )
+    directory = Store(root).run(name)
+    scores = {(benchmark, i): {"acc": float(d < mean)} for i, d in enumerate(difficulty)}
+    directory.journal.append(*score_entries(scores))
+    sites = [] if layer is None else [{"where": "layer", "layer": layer}]
+    row = {
+        "schema": 1,
+        "run_key": name,
+        "model": "tiny",
+        "method": method,
+        "variant": "paper",
+        "benchmark": benchmark,
+        "ratio": ratio,
+        "budget_rule": "kept",
+        "seed": 0,
+        "n_samples": n,
+        "metrics": {"acc": {"value": mean, "stderr": None}},
+        "settings": settings(**(under or {})),
+        # What acts later leaves more.
+        "flops": {"share_of_full": 1 - ratio * (0.6 if layer else 0.9)},
+        "extra": {"headline": "acc", "label": label, "sites": sites},
+    }
+    directory.commit(row | changes)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    for ratio, random, good in ((0.0, 0.9, 0.9), (0.5, 0.8, 0.9), (0.9, 0.45, 0.81)):
+        add_run(tmp_path, "random", ratio, random)
+        add_run(tmp_path, "random", ratio, random + 0.01, label="layer=2", layer=2)
+        add_run(tmp_path, "clever", ratio, good)
+        add_run(tmp_path, "clever", ratio, good - 0.02, label="layer=2", layer=2)
+    return tmp_path
+
+
+def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
+    (panel,) = read_panels(root, ["boxes"])
+    assert (panel.metric, panel.n_samples, panel.ratios) == ("acc", N, (0.0, 0.5, 0.9))
+    assert panel.full is not None
+    assert panel.full.value == pytest.approx(0.9)
+    assert panel.full.low < 0.9 < panel.full.high
+    # Methods first, controls last.
+    names = [curve.name for curve in panel.curves]
+    assert names == ["clever", "clever layer=2", "random", "random layer=2"]
+    clever, late, random, _ = panel.curves
+    assert (clever.floor, late.floor, random.floor) == ("random", "random layer=2", None)
+    end = clever.points[-1]
+    assert end.score.value == pytest.approx(0.81)
+    assert end.retention is not None
+    assert end.gain is not None
+    assert end.retention.value == pytest.approx(0.9)
+    assert end.gain.value == pytest.approx(0.36)
+    assert end.gain.low > 0.29
+    assert end.pvalue is not None
+    assert end.pvalue < 0.001
+    # Nothing is chosen at ratio 0.
+    assert clever.points[0].gain is None
+    assert clever.points[0].retention is not None
+    assert clever.points[0].retention.value == 1.0
+
+
+def test_files_and_table(root: Path, tmp_path: Path) -> None:
+    png, svg, table = write_curves(root, tmp_path / "new" / "curves")
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "clever layer=2" in svg.read_text()
+    text = table.read_text()
+    assert "| method | 100 % | 50 % | 10 % | FLOPs |" in text
+    # Equal counts are no equal cost: what acts later leaves more of the prefill.
+    lines = {line.split(" | ")[0]: line for line in reversed(text.splitlines())}
+    assert lines["| clever"].endswith("| 100 / 55 / 19 % |")
+    assert lines["| clever layer=2"].endswith("| 100 / 70 / 46 % |")
+    assert "| unpruned | 90.0 [85.0, 93.8] |" in text
+    assert "+36.0 [" in text
+    first = svg.read_bytes()
+    write_curves(root, tmp_path / "new" / "curves")
+    assert svg.read_bytes() == first
+
+
+def test_seeds_are_averaged_within_a_sample(root: Path) -> None:
+    add_run(root, "random", 0.9, 0.65, seed=1)
+    (panel,) = read_panels(root, ["boxes"])
+    random = next(curve for curve in panel.curves if curve.name == "random")
+    assert random.points[-1].score.value == pytest.approx((0.45 + 0.65) / 2)
+
+
+def test_smaller_runs_and_other_models_do_not_mix_in(root: Path) -> None:
+    add_run(root, "clever", 0.75, 0.5, n=8)
+    (panel,) = read_panels(root, ["boxes"])
+    assert 0.75 not in panel.ratios
+    add_run(root, "clever", 0.75, 0.5, model="huge")
+    with pytest.raises(UserError, match="valid for --model: huge, tiny"):
+        read_panels(root, ["boxes"])
+    assert read_panels(root, ["boxes"], model="tiny") == [panel]
+
+
+def test_command_line(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "figure")
+    arguments = ["--store", str(root), "--out", out, "--benchmarks"]
+    assert main([*arguments, "boxes"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{out}.png"
+    assert main([*arguments, "boxen"]) == 2
+    assert "did you mean boxes?" in capsys.readouterr().err
+
+
+def test_a_run_without_scores_is_named(root: Path) -> None:
+    Store(root).run("boxes-clever--0.5-200").journal.clear()
+    with pytest.raises(UserError, match=r"boxes-clever--0.5-200 .* has acc for 0 of 200 samples"):
+        read_panels(root, ["boxes"])
+
+
+def test_labels_keep_order_and_distance() -> None:
+    placed = spread([0.1, 0.11, 0.12, 0.8], 0.05)
+    assert placed == pytest.approx([0.06, 0.11, 0.16, 0.8])
+    assert spread([0.2, 0.5], 0.05) == pytest.approx([0.2, 0.5])
+    chain = spread([0.0, 0.05, 0.06, 0.14], 0.05)
+    assert min(np.diff(chain)) >= 0.05 - 1e-9
+
+
+# ---------------------------------------------------------------- every method against random
+
+
+@pytest.fixture
+def against(tmp_path: Path) -> Path:
+    """Runs of real methods: DivPrune good, HiRED bad, VisionZip like random; FastV and PyramidDrop between layers."""
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    for ratio, random in ((0.5, 0.8), (0.9, 0.45)):
+        add_run(tmp_path, "random", ratio, random)
+        add_run(tmp_path, "random", ratio, random + 0.05, label="layer=2", layer=2)
+        add_run(tmp_path, "divprune", ratio, random + 0.1)
+        add_run(tmp_path, "visionzip", ratio, random)
+        add_run(tmp_path, "hired", ratio, random - 0.1, label="budget=stripes official")
+        add_run(tmp_path, "fastv", ratio, random + 0.1, label="queries=mean", layer=2)
+        add_run(tmp_path, "pyramiddrop", ratio, random, layer=1)
+    add_run(tmp_path, "uniform", 0.5, 0.8)
+    return tmp_path
+
+
+def report_of(store: Path, out: Path, *left_out: tuple[RunSpec, str]) -> dict[str, str]:
+    """Write the report of all runs of a store; return its files by name."""
+    spec = replace(
+        spec_of("method=fastv", "ratio=0.9"),
+        store=store,
+        report=out,
+        model=replace(spec_of("method=fastv").model, name="tiny"),
+    )
+    keys = {row["run_key"] for row in Store(store).rows()}
+    paths = list(write_report(spec, keys, left_out))
+    assert {path.name for path in paths} == {path.name for path in out.iterdir()}
+    return {path.name: path.read_text() for path in paths}
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def row_of(page: str, name: str) -> list[str]:
+    """Cells of the one table row that begins with a name."""
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
+    (strict,) = read_panels(against, ["boxes"])
+    (near,) = read_panels(against, ["boxes"], nearest=True)
+    floors = [{curve.name: curve.floor for curve in panel.curves} for panel in (strict, near)]
+    assert [found["pyramiddrop"] for found in floors] == [None, "random layer=2"]
+    assert all(found["divprune"] == "random" for found in floors)
+    assert all(found["fastv queries=mean"] == "random layer=2" for found in floors)
+    # Nothing else moves: what has a floor of its own place keeps it.
+    assert [curve for curve in strict.curves if curve.floor] == [
+        curve for curve in near.curves if curve.floor and curve.name != "pyramiddrop"
+    ]
+
+
+def test_without_random_between_layers_such_methods_have_no_floor(against: Path) -> None:
+    for path in against.glob("runs/boxes-random-layer=2*"):
+        (path / "row.json").unlink()
+    (panel,) = read_panels(against, ["boxes"], nearest=True)
+    assert {curve.floor for curve in panel.curves if curve.place} == {None}
+
+
+def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
+    sites = [{"where": "tower", "layer": 2}, {"where": "layer", "layer": 1}]
+    extra = {"headline": "acc", "label": "", "sites": sites}
+    add_run(against, "tome", 0.9, 0.5, extra=extra)
+    (panel,) = read_panels(against, ["boxes"])
+    (curve,) = [curve for curve in panel.curves if curve.name == "tome"]
+    assert (curve.place, curve.floor) == (0, "random")
+
+
+def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: Path) -> None:
+    page = report_of(against, tmp_path / "report")["boxes.md"]
+    assert "acc in percent on 200 samples of `tiny`" in page
+    assert "; 90.0 with all of them" in page
+    half, tenth = row_of(page, "divprune")
+    assert half.startswith("90.0, +10.0 [")
+    assert tenth.startswith("55.0, +10.0 [")
+    assert half.endswith("**above**")
+    assert tenth.endswith("**above**")
+    # Names are those of the config files, not of the parameters.
+    assert all(cell.endswith("**below**") for cell in row_of(page, "hired_official"))
+    assert row_of(page, "visionzip")[0] == "80.0, +0.0 [+0.0, +0.0]"
+    assert row_of(page, "uniform")[1] == "-"
+    assert row_of(page, "fastv_paper")[0].endswith("**above**")
+    assert row_of(page, "pyramiddrop (layer 1)")[0].startswith("80.0, -5.5 [")
+    assert row_of(page, "random")[0].startswith("80.0 [")
+    before, between = page.index("## Before the decoder"), page.index("## Between decoder layers")
+    assert before < page.index("| divprune |") < page.index("| hired_official |") < between
+    assert between < page.index("| random_layer2 |") < page.index("| fastv_paper |")
+
+
+def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -> None:
+    text = report_of(against, tmp_path / "report")["README.md"]
+    assert row_of(text, "divprune") == ["`++`"]
+    assert row_of(text, "hired_official") == ["`--`"]
+    assert row_of(text, "visionzip") == ["`..`"]
+    assert row_of(text, "uniform") == ["`. `"]
+    # Best first.
+    assert text.index("| divprune |") < text.index("| visionzip |") < text.index("| hired_official")
+    assert "[boxes](boxes.md)" in text
+
+
+def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Path) -> None:
+    spec = spec_of("method=fastv_paper", "ratio=0.9")
+    spec = replace(spec, benchmark=replace(spec.benchmark, name="boxes"))
+    other = replace(spec, benchmark=replace(spec.benchmark, name="elsewhere"))
+    page = report_of(against, tmp_path / "report", (spec, "no way"), (other, "nor"))["boxes.md"]
+    assert "## Left out" in page
+    assert "| fastv_paper | 10 % | no way |" in page
+    assert "nor" not in page.split("## Left out")[1]
+
+
+def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
+    names = {"random": "random", "random layer=2": "random_layer2"}
+    assert title("random layer=2", names) == "random_layer2"
+    assert title("random layer=2 backend=emulate", names) == "random_layer2 backend=emulate"
+    assert title("divprune layer=2", names) == "divprune layer=2"
+
+
+def test_a_row_that_lacks_samples_is_counted_on_the_page(against: Path, tmp_path: Path) -> None:
+    add_run(against, "divprune", 0.75, 0.5, n=N - 1)
+    page = report_of(against, tmp_path / "report")["boxes.md"]
+    assert f"1 row passed over: with fewer than {N} samples." in page
+
+
+def test_a_report_without_random_says_what_it_needs(against: Path, tmp_path: Path) -> None:
+    for path in against.glob("runs/boxes-random-*"):
+        (path / "row.json").unlink()
+    with pytest.raises(UserError, match="report needs method=random among the runs of boxes"):
+        report_of(against, tmp_path / "report")
+
+
+def test_dots_stand_at_scores_and_take_the_colour_of_the_verdict(against: Path) -> None:
+    (panel,) = read_panels(against, ["boxes"], nearest=True)
+    shown = groups(panel)
+    names = config_names({"random", "fastv", "hired"}, Budget("kept", 0.5))
+    figure = draw_dots(panel, shown, names)
+    half, _ = figure.axes
+    labels = [tick.get_text() for tick in half.get_yticklabels()]
+    assert labels[0] == "before the decoder"
+    assert labels.index("between decoder layers") == 1 + len(shown[0].curves)
+    dots = {
+        labels[int(line.get_ydata()[0])]: (line.get_xdata()[0], line.get_markerfacecolor())
+        for line in half.get_lines()
+        if line.get_marker() in ("o", "s")
+    }
+    assert dots["divprune"] == (pytest.approx(90.0), DOTS["above"][1])
+    assert dots["hired_official"] == (pytest.approx(70.5), DOTS["below"][1])
+    assert dots["visionzip"] == (pytest.approx(80.0), DOTS[""][1])
+    low, high = 100 * shown[0].floor.points[0].score.low, 100 * shown[0].floor.points[0].score.high
+    band = half.patches[0]
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((low, high))
+
+
+def test_names_of_config_files_are_found_by_their_settings() -> None:
+    names = config_names({"fastv", "random", "pyramiddrop"}, Budget("kept", 0.9))
+    assert names["fastv queries=mean"] == "fastv_paper"
+    assert names["fastv official"] == "fastv"
+    assert names["random layer=2"] == "random_layer2"
+    # What repeats the budget is no setting: the name is the same at every ratio.
+    assert names["pyramiddrop"] == "pyramiddrop"

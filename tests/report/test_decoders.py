@@ -1,0 +1,365 @@
+"""Tables and pictures of decoders from a store of made-up runs, and the sweeps that bring real ones."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from matplotlib.patches import Rectangle
+
+from harness.catalogue import names_of
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.decoding.summary import speculative_block
+from harness.decoding.telling import Spent, Steps, Telling
+from harness.decoding.trace import Round
+from harness.engine.record import Record
+from harness.errors import UserError
+from harness.evaluation.samples import Sample
+from harness.report.decoder_bars import draw_decoders
+from harness.report.decoder_drafts import draw_guidance, draw_ratio
+from harness.report.decoder_rows import acceptance, decoders, guidances, ratios, read_cells
+from harness.report.decoders import main, write_decoders
+from harness.specs import RunSpec
+from harness.store import Store
+from methods.base import Decoder
+from methods.parallelvlm import ParallelVLM
+from tests.report.stored_rows import settings
+
+STEPS = Steps(target=0.004, draft=0.001)
+
+
+def telling(
+    accepted: int, judged: int, compared: bool = True, steps: Steps | None = None
+) -> Telling:
+    """Return an answer that took 5 s a token plainly and 2 s with drafts."""
+    own, plain = Spent(1.0, 0.0, 8.0, 5), Spent(1.0, 0.0, 20.0, 5)
+    seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
+    rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
+    return Telling(4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None)
+
+
+def add(
+    root: Path,
+    method: str,
+    ratio: float = 0.5,
+    tellings: tuple[Telling, ...] = (telling(3, 4, steps=STEPS), telling(1, 2)),
+    overlap: bool = False,
+    transport: str = "auto",
+    benchmark: str = "captions",
+    draft: str | None = "small",
+    draft_dtype: str = "float32",
+    label: str = "",
+    params: dict[str, Any] | None = None,
+    journal: bool = True,
+    **changes: object,
+) -> Path:
+    """Write a run; those written later are newer."""
+    directory = Store(root).run(f"run{len(list(root.glob('runs/*'))):03}")
+    decodings = [one.entry() for one in tellings]
+    if journal:
+        directory.journal.append(*(sample(i, one) for i, one in enumerate(decodings)))
+    row = {
+        "schema": 1,
+        "run_key": directory.path.name,
+        "model": "tiny",
+        "method": method,
+        "variant": "paper",
+        "benchmark": benchmark,
+        "ratio": ratio,
+        "budget_rule": "kept",
+        "seed": 0,
+        "n_samples": len(tellings),
+        "settings": settings(
+            draft=draft and {"name": draft, "dtype": draft_dtype},
+            engine_transport=transport if draft else None,
+            engine_positions=None,
+            engine_compare=tellings[0].plain is not None,
+            method_params=params or {},
+        ),
+        "extra": {
+            "label": label,
+            "params": params or {},
+            "speculative": speculative_block(decodings, overlap),
+            "environment": {"device_name": "abacus", "threads": 1, "dtype": "float32"},
+        },
+    }
+    directory.commit(row | changes)
+    order = int(directory.path.name[3:])
+    os.utime(directory.path / "row.json", (order, order))
+    return directory.path
+
+
+def sample(number: int, decoding: dict[str, Any]) -> dict[str, Any]:
+    record = Record(
+        sample=f"captions/{number}",
+        visual=144,
+        text=7,
+        requested=(),
+        kept=(),
+        origin=None,
+        entering=(144,),
+        kv_entries=144,
+        kv_bytes=1,
+        new_tokens=5,
+        decoding=decoding,
+    )
+    return Sample("captions", number, "a", 151, 5, record).entry()
+
+
+def guided(root: Path, ratio: float, **settings: Any) -> Path:
+    """Write a run of ParallelVLM; `params` name what is off its defaults."""
+    changed = settings.pop("params", {})
+    return add(
+        root,
+        "parallelvlm",
+        ratio,
+        overlap=True,
+        label=" ".join(f"{key}={value}" for key, value in changed.items()),
+        params=asdict(ParallelVLM(**changed)),
+        **settings,
+    )
+
+
+def full_store(root: Path) -> None:
+    add(root, "autoregressive", 0, (telling(0, 0, compared=False),) * 2, draft=None)
+    add(root, "vanilla_sd", 0)
+    for ratio in (0, 0.5, 0.9):
+        guided(root, ratio)
+    guided(root, 1, params={"guidance": "none", "text_only": True})
+    taking_turns: dict[str, Any] = {"transport": "sequential"}
+    for ratio in (0.5, 0.9):
+        for guidance in ("random", "self"):
+            guided(root, ratio, params={"guidance": guidance}, **taking_turns)
+        for layer in (1, 2):
+            guided(root, ratio, params={"L": layer}, **taking_turns)
+    guided(root, 0, params={"guidance": "none"}, **taking_turns)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # a picture whose panels find no room
+def test_everything_is_written_from_a_full_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_store(tmp_path / "store")
+    out = tmp_path / "docs" / "speculative"
+    assert main(["--store", str(tmp_path / "store"), "--write", str(out)]) == 0
+    pictures = {
+        f"{name}.{kind}" for name in ("decoders", "ratio", "guidance") for kind in ("png", "svg")
+    }
+    assert {path.name for path in out.iterdir()} == pictures | {"README.md"}
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert set(printed.out.split()) == {str(path) for path in out.iterdir()}
+    page = (out / "README.md").read_text()
+    for name in ("decoders", "ratio", "guidance"):
+        assert f"({name}.png)" in page
+    assert "Left out" not in page
+    assert "tiny with small as draft; abacus; 1 thread; float32; 2 answers a row" in page
+
+
+def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
+    full_store(tmp_path / "store")
+    write_decoders(tmp_path / "store", tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text()
+    part = page[page.index("### captions") : page.index("## parallelvlm by")]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    heads, _, plain, vanilla, own = lines
+    # 4 of 6 accepted, 2 s instead of 5 s a token; plain decoding has no speed-up over itself.
+    found = dict(zip(heads, vanilla, strict=True))
+    assert (found["method"], found["ratio"], found["accepted"]) == ("vanilla_sd", "0", "66.7%")
+    assert (found["decode"], found["end to end"], found["differ"]) == ("2.50", "2.33", "0/2")
+    assert (found["T_p"], found["T_q"]) == ("5000.00", "1000.00")
+    assert (plain[0], dict(zip(heads, plain, strict=True))["decode"]) == ("autoregressive", "-")
+    # The ratios and guidances of another decoder's study are not among the decoders.
+    assert own[:2] == ["parallelvlm", "0.5"]
+    assert "| random | its own | 0.9 | 66.7 [50.0, 75.0] | 2.00 |" in page
+    assert "| similarity_variation | 2 | 0.5 | 66.7 [50.0, 75.0] | 2.00 |" in page
+
+
+def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    add(store, "vanilla_sd", 0)
+    assert main(["--store", str(store), "--write", str(out)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "left out: no rows for ratio; run: python run.py +experiment=speculative_ratio",
+        "left out: no rows for guidance; run: python run.py +experiment=speculative_guidance",
+    ]
+    assert {path.name for path in out.iterdir()} == {"README.md", "decoders.png", "decoders.svg"}
+    assert "- no rows for guidance" in (out / "README.md").read_text()
+
+
+def test_without_plain_decoding_there_are_tables_and_no_bars(tmp_path: Path) -> None:
+    add(tmp_path / "store", "vanilla_sd", 0, (telling(1, 2, compared=False),))
+    paths, missing = write_decoders(tmp_path / "store", tmp_path / "out")
+    assert [path.name for path in paths] == ["README.md"]
+    assert len(missing) == 3
+    page = paths[0].read_text()
+    assert "| vanilla_sd | 0 |" in page
+    assert "decoders.png" not in page
+
+
+@pytest.mark.parametrize("reducers", [False, True])
+def test_a_store_without_decoders_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reducers: bool
+) -> None:
+    if reducers:
+        add(tmp_path, "fastv", extra={"speculative": None})
+    out = tmp_path / "out"
+    assert main(["--store", str(tmp_path), "--write", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "holds no finished runs of a decoder; valid: a store of" in told
+    assert not out.exists()
+
+
+def test_several_models_must_be_told_apart(tmp_path: Path) -> None:
+    add(tmp_path, "pearl", 0, overlap=True)
+    add(tmp_path, "pearl", 0, overlap=True, model="huge")
+    with pytest.raises(UserError, match="valid for --model: huge, tiny"):
+        read_cells(tmp_path)
+    assert [cell.row["model"] for cell in read_cells(tmp_path, "huge")] == ["huge"]
+    with pytest.raises(UserError, match="--model"):
+        read_cells(tmp_path, "large")
+
+
+def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) -> None:
+    three = (telling(1, 2, steps=STEPS),) * 3
+    add(tmp_path, "pearl", 0, overlap=True)
+    newer = add(tmp_path, "pearl", 0, overlap=True)
+    add(tmp_path, "vanilla_sd", 0)
+    add(tmp_path, "vanilla_sd", 0, three)
+    add(tmp_path, "onsd", 1, draft="other")
+    found = decoders(read_cells(tmp_path))["captions"]
+    # Three answers, or another draft, are no measure of the others.
+    assert [(cell.name, cell.row["n_samples"]) for cell in found] == [
+        ("vanilla_sd", 2),
+        ("pearl", 2),
+    ]
+    assert found[1].path == newer
+
+
+def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
+    older = add(tmp_path, "vanilla_sd", 0)
+    add(tmp_path, "vanilla_sd", 0, (telling(3, 4, compared=False), telling(1, 2, compared=False)))
+    assert [cell.path for cell in decoders(read_cells(tmp_path))["captions"]] == [older]
+
+
+def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
+    add(tmp_path, "vanilla_sd", 0)
+    for ratio in (0.5, 0.9):
+        guided(tmp_path, ratio, transport="sequential")
+    guided(tmp_path, 0.9, transport="sequential", params={"guidance": "uniform"})
+    cells = read_cells(tmp_path)
+    assert [cell.name for cell in decoders(cells)["captions"]] == ["vanilla_sd"]
+    assert ratios(cells) == []
+    assert len(guidances(cells)) == 3
+
+
+def test_decoders_are_compared_at_the_ratio_that_most_have(tmp_path: Path) -> None:
+    add(tmp_path, "std", 0.75, draft=None)
+    add(tmp_path, "vanilla_sd", 0)
+    for ratio in (0, 0.25, 0.75):  # as many at 0.25 as at 0.75 without std
+        guided(tmp_path, ratio)
+    found = decoders(read_cells(tmp_path))["captions"]
+    expected = [("vanilla_sd", 0), ("std", 0.75), ("parallelvlm", 0.75)]
+    assert [(cell.name, cell.ratio) for cell in found] == expected
+
+
+def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
+    for ratio in (0, 0.5, 0.9):
+        guided(tmp_path, ratio)
+    guided(tmp_path, 0.5, params={"gamma": 2})
+    guided(tmp_path, 1, params={"guidance": "none", "text_only": True})
+    found = ratios(read_cells(tmp_path))
+    assert [(cell.ratio, cell.params["gamma"]) for cell in found] == [
+        (ratio, "auto") for ratio in (0, 0.5, 0.9, 1)
+    ]
+
+
+def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path) -> None:
+    add(tmp_path, "pearl", tellings=(telling(3, 4), telling(1, 2), telling(4, 4)))
+    add(tmp_path, "pearl", 0.9, tellings=(telling(3, 4), telling(1, 2)), journal=False)
+    add(tmp_path, "autoregressive", 0, (telling(0, 0),) * 2)
+    three, bare, nobody = sorted(read_cells(tmp_path), key=lambda cell: cell.path)
+    found = acceptance(three)
+    assert found is not None
+    assert found.value == pytest.approx(three.block["acceptance"]) == pytest.approx(0.8)
+    # All three answers may be the worst one or the best one.
+    assert [found.low, found.high] == pytest.approx([0.5, 1.0])
+    alone = acceptance(bare)
+    assert alone is not None
+    assert alone.low == alone.value == alone.high == pytest.approx(4 / 6)
+    assert acceptance(nobody) is None
+
+
+def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
+    full_store(tmp_path)
+    cells = read_cells(tmp_path)
+    fast = [c for c in decoders(cells)["captions"] if c.block["speedup_decode"] is not None]
+    bars = draw_decoders({"captions": fast}).axes[0]
+    widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]
+    assert widths == pytest.approx([2.5, 2.5])
+    assert [tick.get_text() for tick in bars.get_yticklabels()] == ["vanilla_sd", "parallelvlm"]
+    right = draw_ratio(ratios(cells)).axes[2]
+    ticks = [tick.get_text() for tick in right.get_xticklabels()]
+    assert ticks == ["0", "50", "90", "words\nonly"]
+    left, deep = draw_guidance(guidances(cells)).axes
+    names = [tick.get_text() for tick in left.get_yticklabels()]
+    assert set(names) == {"random", "self", "similarity_variation"}
+    assert [tick.get_text() for tick in deep.get_xticklabels()] == ["1", "2"]
+
+
+# ------------------------------------------------------------------ the sweeps
+
+
+def preset(name: str) -> dict[str, list[str]]:
+    """Return the values that a sweep goes through, by key."""
+    found = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+    return {
+        key: str(value).split(",") for key, value in found["hydra"]["sweeper"]["params"].items()
+    }
+
+
+def specs(*argv: str) -> list[RunSpec]:
+    command = read_command(argv)
+    assert command is not None
+    assert command.sweep
+    return [build_spec(cell) for cell in command.cells]
+
+
+def test_the_sweep_of_decoders_is_timed_on_one_thread() -> None:
+    listed = preset("speculative")
+    assert sorted(listed["method"]) == list(names_of(Decoder))
+    found = specs("+experiment=speculative", "method=std,pearl", "benchmark=seedling_vqa")
+    assert [one.method.name for one in found] == ["std", "pearl"]
+    assert {(one.engine.threads, one.benchmark.limit, one.engine.compare) for one in found} == {
+        (1, 200, True)
+    }
+
+
+def test_the_sweep_of_ratios_and_its_limit() -> None:
+    listed = preset("speculative_ratio")["ratio"]
+    assert [float(one) for one in listed] == [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99]
+    (last,) = specs("+experiment=speculative_ratio", "ratio=0.99")
+    assert (last.method.name, last.engine.transport) == ("parallelvlm", "auto")
+    blind = ("ratio=1", "method.params.guidance=none", "method.params.text_only=true")
+    (limit,) = specs("+experiment=speculative_ratio", *blind)
+    assert (limit.budget.ratio, limit.method.params["text_only"]) == (1, True)
+
+
+def test_the_sweep_of_guidances_and_of_layers() -> None:
+    listed = preset("speculative_guidance")["method.params.guidance"]
+    for guidance in listed:
+        ParallelVLM(guidance=guidance)  # type: ignore[arg-type]  # which checks it
+    assert len(set(listed)) == 8
+    usual = ("method.params.guidance=similarity_variation", "method.params.L=1,5", "ratio=0.9")
+    found = specs("+experiment=speculative_guidance", *usual)
+    assert [(one.method.params["L"], one.engine.transport) for one in found] == [
+        (1, "sequential"),
+        (5, "sequential"),
+    ]

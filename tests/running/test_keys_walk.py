@@ -1,0 +1,208 @@
+"""Every field of a run's description changes the run key, or stands here with the reason why it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.catalogue import METHODS, build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.paths import ROOT
+from harness.running import keys
+from harness.running.keys import key_parts, run_key
+from harness.running.settings import Contents, settings_of
+from harness.specs import RunSpec
+from methods.base import Method
+
+#: Fields that change no number: path of the field -> why.
+EXEMPT = {
+    "model.check_weights": "refuses a model or changes nothing",
+    "method.draft.check_weights": "as model.check_weights",
+    "model.conversion": "a command to print where a checkpoint does not load",
+    "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
+    "method.draft.conversion": "as model.conversion",
+    "method.draft.drafts": "a draft has no draft",
+    "benchmark.include_path": "where the task lies; its files are in `sources`, or hashed where these are empty",
+    "benchmark.split": "prose for readers; the task file names the split",
+    "engine.threads": "answers do not depend on it; the environment of the row says it beside the times",
+    "engine.max_errors": "decides whether there is a row, not what it says",
+    "engine.paired": "measures beside a run that has ended; a row that lacks the figure asked for gets it by itself",
+    "engine.patience": "decides when a lost draft is given up, which the row counts",
+    "force": "runs again, under the same key",
+    "log": "where the row is mirrored",
+    "log_options": "where the row is mirrored",
+    "store": "where the row lies",
+    "offline": "whether files may be fetched; their content is hashed",
+    "curves": "what is drawn afterwards",
+    "report": "what is drawn afterwards",
+    "refused": "what a sweep does with other cells",
+}
+
+#: Runs from which fields are changed: a field counts if it changes the key of one of them.
+BASES = {
+    "reducer": ("method=fastv", "ratio=0.5"),
+    "random weights": ("method=fastv", "ratio=0.5", "model=llava15_7b", "model.weights=random"),
+    "decoder": ("method=pearl",),
+    "draft of random weights": (
+        *("method=pearl", "model=llava_ov_7b", "model.weights=random"),
+        "method.draft_options={weights: random}",
+    ),
+}
+
+#: What cannot be changed by its type alone, and where other files must lie.
+VALUES: dict[str, Any] = {
+    "method.name": "divprune",
+    "method.params": {"K": 3},
+    "budget.rule": "flops",
+    "budget.ratio": 0.25,
+    "benchmark.sources": (ROOT / "tasks" / "videos",),
+    "model.path": ROOT / "tasks",
+    "method.draft.path": ROOT / "tasks",
+}
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+@cache
+def bases() -> dict[str, RunSpec]:
+    found = {name: spec_of(*argv) for name, argv in BASES.items()}
+    # On the hub, and not in the cache of this machine.
+    away: dict[str, Any] = {"path": None, "hub": "somebody/something", "revision": "main"}
+    near, pair = found["reducer"], found["decoder"]
+    assert pair.method.draft is not None
+    return found | {
+        "hub": replace(near, model=replace(near.model, **away)),
+        "draft on the hub": replace(
+            pair, method=replace(pair.method, draft=replace(pair.method.draft, **away))
+        ),
+    }
+
+
+def walk(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the dotted path of every field that is no description itself."""
+    for one in fields(value):
+        inner, name = getattr(value, one.name), f"{path}{one.name}"
+        if is_dataclass(inner):
+            yield from walk(inner, f"{name}.")
+        else:
+            yield name
+
+
+def at(value: Any, path: str) -> Any:
+    return reduce(lambda one, name: getattr(one, name, MISSING), path.split("."), value)
+
+
+def put(value: Any, path: str, new: Any) -> Any:
+    name, _, rest = path.partition(".")
+    return replace(value, **{name: put(getattr(value, name), rest, new) if rest else new})
+
+
+def other(old: Any) -> Any:
+    """Return another value of the same kind."""
+    match old:
+        case bool():
+            return not old
+        case int() | float():
+            return old + 1
+        case str():
+            return f"{old}x"
+        case Path():
+            return old / "x"
+        case tuple():
+            return (*old, "x")
+        case frozenset():
+            return old | {"x"}
+        case Mapping():
+            return {**old, "x": 1}
+        case _:
+            return "x"
+
+
+@cache
+def built(name: str) -> Method:
+    spec = bases()[name]
+    return build_method(spec.method.name, spec.method.params)
+
+
+@cache
+def key_of(base: str) -> str:
+    return run_key(key_parts(bases()[base], built(base), DIGESTS))
+
+
+def changes_key(base: str, path: str) -> bool:
+    spec = bases()[base]
+    old = at(spec, path)
+    if old is MISSING:
+        return False
+    new = VALUES.get(path, other(old))
+    method = build_method("fastv", new) if (base, path) == PARAMS else built(base)
+    return run_key(key_parts(put(spec, path, new), method, DIGESTS)) != key_of(base)
+
+
+DIGESTS = Digests()
+PARAMS = ("reducer", "method.params")
+FOUND = {path for spec in bases().values() for path in walk(spec)}
+#: Without what is a description of its own in one of the runs.
+PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for one in FOUND))
+
+
+@pytest.fixture(autouse=True)
+def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hash no source files, which no field changes."""
+    monkeypatch.setattr(keys, "ENGINE_SOURCES", ())
+
+
+def test_the_walk_reaches_every_description() -> None:
+    reached = {path.rpartition(".")[0] for path in PATHS}
+    assert reached >= {
+        *("", "model", "model.facts", "model.facts.text", "model.facts.tower", "model.video"),
+        *("method", "method.draft", "method.draft.facts.text", "method.draft.video"),
+        *("benchmark", "budget", "engine"),
+    }
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_changes_the_key_or_says_why_not(path: str) -> None:
+    changing = [base for base in bases() if changes_key(base, path)]
+    if path in EXEMPT:
+        assert changing == []
+    else:
+        assert changing, f"{path} changes no key, and EXEMPT has no reason for it"
+
+
+def test_no_reason_is_left_of_a_field_that_is_gone() -> None:
+    assert set(PATHS) >= set(EXEMPT) | set(VALUES)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_hyper_parameter_is_part_of_the_settings(name: str) -> None:
+    method = build_method(name, {})
+    found = settings_of(bases()["decoder"], method, Contents("abc"))
+    assert set(found["method"]["params"]) == {one.name for one in fields(method)}
+
+
+def test_random_weights_say_what_they_were_built_as() -> None:
+    built_as = {
+        base: key_parts(bases()[base], built(base), DIGESTS)["settings"]["model"]["architecture"]
+        for base in ("reducer", "random weights")
+    }
+    assert built_as["reducer"] is None
+    assert built_as["random weights"] == bases()["random weights"].model.architecture != {}
+
+
+def test_settings_are_as_a_stored_row_gives_them_back() -> None:
+    for base, spec in bases().items():
+        found = key_parts(spec, built(base), DIGESTS)["settings"]
+        assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.seedling import benchmarks
+from harness.seedling.scenes import SceneObject
+from harness.seedling.scoring import (
+    box_score,
+    caption_score,
+    exact_match,
+    iou,
+    reading_score,
+    yes_or_no,
+)
+
+FOLDER = Path(__file__).parents[2] / "tasks" / "seedling"
+METRICS = {
+    "seedling_vqa": benchmarks.vqa_metrics,
+    "seedling_exist": benchmarks.exist_metrics,
+    "seedling_rec": benchmarks.rec_metrics,
+    "seedling_ocr": benchmarks.ocr_metrics,
+    "seedling_caption": benchmarks.caption_metrics,
+}
+HEADLINES = {
+    "seedling_vqa": "accuracy",
+    "seedling_exist": "accuracy",
+    "seedling_rec": "acc_at_50",
+    "seedling_ocr": "one_minus_ned",
+    "seedling_caption": "object_recall",
+}
+WEIRD = [
+    "",
+    " ",
+    "\n\n",
+    "yes no",
+    "<loc_99> <loc_-1> <loc_> 4",
+    "<loc_31> <loc_31> <loc_0> <loc_0>",
+    "a red frame with digit",
+    "ünïcode ✓ 💥",
+    "; ; ;",
+    "9" * 5000,
+]
+OBJECTS = (
+    SceneObject("digit", "7", "red", (8, 8, 24, 24)),
+    SceneObject("shape", "star", "blue", (40, 40, 60, 60)),
+)
+CAPTION = "a red frame with digit 7 at <loc_5> <loc_5> ; a blue star at <loc_16> <loc_16> ;"
+
+
+def data_of(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict:
+    from lmms_eval.tasks import TaskManager, get_task_dict
+
+    manager = TaskManager(include_path=str(FOLDER), include_defaults=False)
+    assert set(manager.all_tasks) == set(METRICS)
+    return get_task_dict(list(METRICS), manager, task_type="chat")
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_task_gives_documents_with_images(tasks, name):
+    task = tasks[name]
+    documents = list(task.test_docs())
+    assert len(documents) == 500
+    document = documents[0]
+    image, text = task.doc_to_messages(document)[0]["content"]
+    assert image["url"].size == (96, 96)
+    assert text["text"] == document["question"] == task.doc_to_text(document)
+    assert task.doc_to_visual(document)[0].tobytes() == image["url"].tobytes()
+    assert task.doc_to_target(document) == document["answer"]
+    assert task.config.generation_kwargs["max_new_tokens"] > 0
+    assert task.config.generation_kwargs["until"]
+    assert task.VERSION is not None
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_right_answers_score_full_marks(tasks, name):
+    task = tasks[name]
+    for document in list(task.test_docs())[:60]:
+        scores = task.process_results(document, [document["answer"]])
+        assert scores[HEADLINES[name]] == 1.0
+        assert scores["unparsed"] == 0.0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_reported_metric_is_declared_and_comes_up(tasks, name):
+    task = tasks[name]
+    reported = set()
+    for document in task.test_docs():
+        reported |= set(task.process_results(document, [document["answer"]]))
+    assert reported == set(task.aggregation()) == set(task.higher_is_better())
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("answer", WEIRD)
+def test_weird_answers_never_raise_and_score_nothing(name, answer):
+    for sample in benchmarks.samples(**{**data_of(name), "count": 8}):
+        scores = METRICS[name](sample, answer)
+        if answer != "yes no":  # starts with a valid yes
+            assert scores[HEADLINES[name]] == 0.0
+        if not answer.strip():
+            assert scores["unparsed"] == 1.0
+
+
+def test_benchmarks_use_scenes_of_their_own():
+    taken: set[tuple] = set()
+    for name in METRICS:
+        used = {(s["split"], s["seed"], s["index"]) for s in benchmarks.samples(**data_of(name))}
+        assert len(used) == 500
+        assert not used & taken
+        assert {split for split, _, _ in used} == {"test"}
+        taken |= used
+
+
+def test_samples_do_not_depend_on_how_many_there_are():
+    data = data_of("seedling_vqa")
+    assert benchmarks.samples(**data)[:10] == benchmarks.samples(**{**data, "count": 10})
+
+
+def test_existence_is_balanced():
+    answers = [s["answer"] for s in benchmarks.samples(**data_of("seedling_exist"))]
+    assert answers.count("yes") == answers.count("no") == 250
+
+
+def test_vqa_has_every_family_and_template():
+    samples = benchmarks.samples(**data_of("seedling_vqa"))
+    families = [s["family"] for s in samples]
+    assert [families.count(f) for f in ("attr", "exist", "count")] == [250, 125, 125]
+    assert len({(s["family"], s["template"]) for s in samples}) == 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("red", "red", 1),
+        (" Red. ", "red", 1),
+        ("red red", "red", 0),
+        ("", "red", 0),
+        ("12", "1", 0),
+    ],
+)
+def test_exact_match(answer, truth, score):
+    assert exact_match(answer, truth) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [("yes", "yes"), ("No.", "no"), ("yes it is", "yes"), ("maybe", ""), ("", "")],
+)
+def test_yes_or_no(answer, read):
+    assert yes_or_no(answer) == read
+
+
+def test_iou():
+    assert iou((0, 0, 10, 10), (0, 0, 10, 10)) == 1
+    assert iou((0, 0, 10, 10), (10, 10, 20, 20)) == 0
+    assert iou((0, 0, 10, 10), (5, 0, 15, 10)) == pytest.approx(1 / 3)
+    assert iou((10, 10, 0, 0), (0, 0, 10, 10)) == 0
+    assert iou((5, 5, 5, 5), (5, 5, 5, 5)) == 0
+
+
+def test_box_score_of_inverted_and_short_boxes():
+    assert box_score("<loc_9> <loc_9> <loc_2> <loc_2>", (0, 0, 30, 30)) == (0.0, True)
+    assert box_score("<loc_9> <loc_9>", (0, 0, 30, 30)) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("1 2 3", "1 2 3", 1),
+        ("1 2", "1 2 3", 2 / 3),
+        ("1 9 3", "1 2 3", 2 / 3),
+        ("1 2 3 4", "1 2 3", 3 / 4),
+        ("", "1 2 3", 0),
+        ("4 5 6 7", "1 2 3", 0),
+    ],
+)
+def test_reading_score(answer, truth, score):
+    assert reading_score(answer, truth) == pytest.approx(score)
+
+
+def test_caption_scores():
+    right = caption_score(CAPTION, OBJECTS)
+    assert (right.recall, right.precision, right.close, right.parsed) == (1, 1, 1, True)
+    half = caption_score("a red frame with digit 7 at <loc_31> <loc_5> ; a red star ;", OBJECTS)
+    assert (half.recall, half.precision, half.close) == (0.5, 0.5, 0)
+    empty = caption_score("", OBJECTS)
+    assert (empty.recall, empty.precision, empty.close, empty.parsed) == (0, 0, 0, False)
+
+
+def test_naming_an_object_twice_costs_precision():
+    score = caption_score(CAPTION + CAPTION, OBJECTS)
+    assert score.recall == 1
+    assert score.precision == 0.5
+
+
+def test_f1_of_yes():
+    assert benchmarks.f1_of_yes([["yes", "yes"], ["no", "no"]]) == 1
+    assert benchmarks.f1_of_yes([["yes", "no"], ["no", "yes"]]) == 0
+    assert benchmarks.f1_of_yes([["yes", ""], ["no", ""]]) == 0
+    assert benchmarks.f1_of_yes([["yes", "yes"], ["no", "yes"]]) == pytest.approx(2 / 3)
+
+
+def test_tasks_work_from_another_folder(tmp_path: Path):
+    """Task files are found by path: nothing may depend on the working directory."""
+    code = (
+        "import sys, runpy; "
+        f"u = runpy.run_path({str(FOLDER / 'utils.py')!r}); "
+        "d = u['benchmarks'].samples('seedling_rec', 'test', 0, 5, 1)[0]; "
+        "print(u['doc_to_visual'](d)[0].size)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "(96, 96)", done.stderr
