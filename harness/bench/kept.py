@@ -21,7 +21,6 @@ from harness.errors import Refused, UserError
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
-    from harness.config.build import build_spec
     from harness.digests import Digests
     from harness.running.preflight import Job
     from harness.specs import RunSpec
@@ -80,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     from harness.adapters.base import load_adapter
+    from harness.config.build import build_spec
     from harness.config.compose import read_command
     from harness.digests import Digests
     from harness.labels import label_of

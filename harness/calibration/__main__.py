@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from harness.adapters.base import Adapter
-    from harness.config.build import build_spec
     from harness.specs import RunSpec
 
 #: The paper's prompt, and the one among the seedling's own questions that asks for nothing in particular.
@@ -87,6 +86,7 @@ def read_request(argv: Sequence[str]) -> Request:
     Raises:
         UserError: one line with the key, the value and what is valid.
     """
+    from harness.config.build import build_spec
     from harness.config.compose import read_command
 
     flags = [text for text in argv if text.startswith("-")]

@@ -162,7 +162,7 @@ def test_a_scheme_that_rises_or_has_holes_names_the_row(scheme: tuple, row: int)
 def test_a_scheme_must_fit_the_model():
     with pytest.raises(MethodError, match=r"method\.params\.scheme\[0\]=.*valid: 5 shares \(.*6 "):
         METHOD.sites(6)
-    with pytest.raises(MethodError, match=r"method\.params\.scheme=\(\).*harness\.calibrate"):
+    with pytest.raises(MethodError, match=r"method\.params\.scheme=\(\).*harness\.calibration"):
         FitPrune().fractions(0.5, 4)
     assert build_method("fitprune", {"scheme": [[0.5, 0.25]]}) == FitPrune(((0.5, 0.25),))
     with pytest.raises(UserError, match=r"method\.params\.scheme\[0\]\[1\]='x' must be a number"):
@@ -197,7 +197,7 @@ def test_a_scheme_comes_back_as_it_was_stored(
     monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
     model = spec_of().model
-    command = r"python -m harness\.calibrate method=fitprune model=seedling"
+    command = r"python -m harness\.calibration method=fitprune model=seedling"
     with pytest.raises(UserError, match=rf"'seedling' has no fitted scheme; run: {command}$"):
         with_scheme(model, FitPrune(), "fitprune")
     scheme = ((0.9, 0.8, 0.7, 0.6, 0.123457), (0.5, 0.4, 0.3, 0.2, 0.1))
