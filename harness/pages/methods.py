@@ -62,7 +62,8 @@ agree.
 
 def page(root: Path = ROOT) -> str:
     """Return the page: a table of methods that remove tokens, one of decoders, and one of config files."""
-    tests = {path.name: path.read_text() for path in sorted((root / "tests").glob("test_*.py"))}
+    folder = root / "tests" / "methods"
+    tests = {path.name: path.read_text() for path in sorted(folder.glob("test_*.py"))}
     reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
     decoders = [_decoder_row(name) for name in names_of(Decoder)]
@@ -185,14 +186,14 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
 
     They bear its name; methods without such a file are tested together, in the files that import them.
     """
-    named = f"test_method_{module.__name__.rpartition('.')[2]}"
+    named = f"test_{module.__name__.rpartition('.')[2]}"
     imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
     own = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
-    own = own or [file for file in ("test_method_rules.py",) if imported.search(tests[file])]
+    own = own or [file for file in ("test_rules.py",) if imported.search(tests[file])]
     cells = []
     for file in own:
         kinds = ", ".join(kinds_of(tests[file], subject))
-        cells.append(f"[{file}](../tests/{file})" + (f": {kinds}" if kinds else ""))
+        cells.append(f"[{file}](../tests/methods/{file})" + (f": {kinds}" if kinds else ""))
     return "; ".join(cells) or "-"
 
 
