@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 import torch
 
-from harness.adapters.base import Adapter
+from harness.engine.parts import Parts
 from harness.bench.setup import Figure
 from harness.decoding.meter import Meter
 
@@ -29,7 +29,7 @@ def copy_rate(device: torch.device, n_bytes: int, repeats: int = 7) -> float:
     return 2 * n_bytes * COPIES / median(seconds)
 
 
-def step_bytes(adapter: Adapter) -> int:
+def step_bytes(adapter: Parts) -> int:
     """Return the bytes of weights that a step of one token reads.
 
     These are the decoder's and the output head's. Of a table of embeddings a step reads one row, unless the head is the
