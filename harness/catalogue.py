@@ -1,49 +1,74 @@
-"""All methods by name, and how one is built from the config. A new method is one file and one line here."""
+"""All methods by name, and how one is built from the config. A new method is one file and one config file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from harness.errors import UserError, unknown_name
-from harness.registry import Registry
+from harness.paths import ROOT
 from methods.base import Method, MethodError
 
-METHODS = Registry("method")
-METHODS.add("autoregressive", "methods.autoregressive:Autoregressive")
-METHODS.add("cdpruner", "methods.cdpruner:CDPruner")
-METHODS.add("d2pruner", "methods.d2pruner:D2Pruner")
-METHODS.add("dart", "methods.dart:DART")
-METHODS.add("divprune", "methods.divprune:DivPrune")
-METHODS.add("dycoke", "methods.dycoke:DyCoke")
-METHODS.add("fastervlm", "methods.fastervlm:FasterVLM")
-METHODS.add("fastv", "methods.fastv:FastV")
-METHODS.add("fitprune", "methods.fitprune:FitPrune")
-METHODS.add("globalcom2", "methods.globalcom2:GlobalCom2")
-METHODS.add("hired", "methods.hired:HiRED")
-METHODS.add("ivtp", "methods.ivtp:IVTP")
-METHODS.add("none", "methods.none:NoReduction")
-METHODS.add("nuwa", "methods.nuwa:Nuwa")
-METHODS.add("onsd", "methods.onsd:OnSD")
-METHODS.add("parallelvlm", "methods.parallelvlm:ParallelVLM")
-METHODS.add("pearl", "methods.pearl:PEARL")
-METHODS.add("pooled", "methods.pooled:Pooled")
-METHODS.add("prumerge", "methods.prumerge:PruMerge")
-METHODS.add("pyramiddrop", "methods.pyramiddrop:PyramidDrop")
-METHODS.add("random", "methods.random:Random")
-METHODS.add("rtprune", "methods.rtprune:RTPrune")
-METHODS.add("sd_tree", "methods.sd_tree:SDTree")
-METHODS.add("sparsevlm", "methods.sparsevlm:SparseVLM")
-METHODS.add("specvlm", "methods.specvlm:SpecVLM")
-METHODS.add("specvlm_sd", "methods.specvlm_sd:SpecVLMSD")
-METHODS.add("std", "methods.std:STD")
-METHODS.add("tome", "methods.tome:ToMe")
-METHODS.add("uniform", "methods.uniform:Uniform")
-METHODS.add("uvprune", "methods.uvprune:UVPrune")
-METHODS.add("vanilla_sd", "methods.vanilla_sd:VanillaSD")
-METHODS.add("visionzip", "methods.visionzip:VisionZip")
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The methods that a folder holds: `methods/<name>.py` with `conf/method/<name>.yaml` is the method `<name>`.
+
+    A file without a config of its name (bases, checks) is no method. Nothing is imported until a method is asked for.
+
+    Attributes:
+        package: the folder of the methods, as it is imported.
+        root: where the package and `conf` lie.
+    """
+
+    package: str = "methods"
+    root: Path = ROOT
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in alphabetical order."""
+        files, configs = (
+            {path.stem for path in (self.root / folder).glob(pattern)}
+            for folder, pattern in ((self.package, "*.py"), ("conf/method", "*.yaml"))
+        )
+        return tuple(sorted(files & configs))
+
+    def load(self, name: str) -> type[Method]:
+        """Import and return the class of a method.
+
+        Raises:
+            UserError: there is no such method, and the line lists the valid names; or its file defines none or several.
+        """
+        if name not in self:
+            raise unknown_name("method", name, self.names())
+        module = import_module(f"{self.package}.{name}")
+        defined = {one for one in vars(module).values() if _is_method_of(one, module.__name__)}
+        if len(defined) != 1:
+            found = ", ".join(sorted(one.__name__ for one in defined)) or "none"
+            raise UserError(
+                f"method={name!r}: {self.package}/{name}.py must define one class of a method; it defines: {found}"
+            )
+        return defined.pop()
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether there is a method of this name."""
+        return name in self.names()
+
+
+def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
+    """Say whether a value of a module is a method defined there; classes whose name begins with _ are helpers."""
+    return (
+        isinstance(value, type)
+        and issubclass(value, Method)
+        and value.__module__ == module
+        and not value.__name__.startswith("_")
+    )
+
+
+METHODS = Catalogue()
 
 
 def names_of(base: type[object]) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class ModelFacts:
         visual_tokens: nominal visual tokens of one image; real counts come from the sample.
         class_attention: what the signal `cls_attention` is on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
-        signals: names out of methods.base.SIGNALS that the adapter can produce.
+        signals: names out of methods.signals.SIGNALS that the adapter can produce.
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
     """
 

@@ -1,4 +1,4 @@
-"""A table from names to lazily imported objects; the only place where a name chooses code."""
+"""A table from names to classes that are imported when they are asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Registry:
     """Maps a name to `module:object` without importing the module until it is asked for.
 
     Args:
-        kind: the config key whose values the names are, for example `method`.
+        kind: the config key whose values the names are, for example `model.adapter`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -24,29 +24,16 @@ class Registry:
         """Enter `name` for `target`, written `module:object`.
 
         Raises:
-            ValueError: the name is taken, or the target is not of the form `module:object`.
+            ValueError: the name is taken.
         """
         if name in self._targets:
             taken = self._targets[name]
             raise ValueError(f"{self.kind} {name!r} is registered twice: {taken} and {target}")
-        module, separator, attribute = target.partition(":")
-        if not (module and separator and attribute):
-            raise ValueError(f"{self.kind} {name!r}: target {target!r} is not `module:object`")
         self._targets[name] = target
 
     def names(self) -> tuple[str, ...]:
         """Return all names in alphabetical order."""
         return tuple(sorted(self._targets))
-
-    def target(self, name: str) -> str:
-        """Return the `module:object` of `name` without importing it.
-
-        Raises:
-            UserError: the name is not in the table; the line lists the valid names.
-        """
-        if name not in self._targets:
-            raise unknown_name(self.kind, name, self._targets)
-        return self._targets[name]
 
     def load(self, name: str) -> Any:
         """Import and return the object of `name`.
@@ -54,7 +41,9 @@ class Registry:
         Raises:
             UserError: the name is not in the table; the line lists the valid names.
         """
-        module, _, attribute = self.target(name).partition(":")
+        if name not in self._targets:
+            raise unknown_name(self.kind, name, self._targets)
+        module, _, attribute = self._targets[name].partition(":")
         return getattr(import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:

@@ -13,7 +13,8 @@ from harness.adapters.base import ADAPTERS, Adapter
 from harness.adapters.random_weights import build_random, byte_tokenizer
 from harness.facts import ModelFacts, StackFacts
 from harness.specs import ModelSpec
-from methods.base import SIGNALS, Assignment, Need, Plan, Site, TokenReducer, View
+from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
+from methods.signals import SIGNALS
 
 DEPTH = 5
 VOCABULARY = 288

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from methods.base import SIGNALS, Need, Site, View
+from methods.base import Need, Site, View
+from methods.signals import SIGNALS
 
 #: Words of the prompt beside the visual tokens.
 WORDS = 16

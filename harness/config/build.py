@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,36 +15,27 @@ from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
 from harness.config.compose import compose_model
 from harness.config.drafts import with_options
+from harness.config.model import model_spec
 from harness.errors import UserError
-from harness.facts import CLASS_ATTENTION, ModelFacts
-from harness.paths import ROOT
+from harness.paths import rooted
 from harness.specs import (
-    ATTENTIONS,
     AUTO_BATCH,
     AUTO_PAIRS,
     BACKENDS,
-    DEVICE_MAPS,
-    DEVICES,
-    DTYPES,
     LOGS,
-    MEDIA,
     POSITIONS,
     REFUSED,
     RULES,
-    SHORT_VIDEOS,
     TRANSPORTS,
     VARIANTS,
-    VIDEO_RULES,
-    WEIGHTS,
     BenchmarkSpec,
     EngineSpec,
     MethodSpec,
     ModelSpec,
     RunSpec,
-    VideoSpec,
 )
 from harness.wording import in_words_of_the_draft
-from methods.base import SIGNALS, Decoder
+from methods.base import Decoder
 
 SECTIONS = {
     "model": (
@@ -80,7 +70,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     curves = fields.optional_text("curves", config["curves"])
     report = fields.optional_text("report", config["report"])
     rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
-    model = _model(parts["model"])
+    model = model_spec(parts["model"])
     method = _method(parts["method"], model)
     model = _beside(model, method.draft)
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
@@ -93,10 +83,10 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         seed=fields.integer("seed", config["seed"], at_least=0),
         force=fields.flag("force", config["force"]),
         log=fields.choice("log", parts["log"]["name"], LOGS),
-        store=_path(fields.text("store", config["store"])),
+        store=rooted(fields.text("store", config["store"])),
         offline=fields.flag("offline", config["offline"]),
-        curves=None if curves is None else _path(curves),
-        report=None if report is None else _path(report),
+        curves=None if curves is None else rooted(curves),
+        report=None if report is None else rooted(report),
         refused=fields.choice("refused", config["refused"], REFUSED),
         log_options=fields.table("log.options", parts["log"]["options"]),
     )
@@ -119,147 +109,12 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-def _model(part: Mapping[str, Any]) -> ModelSpec:
-    path = fields.optional_text("model.path", part["path"])
-    hub = fields.optional_text("model.hub", part["hub"])
-    weights = fields.choice("model.weights", part["weights"], WEIGHTS)
-    if path is None and hub is None and weights == "trained":
-        raise UserError("model.path=None and model.hub=None: one of the two must be set")
-    dtype = fields.choice("model.dtype", part["dtype"], DTYPES)
-    device_map = _device_map(part["device_map"], weights)
-    return ModelSpec(
-        name=fields.text("model.name", part["name"]),
-        adapter=fields.text("model.adapter", part["adapter"]),
-        path=None if path is None else _path(path),
-        hub=hub,
-        revision=fields.optional_text("model.revision", part["revision"]),
-        dtype=dtype,
-        attention=fields.choice("model.attention", part["attention"], ATTENTIONS),
-        weights=weights,
-        device=_device(part["device"]),
-        device_map=device_map,
-        max_memory=_max_memory(fields.table("model.max_memory", part["max_memory"]), device_map),
-        facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
-        check_weights=_check_weights(part["check_weights"]),
-        template=fields.optional_text("model.template", part["template"]),
-        conversation=fields.optional_text("model.conversation", part["conversation"]),
-        conversion=fields.optional_text("model.conversion", part["conversion"]),
-        generation=fields.table("model.generation", part["generation"]),
-        processor=fields.table("model.processor", part["processor"]),
-        video=_video(fields.table("model.video", part["video"])),
-        media=fields.choice("model.media", part["media"], MEDIA),
-        architecture=fields.table("model.architecture", part["architecture"]),
-        drafts=fields.names("model.drafts", part["drafts"], empty=True),
-    )
-
-
-def _video(part: dict[str, Any]) -> VideoSpec:
-    fields.only_known("model.video", part, ("frames", "rule", "short", "rate"))
-    return VideoSpec(
-        frames=fields.integer("model.video.frames", part["frames"], at_least=1),
-        rule=fields.choice("model.video.rule", part["rule"], VIDEO_RULES),
-        short=fields.choice("model.video.short", part["short"], SHORT_VIDEOS),
-        rate=fields.positive("model.video.rate", part["rate"]),
-    )
-
-
-def _device_map(value: Any, weights: str) -> str | None:
-    device_map = fields.optional_text("model.device_map", value)
-    if device_map is None:
-        return None
-    fields.choice("model.device_map", device_map, DEVICE_MAPS)
-    return None if weights == "random" else device_map
-
-
-def _max_memory(part: Mapping[str, Any], device_map: str | None) -> dict[str, int]:
-    if part and device_map is None:
-        raise UserError(
-            "model.max_memory needs model.device_map=auto; a model on one device takes what it needs"
-        )
-    for place in part:
-        if place != "cpu" and not place.isdecimal():
-            raise UserError(
-                f"model.max_memory.{place}: no such place; valid: the number of a card, cpu"
-            )
-    return {place: fields.size(f"model.max_memory.{place}", size) for place, size in part.items()}
-
-
-def _check_weights(value: Any) -> bool | None:
-    if value != "auto" and not isinstance(value, bool):
-        raise UserError(f"model.check_weights={value!r} is unknown; valid: auto, true, false")
-    return None if value == "auto" else bool(value)
-
-
 def _beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     """Return the target with the draft's card left free, where the target is spread and the draft is not it."""
     alone = draft is None or draft == target or draft.device_map is not None
     if draft is None or alone or target.device_map is None or not draft.device.startswith("cuda"):
         return target
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
-
-
-def _scaled(facts: ModelFacts, scale: Any, weights: str) -> ModelFacts:
-    part = fields.table("model.scale", scale)
-    fields.only_known("model.scale", part, ("layers", "tower_layers"))
-    sizes = {
-        name: fields.optional_integer(f"model.scale.{name}", part[name], at_least=1)
-        for name in part
-    }
-    for name, size in sizes.items():
-        if size is not None and weights != "random":
-            raise UserError(
-                f"model.scale.{name}={size} needs model.weights=random: a checkpoint has its own size"
-            )
-    return facts.scaled(sizes["layers"], sizes["tower_layers"])
-
-
-def _facts(part: dict[str, Any]) -> ModelFacts:
-    part = dict(part)
-    lacking = fields.names("model.facts.lacking", part.pop("lacking", ()), empty=True)
-    part["signals"] = part.get("signals") or sorted(SIGNALS)
-    for key, named in (("lacking", lacking), ("signals", part["signals"])):
-        for signal in fields.names(f"model.facts.{key}", named, empty=True):
-            fields.choice(f"model.facts.{key}", signal, SIGNALS)
-    part["signals"] = [signal for signal in part["signals"] if signal not in lacking]
-    try:
-        facts = ModelFacts.from_config(part)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"model.facts does not describe a model: {error}") from error
-    for stack in ("text", "tower", "stem"):
-        for name, value in (part.get(stack) or {}).items():
-            key = f"model.facts.{stack}.{name}"
-            if name in ("gated", "causal"):
-                fields.flag(key, value)
-            elif name == "first_intermediate":
-                fields.optional_integer(key, value, at_least=1)
-            else:
-                fields.integer(
-                    key, value, at_least=0 if name in ("experts", "window_layers") else 1
-                )
-    for name in ("vocabulary", "visual_tokens", "rotary_axes"):
-        fields.integer(f"model.facts.{name}", part[name], at_least=1)
-    fields.flag("model.facts.patch_tokens", part.get("patch_tokens", False))
-    fields.choice("model.facts.class_attention", part["class_attention"], CLASS_ATTENTION)
-    return facts
-
-
-def _device(value: Any) -> str:
-    name, _, index = str(value).partition(":")
-    if name not in DEVICES or (index and not (name == "cuda" and index.isdecimal())):
-        raise UserError(f"model.device={value!r} is unknown; valid: auto, cpu, cuda, cuda:<index>")
-    if name == "cpu":
-        return "cpu"
-    # torch is imported by methods.base already; asking for the device is cheap and loads nothing on it.
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    present = torch.cuda.device_count()
-    if int(index or 0) >= present:
-        raise UserError(
-            f"model.device={value!r}: this machine has {present} CUDA devices; valid: auto, cpu"
-        )
-    return str(value)
 
 
 def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
@@ -298,7 +153,7 @@ def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> 
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)
     with in_words_of_the_draft():
-        return _model(with_options(part, options))
+        return model_spec(with_options(part, options))
 
 
 def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
@@ -308,7 +163,7 @@ def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
     return BenchmarkSpec(
         name=fields.text("benchmark.name", part["name"]),
         task=fields.text("benchmark.task", part["task"]),
-        include_path=None if include_path is None else _path(include_path),
+        include_path=None if include_path is None else rooted(include_path),
         limit=fields.optional_integer("limit", limit, at_least=1),
         metrics=metrics,
         headline=fields.choice("benchmark.headline", part["headline"], metrics),
@@ -316,7 +171,7 @@ def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
         generation=fields.table("benchmark.generation", part["generation"]),
         split=str(part["split"] or ""),
         sources=tuple(
-            _path(source)
+            rooted(source)
             for source in fields.names("benchmark.sources", part["sources"], empty=True)
         ),
     )
@@ -342,9 +197,3 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
 def _threads(value: Any) -> int | None:
     # More threads than cores only take turns, and thousands of them crash the process.
     return fields.optional_integer("engine.threads", value, at_least=1, at_most=os.cpu_count() or 1)
-
-
-def _path(value: str) -> Path:
-    """Relative paths start at the repository, so that a run does not depend on the working directory."""
-    path = Path(value).expanduser()
-    return path if path.is_absolute() else ROOT / path

@@ -30,7 +30,7 @@ this page to them. Each method's file says what was read in which source, and wh
 
 Where a method acts is printed for its default settings on a tower of {blocks} blocks and a decoder of {depth} layers,
 as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
-method reads is explained in `methods/base.py`. Costs are those of choosing, beside what the model computes anyway.
+method reads is explained in `methods/signals.py`. Costs are those of choosing, beside what the model computes anyway.
 
 Every method of the first table but `none` goes through three shared files: the contract (`tests/methods/test_all.py`:
 counts, order, batches, half precision, ties, values that are not finite), the matrix (`tests/methods/test_matrix.py`:

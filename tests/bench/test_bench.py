@@ -26,8 +26,9 @@ from harness.engine.record import Record
 from harness.errors import UserError
 from harness.measure.flops import sample_flops
 from harness.measure.work import Work
-from methods.base import SIGNALS, Need, Plan, Site, View
+from methods.base import Need, Plan, Site, View
 from methods.divprune import DivPrune
+from methods.signals import SIGNALS
 
 
 def test_pairs_run_in_turns_with_the_order_changing() -> None:

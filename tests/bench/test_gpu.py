@@ -26,7 +26,8 @@ from harness.bench.selection import Question, configured_methods
 from harness.bench.setup import Figure, Setup
 from harness.decoding.drafts import NOTHING
 from harness.decoding.meter import Lap, Meter
-from methods.base import SIGNALS, Need, Site
+from methods.base import Need, Site
+from methods.signals import SIGNALS
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.catalogue import build_method
-from methods.base import SIGNALS, Decoder, Need, Site, TokenReducer, View
+from methods.base import Decoder, Need, Site, TokenReducer, View
+from methods.signals import SIGNALS
 
 DEPTH = 6
 BLOCKS = 3

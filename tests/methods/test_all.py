@@ -226,7 +226,7 @@ def test_a_grid_that_does_not_match_the_tokens_is_refused():
 
 @every_method
 def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
-    from methods.base import SIGNALS
+    from methods.signals import SIGNALS
 
     method = build(case)
     for site in method.sites(DEPTH):

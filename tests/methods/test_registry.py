@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from harness.catalogue import METHODS, build_method, names_of, typed
+from harness.catalogue import METHODS, Catalogue, build_method, names_of, typed
 from harness.errors import UserError
+from harness.paths import ROOT
 from methods.base import Decoder, TokenReducer
 from methods.compressor import CacheCompressor
 from methods.fastv import FastV
 
-CONF = Path(__file__).resolve().parents[2] / "conf" / "method"
+CONF = ROOT / "conf" / "method"
 FILES = sorted(CONF.glob("*.yaml"))
+
+#: Files of a folder of methods, one of which inherits from another and one of which is a base.
+SOURCES = {
+    "one": "from methods.fastv import FastV\nclass One(FastV): ...\nAlias = One\nclass _Helper(One): ...",
+    "two": "from methods.fastv import FastV\nclass Left(FastV): ...\nclass Right(FastV): ...",
+    "empty": "from methods.fastv import FastV",
+    "helpers": "from methods.base import TokenReducer\nclass Base(TokenReducer): ...",
+}
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogue]:
+    """A folder of methods of its own; `wanted` is a config without a file."""
+    package = "found_by_name"
+    for name, source in SOURCES.items():
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / f"{name}.py").write_text(source)
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    for name in ("one", "two", "empty", "wanted", "one_official"):
+        (tmp_path / "conf" / "method" / f"{name}.yaml").write_text("name: one")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield Catalogue(package, tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -32,9 +59,37 @@ def test_names_come_kind_by_kind():
     assert names_of(CacheCompressor) == ()
 
 
-def test_a_name_can_be_taken_once_only():
-    with pytest.raises(ValueError, match="registered twice"):
-        METHODS.add("fastv", "methods.fastv:FastV")
+def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(catalogue: Catalogue):
+    assert catalogue.names() == ("empty", "one", "two")
+    assert "helpers" not in catalogue  # which has no config
+    assert "wanted" not in catalogue  # which has no file
+    assert f"{catalogue.package}.one" not in sys.modules
+    assert catalogue.load("one").__name__ == "One"
+    assert f"{catalogue.package}.two" not in sys.modules
+
+
+@pytest.mark.parametrize(("name", "found"), [("two", "Left, Right"), ("empty", "none")])
+def test_a_file_of_no_or_several_methods_is_one_line(catalogue: Catalogue, name: str, found: str):
+    line = rf"method='{name}': .*{name}\.py must define one class of a method; it defines: {found}$"
+    with pytest.raises(UserError, match=line):
+        catalogue.load(name)
+
+
+def test_a_name_without_a_file_lists_the_valid_ones(catalogue: Catalogue):
+    with pytest.raises(
+        UserError, match=r"method='onw' .*did you mean one\?.*valid: empty, one, two"
+    ):
+        catalogue.load("onw")
+
+
+def test_every_file_is_a_method_with_its_config_or_used_by_others():
+    """A method without a config would be found by nobody."""
+    modules = {path.stem for path in (ROOT / "methods").glob("*.py")} - {"__init__"}
+    folders = ("methods", "harness")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    sources = "".join(path.read_text() for path in files)
+    unused = {name for name in modules if f"from methods.{name} import" not in sources}
+    assert unused - set(METHODS.names()) <= {"compressor"}
 
 
 def test_an_unknown_name_lists_the_valid_ones():

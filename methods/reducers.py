@@ -1,0 +1,101 @@
+"""The base of methods that drop or merge visual tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from methods.method import Method
+from methods.plans import Attended, Plan, PlanError
+from methods.views import Site, View
+
+Positions = Literal["original", "renumbered"]
+
+
+@dataclass(frozen=True)
+class TokenReducer(Method):
+    """Drops or merges visual tokens at `vision`, `prefix` or `layer` sites."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether `plan` may return another count than asked.
+
+        The engine then asks for one row at a time, and the budget holds for the mean over a set at most.
+        """
+        return False
+
+    @property
+    def proportional(self) -> bool:
+        """True if later tower blocks weigh a slot's key by its size (log-size added to the logits)."""
+        return False
+
+    def tower_sites(self, blocks: int) -> tuple[Site, ...]:
+        """Return where the method acts in a tower of `blocks` running blocks, before all other sites.
+
+        Raises:
+            MethodError: a layer hyper-parameter lies outside the tower.
+        """
+        del blocks
+        return ()
+
+    def all_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return the sites in a tower of `blocks` blocks, then those in and around a decoder of `depth` layers."""
+        return self.tower_sites(blocks) + self.sites(depth)
+
+    def decode_site(self, depth: int) -> Site | None:
+        """Return where the method chooses what decoding steps attend to, `Site("decode", layer)`, or None.
+
+        It is no part of `sites`: nothing is dropped there, and the budget does not count it. Layers from `layer` on
+        follow `attend`; `needs` may ask for `last_attention`, which the new token pays in layer `layer - 1`.
+        """
+        del depth
+        return None
+
+    def attend(self, view: View, last: Attended | None) -> Attended:
+        """Choose among the N visual entries at one decoding step; a pure function of its arguments.
+
+        Args:
+            view: `tokens` are (B, N, 0), since only the cache is left of them.
+            last: what it answered at the step before, None at the first one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a decode site and no `attend`")
+
+    def needs_frames(self) -> bool:
+        """Return whether the method compares frames, so that it works on videos alone."""
+        return False
+
+    def positions(self, depth: int) -> Positions:
+        """Return what the method's released code does with positions; `engine.positions=method` follows it.
+
+        The habit of most: closed gaps where the prompt is built, before the decoder; original ones between its layers.
+        A model whose positions have several axes keeps them whatever this says.
+        """
+        before_decoder = all(site.where != "layer" for site in self.sites(depth))
+        return "renumbered" if before_decoder else "original"
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Return the share of the original visual tokens kept after each site, for one scalar in (0, 1].
+
+        Must not increase from site to site, and must grow with `share`; harness/budget.py solves it for the budget
+        rule and turns it into integers. The default keeps the same share from the first site on.
+        """
+        return (share,) * n_sites
+
+    @abstractmethod
+    def plan(self, view: View, keep: int) -> Plan:
+        """Choose `keep` of the view's N tokens, 1 to N; a pure function of its arguments."""
+
+    def answer(self, view: View, keep: int) -> Plan:
+        """Return the plan, checked on the way in and out; this is what the engine calls.
+
+        Raises:
+            PlanError: `keep` lies outside 1 to N (to an adaptive method it may be more, for it is only a wish), or the
+                plan breaks its contract.
+        """
+        n_tokens = view.tokens.shape[1]
+        if keep < 1 or (keep > n_tokens and not self.adaptive):
+            raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
+        plan = self.plan(view, keep)
+        plan.check(n_tokens, None if self.adaptive else keep)
+        return plan

@@ -1,0 +1,82 @@
+"""What a method is asked: where it acts, what it reads there, and the tensors it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
+
+
+class MethodError(ValueError):
+    """A method cannot work with these hyper-parameters or on this model."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a method acts.
+
+    `tower` is the inside of the vision tower's block `layer` (0-based), between its attention and its MLP; `vision` is
+    the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
+    the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `cache` the
+    key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in which one new token
+    enters decoder layer `layer`, when the layers below still see every entry of the cache.
+    """
+
+    where: Where
+    layer: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A signal that must be in the view. `layer=None` means the natural one.
+
+    For attention signals that is the decoder layer just before the site; for tower signals the layer whose output the
+    projector reads.
+    """
+
+    signal: str
+    layer: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Name under which the tensor stands in `View.signals`."""
+        return self.signal if self.layer is None else f"{self.signal}@{self.layer}"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a method may read at one site. Rectangular: all B rows have the same number N of visual tokens.
+
+    At `tower` sites a row is a picture (an image, a crop, a frame), a token is a slot of the tower, and a class token
+    is never among them. The engine groups the rows of a batch by their token count and budget, so a method never meets
+    padding.
+
+    Attributes:
+        site: where the method is asked.
+        tokens: (B, N, D) visual tokens as they stand at the site, in sequence order.
+        grid: (B, N, 4) integer coordinates of each token: image or frame, view, row, column. Views are an image's
+            global view (0), its stitched crops (1), or its single tiles where a model does not stitch them. Tokens of
+            one view stand together and fill one rectangle.
+        signals: tensors asked for through `TokenReducer.needs`, by `Need.key`.
+        generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
+        step: denoising step of a diffusion model, 0 otherwise.
+    """
+
+    site: Site
+    tokens: Tensor
+    grid: Tensor
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    generators: Sequence[torch.Generator] = ()
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise MethodError unless there is one place in the grid for each token."""
+        if self.grid.shape != (*self.tokens.shape[:2], 4):
+            raise MethodError(
+                f"a grid {tuple(self.grid.shape)} does not match tokens {tuple(self.tokens.shape)}"
+            )
