@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-gpu | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-gpu | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test check mutants lint types layers bench bench-engine bench-select bench-sd bench-gpu train-seedling quickstart sweep clean
+.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-gpu train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -31,7 +31,13 @@ types: $(STAMP)
 layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pyproject.toml
 	$(VENV)/bin/lint-imports --no-cache
 
-check: lint types layers test  ## what CI runs
+check: lint types layers test  ## what CI runs, before it follows the recipes
+
+docs: $(STAMP)  ## the pages that are written from the code
+	$(PY) -m harness.pages.methods --write docs/methods.md
+
+recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
+	$(PY) -m tests.pages.recipes $(ARGS)
 
 mutants: $(STAMP)  ## small mistakes made on purpose: do the tests notice? ARGS="--sample 20" in minutes
 	$(PY) -m tests.mutants $(ARGS)

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import fields
+from harness.config.presets import register
 from harness.errors import UserError, unknown_name
 from harness.folders import check_folder
 
@@ -57,6 +58,7 @@ def read_command(argv: Sequence[str], typed: bool = False) -> Command | None:
     Raises:
         UserError: an unknown option, key, group or choice, or a value that does not parse.
     """
+    register()
     options = _options(argv)
     if (
         options.help

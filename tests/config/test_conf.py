@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from harness.catalogue import METHODS, build_method, names_of
 from harness.config.build import build_spec
 from harness.config.compose import CONF, read_command
+from harness.config.presets import configs, methods, register
 from harness.errors import UserError
 from harness.labels import label
 from harness.paths import ROOT
 from harness.specs import RunSpec
-from methods.base import Method, TokenReducer
+from methods.base import Decoder, Method, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
@@ -150,19 +152,33 @@ NOT_SWEPT = {
 }
 
 
-def test_the_sweep_runs_every_reducers_config_on_every_embedded_benchmark() -> None:
-    preset = yaml.safe_load((CONF / "experiment" / "sweep.yaml").read_text())
-    params = preset["hydra"]["sweeper"]["params"]
-    listed = [name.strip() for name in params["method"].split(",")]
-    assert len(listed) == len(set(listed))
+def test_presets_run_every_reducers_config_and_every_decoder_on_every_embedded_benchmark() -> None:
+    swept, decoded = swept_by("sweep"), swept_by("speculative")
     reducers = names_of(TokenReducer)  # decoders change no answer
     files = {name for group, name in CHOICES if group == "method"}
-    swept = {name for name in files if spec_of(f"method={name}").method.name in reducers}
-    assert set(listed) == swept - NOT_SWEPT
+    wanted = {name for name in files if spec_of(f"method={name}").method.name in reducers}
+    assert set(swept["method"]) == wanted - NOT_SWEPT
+    assert wanted >= NOT_SWEPT
+    assert decoded["method"] == list(names_of(Decoder))
     embedded = {name for group, name in CHOICES if group == "benchmark" and "seedling" in name}
-    assert set(params["benchmark"].split(",")) == embedded
+    assert set(swept["benchmark"]) == set(decoded["benchmark"]) == embedded
     assert len(embedded) == 5
-    assert params["ratio"] == "0.5,0.75,0.9"
+    assert swept["ratio"] == ["0.5", "0.75", "0.9"]
+
+
+def swept_by(preset: str) -> dict[str, list[str]]:
+    """The lists of values that a preset sweeps over."""
+    register()
+    params = OmegaConf.load(CONF / "experiment" / f"{preset}.yaml").hydra.sweeper.params
+    lists = {str(key): str(value).split(",") for key, value in params.items()}
+    assert all(len(values) == len(set(values)) for values in lists.values())
+    return lists
+
+
+def test_an_unknown_kind_in_a_preset_names_the_valid_ones() -> None:
+    for listed in (methods, configs):
+        with pytest.raises(UserError, match=r"'reducr' .*did you mean reducer\?.*decoder, reducer"):
+            listed("reducr")
 
 
 def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation() -> None:

@@ -15,6 +15,7 @@ import torch
 from harness.adapters.base import load_adapter
 from harness.bench.sd import chat_of
 from harness.budget import Budget
+from harness.catalogue import build_method, names_of
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.decoding.guidance import Given, Guidance, Onlooker
@@ -32,26 +33,15 @@ from methods.parallelvlm import ParallelVLM
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
-#: Overrides of every decoder, and of ParallelVLM where the way of an answer is another: the target guides by what it
-#: computed, nobody guides, the draft guides itself, or sees no image. Which tokens a guidance keeps changes no answer;
-#: tests/methods/test_decoders_choice.py holds each of them to its formula.
+#: Overrides of every decoder, and of those with settings where the way of an answer is another: a tree is drafted, the
+#: target guides by what it computed, nobody guides, the draft guides itself, or sees no image. Which tokens a guidance
+#: keeps changes no answer; tests/methods/test_decoders_choice.py holds each of them to its formula.
 DECODERS = (
-    "autoregressive",
-    "vanilla_sd",
-    "onsd",
-    "sd_tree",
-    "specvlm_sd",
+    *names_of(Decoder),
     "specvlm_sd method.params.shape=tree",
-    "std",
-    "pearl",
     *(
         f"parallelvlm method.params.guidance={guidance}"
-        for guidance in (
-            "similarity_variation",
-            "attention_variation method.params.L=2",
-            "self",
-            "none",
-        )
+        for guidance in ("attention_variation method.params.L=2", "self", "none")
     ),
     "parallelvlm method.params.guidance=none method.params.text_only=true ratio=1",
 )
@@ -98,7 +88,7 @@ def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], T
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [(name, "0.9") for name in DECODERS]
-    + [(name, "0") for name in ("specvlm_sd", "std", "parallelvlm")],
+    + [(name, "0") for name in names_of(Decoder) if build_method(name, {}).guided],  # type: ignore[attr-defined]
 )
 def test_every_decoder_says_what_the_target_says(name: str, ratio: str) -> None:
     more = [] if "ratio" in name else [f"ratio={ratio}"]
@@ -111,14 +101,13 @@ def test_every_decoder_says_what_the_target_says(name: str, ratio: str) -> None:
             assert record.new_tokens == len(found) == telling.spent.tokens
             assert record.kept == record.requested == ()
             assert record.entering == (144,) * 6  # the target keeps every token
-            plain = telling.plain
-            assert (plain is None) == (name == "autoregressive")
-        if name == "parallelvlm method.params.guidance=none":
-            assert telling.draft_visual == 144
-        elif "text_only" in name or name == "onsd":
-            assert telling.draft_visual == 0
-        elif "parallelvlm" in name or name.startswith(("std", "specvlm")):
-            assert telling.draft_visual == (144 if ratio == "0" else 14)
+        decoder = both._method
+    alone = decoder.source == "nobody"
+    assert (telling.plain is None) == alone
+    if not alone:
+        chooses = decoder.guided or decoder.reducer is not None
+        seen = 14 if chooses and ratio == "0.9" else 144
+        assert telling.draft_visual == (0 if decoder.text_only else seen)
     assert target().decoder.config._attn_implementation == "sdpa"
 
 

@@ -17,7 +17,7 @@ from methods.none import NoReduction
 from tests.decoding.test_speculation import DECODERS, GREEDY, speculation, target
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, answered, generation
-from tests.methods.cases import CASES, build, case_id
+from tests.methods.cases import CASES, build, case_id, signals_of
 from tests.methods.runs import kept_by
 from tests.methods.test_matrix import CALIBRATED, VIDEOS, adapter_of
 from tests.tiny import Scatter, chat, picture
@@ -60,7 +60,7 @@ def test_every_method_leaves_a_text_alone_beside_a_picture(
     method = build(case)
     name = VIDEOS[0] if method.needs_frames() else "llava"
     adapter, seeing = adapter_of(name), FAMILIES[name].chats[0]
-    changes: dict[str, Any] = CALIBRATED if case[0] == "d2pruner" else {}
+    changes: dict[str, Any] = CALIBRATED if "prior" in signals_of(method) else {}
     plain = kept_by(adapter, NoReduction(), [BLIND], 0.0)
     alone = kept_by(adapter, method, [BLIND], 0.5, **changes)
     both = kept_by(adapter, method, [seeing, BLIND], 0.5, "ab", **changes)

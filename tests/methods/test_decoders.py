@@ -21,7 +21,7 @@ from tests.methods.cases import make_view
 
 # ---------------------------------------------------------------- what each is made of
 
-#: Name: class, source, overlap, window, text_only, guided.
+#: What the papers say. Name: class, source, overlap, window, text_only, guided.
 KINDS: dict[str, tuple[type[Decoder], str, bool, int | str, bool, bool]] = {
     "autoregressive": (Autoregressive, "nobody", False, 1, False, False),
     "vanilla_sd": (VanillaSD, "model", False, 5, False, False),
@@ -34,8 +34,8 @@ KINDS: dict[str, tuple[type[Decoder], str, bool, int | str, bool, bool]] = {
 }
 
 
-def test_these_are_all_decoders():
-    assert set(names_of(Decoder)) == set(KINDS)
+def test_these_are_decoders():
+    assert set(names_of(Decoder)) >= set(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -54,7 +54,7 @@ def test_the_defaults_are_the_papers(name: str):
             setattr(built, field.name, getattr(built, field.name))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", names_of(Decoder))
 def test_the_target_is_read_inside_itself_once_or_not_at_all(name: str):
     decoder = build_method(name, {})
     assert isinstance(decoder, Decoder)

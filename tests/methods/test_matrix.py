@@ -6,6 +6,7 @@ alone, and the budget is met under each rule, or refused with a range that holds
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.budget import RULES, Budget
 from harness.errors import UserError
+from methods.base import TokenReducer
 from methods.none import NoReduction
 from tests.families import FAMILIES
-from tests.methods.cases import CASES, DEPTH, build, case_id
+from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, signals_of
 from tests.methods.engine import check_budget, check_cell
 from tests.methods.runs import kept_by
 from tests.tiny import load_tiny, save_tiny
@@ -31,7 +33,7 @@ IMAGES = ("llava", "llava_next", "qwen2_5_vl")
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
 
-#: Methods that cannot work on a family, with the words of the refusal.
+#: Cells that are known to be refused, with words of the refusal.
 REFUSED = {
     ("tome", "qwen2_5_vl"): "patch_tokens",
     ("ivtp", "qwen2_5_vl"): "patch_tokens",
@@ -66,12 +68,34 @@ def plain_logits(name: str) -> Tensor:
     return logits
 
 
+def refusal(adapter: Adapter, method: TokenReducer) -> str | None:
+    """What the family says if it lacks what the method asks of its tower: blocks to act in, a layer to read."""
+    try:
+        if method.tower_sites(BLOCKS):
+            adapter.tower_blocks()
+        for site in method.all_sites(BLOCKS, DEPTH):
+            for need in method.needs(site):
+                if need.signal.startswith(("cls_", "wide_", "tower_")):
+                    adapter.tower_attention(need.layer)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(("name", "family"), REFUSED)
+def test_what_is_refused_says_why(name: str, family: str) -> None:
+    line = refusal(adapter_of(family), build((name, {})))
+    assert line is not None
+    assert re.search(REFUSED[name, family], line)
+
+
 @pytest.mark.parametrize(("case", "name", "row"), CELLS)
 def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: int) -> None:
     adapter, method, chats = adapter_of(name), build(case), FAMILIES[name].chats
-    changes: dict[str, Any] = CALIBRATED if case[0] == "d2pruner" else {}
-    if (case[0], name) in REFUSED:
-        with pytest.raises(UserError, match=REFUSED[case[0], name]):
+    changes: dict[str, Any] = CALIBRATED if "prior" in signals_of(method) else {}
+    line = refusal(adapter, method)
+    if line is not None:
+        with pytest.raises(UserError, match=re.escape(line)):
             kept_by(adapter, method, chats, 0.5)
         return
     check_cell(adapter, method, chats, plain_logits(name), (row,), **changes)

@@ -1,6 +1,7 @@
 """Every method with a score of importance keeps what was planted in it, and less than chance with the score turned.
 
-One line a method: what carries the score. Methods without a score are listed, so that a new one is on either side.
+What a method reads says what carries its score: attention that each token gets. Where it is something else, a line of
+CARRIERS says so.
 """
 
 from __future__ import annotations
@@ -12,14 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import View
+from methods.base import TokenReducer, View
+from methods.signals import SIGNALS
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, make_view, replaced
 from tests.methods.runs import recall
-
-#: Methods that go by places, by chance or by likeness alone.
-SCORELESS = {"random", "uniform", "pooled", "divprune", "dart", "dycoke", "tome"}
-#: Cases of scored methods that leave the score out.
-UNSCORED = {"cdpruner-relevance=none"}
 
 N_TOKENS = 144
 Plant = Callable[[View, Tensor], View]
@@ -58,80 +55,63 @@ def long_ones(view: View, scores: Tensor) -> View:
     return replaced(view, torch.nn.functional.normalize(view.tokens, dim=2) * scores.unsqueeze(2))
 
 
-LAST, NEXT, CLASS = (
-    scores_in("last_attention"),
-    scores_in("next_last_attention"),
-    scores_in("cls_attention"),
-)
-WIDE = scores_in("wide_cls_attention@-1")
-WORDS = scores_in("text_attention")
+def attention_read(method: TokenReducer) -> list[str]:
+    """Keys of what a method reads at its first site that gives each token the attention it gets."""
+    keys = [need.key for need in method.needs(method.all_sites(BLOCKS, DEPTH)[0])]
+    return [key for key in keys if key.partition("@")[0] in ATTENTION]
 
-#: Case, as in the test's name: what carries its score.
+
+#: Signals that say how much each visual token is attended to, by their documented shape and words.
+ATTENTION = {
+    name
+    for name, words in SIGNALS.items()
+    if words.startswith(("(B, N) ", "(B, T, N) ", "(P, N) "))
+    and ("attention" in words or "softmax" in words)
+} - {"prior"}
+
+TO_WORDS = towards_words(words=("text_states",))
+BEHIND_PRIOR = scores_in("last_attention", prior=1.0)
+
+#: What carries the score where it is not the attention that is read: name, or case as in the test's name.
 CARRIERS: dict[str, Plant] = {
-    "fastv": LAST,
-    "fastv-queries=mean": scores_in("mean_attention"),
-    "fitprune-scheme=((0.7, 0.5, 0.4, 0.4, 0.2),)": scores_in(
-        "text_received_max", "visual_received_max"
-    ),
-    "fastervlm": CLASS,
-    "hired": CLASS,
-    "hired-alpha=0.2-budget=stripes": CLASS,
-    "globalcom2": scores_in("cls_logits@-1"),
-    "globalcom2-scores=attention-normalise=False": CLASS,
-    "nuwa": CLASS,
-    "nuwa-salience=attention-pillars=attention-quantile=0.55-guide=attention": CLASS,
-    "pyramiddrop": LAST,
-    "pyramiddrop-layers=(1, 2)": LAST,
-    "pyramiddrop-ranking=next_layer": NEXT,
     "cdpruner": towards_words(words=("text_embeddings",)),
-    "sparsevlm": WORDS,
-    "sparsevlm-raters=above-assignment=euclidean-cluster=mean": WORDS,
-    "sparsevlm-tau=0.0": WORDS,
-    "specvlm": scores_in("text_attention@0", "text_attention@1"),
-    "specvlm-guidance=last-layer=3-mass=0.8": scores_in("text_attention@2"),
-    "prumerge": WIDE,
-    "prumerge-merging=sum": WIDE,
-    "prumerge-uniform=True": WIDE,
-    "prumerge-merging=sum-uniform=True-k=3": WIDE,
-    "uvprune": towards_words(words=("text_states",)),
-    "uvprune-L=4": towards_words(words=("text_states",)),
-    "uvprune-criterion=similarity": towards_words(words=("text_states",)),
-    "uvprune-criterion=attention_variation": WORDS,
-    "uvprune-criterion=attention-L=3": WORDS,
-    "ivtp": scores_in("rollout"),
-    "visionzip": CLASS,
-    "visionzip-contextual=target_plus_mean": CLASS,
-    **{
-        f"rtprune{merging}": long_ones
-        for merging in (
-            "",
-            "-merging=none",
-            "-merging=visionzip",
-            "-merging=sparsevlm",
-            "-merging=nuwa",
-            "-merging=gtp",
-        )
-    },
-    "d2pruner": scores_in("last_attention", prior=1.0),
-    "d2pruner-alpha=0.5-K=5": scores_in("last_attention", prior=1.0),
-    "d2pruner-selection=importance": scores_in("last_attention", prior=1.0),
-    "d2pruner-pivot_exclusion=True": scores_in("last_attention", prior=1.0),
+    "uvprune": TO_WORDS,
+    "uvprune-criterion=attention_variation": scores_in("text_attention"),
+    "uvprune-criterion=attention-L=3": scores_in("text_attention"),
+    "rtprune": long_ones,
+    "d2pruner": BEHIND_PRIOR,
 }
-SCORED = [case for case in CASES if case[0] not in SCORELESS and case_id(case) not in UNSCORED]
+#: Cases of these that leave the score out.
+UNSCORED = {"cdpruner-relevance=none"}
 
 
-def test_every_method_is_planted_or_has_no_score():
-    assert {case_id(case) for case in SCORED} == set(CARRIERS)
-    assert {name for name, _ in CASES} >= SCORELESS
+def carrier_of(case: Case) -> Plant | None:
+    """What plants the score of a case; None: it has none, but goes by places, by chance or by likeness alone."""
+    if case_id(case) in UNSCORED:
+        return None
+    stated = CARRIERS.get(case_id(case)) or CARRIERS.get(case[0])
+    read = attention_read(build(case))
+    return stated or (scores_in(*read) if read else None)
+
+
+SCORED = [case for case in CASES if carrier_of(case) is not None]
+
+
+def test_these_have_no_score():
+    known = {"random", "uniform", "pooled", "divprune", "dart", "dycoke", "tome", *UNSCORED}
+    without = {case[0] for case in CASES if case not in SCORED} | UNSCORED
+    assert known <= without
+    assert not known & {case[0] for case in SCORED}
+    for name in without - known:  # others have none to read
+        assert not attention_read(build((name, {})))
 
 
 @pytest.mark.parametrize("case", SCORED, ids=case_id)
 def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
-    method = build(case)
+    method, plant = build(case), carrier_of(case)
+    assert plant is not None
     view = make_view(method, [((0, 0, 12, 12),)] * 16)
-    found, chance, turned = recall(
-        method, N_TOKENS, lambda scores: CARRIERS[case_id(case)](view, scores)
-    )
+    found, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
     assert found > 0.95
     # A method that kept the worst tokens falls below chance, so that the line above can fail.
     assert turned < chance
@@ -147,8 +127,8 @@ def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
                 view, text_rollout=scores.unsqueeze(1).expand_as(view.signals["text_rollout"])
             ),
         ),
-        (("nuwa", {}), 3, towards_words(words=("text_states",))),
-        (("nuwa", {"guide": "attention"}), 3, LAST),
+        (("nuwa", {}), 3, TO_WORDS),
+        (("nuwa", {"guide": "attention"}), 3, scores_in("last_attention")),
     ],
     ids=["ivtp-words", "nuwa-words", "nuwa-attention"],
 )

@@ -1,64 +1,93 @@
-"""The recipe in CONTRIBUTING.md works as printed."""
+"""The recipe for a method works as printed in a fresh copy of the checkout, and how recipes are followed.
+
+The copy must then pass the linters and the tests that concern a method. `make recipes`, which CI runs, follows this and
+the recipes of docs/recipes in one clone and ends with `make check`.
+"""
 
 from __future__ import annotations
 
-import re
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
+import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from tests.tiny import CHATS, load_llava, save_llava
+from tests.pages.recipes import ROOT, Step, follow, insert, pages, run, shows, steps_of
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def recipe(name: str) -> str:
-    """Return the code block that follows the marker of a file."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    found = re.search(rf"<!-- recipe: {re.escape(name)} -->\n```\w+\n(.*?)```", text, re.DOTALL)
-    assert found, f"no block for {name}"
-    return found.group(1)
+#: Tests that concern a new method, and what they are picked by.
+CONCERNED = (
+    "tests/methods/test_all.py tests/methods/test_signals.py tests/methods/test_matrix.py "
+    "tests/methods/test_registry.py tests/pages/test_methods.py -k 'outlier or test_registry or pages'"
+)
 
 
-@pytest.fixture
-def norm(tmp_path, monkeypatch):
-    file = tmp_path / "norm.py"
-    file.write_text(recipe("methods/norm.py"))
-    spec = spec_from_file_location("recipe_norm", file)
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "recipe_norm", module)
-    spec.loader.exec_module(module)
-    return module.Norm
-
-
-def test_the_example_method_runs_through_the_engine(norm, tmp_path):
-    params = yaml.safe_load(recipe("conf/method/norm.yaml"))["params"]
-    adapter = load_llava(save_llava(tmp_path), "float32")
-    inputs = adapter.encode(CHATS[:1])
-    with Session(adapter, norm(**params), Budget("kept", 0.75)) as session:
-        record = session.generate(inputs, max_new_tokens=3, do_sample=False).records[0]
-    assert record.kept == (4,)
-    with torch.inference_mode():
-        features = adapter.model.model.get_image_features(pixel_values=inputs["pixel_values"])
-    lengths = torch.cat(list(features.pooler_output)).norm(dim=-1)
-    assert set(record.origin.tolist()) == set(lengths.topk(4).indices.tolist())
-
-
-def test_the_example_config_names_the_registry_entry():
-    config = yaml.safe_load(recipe("conf/method/norm.yaml"))
-    assert (
-        f'METHODS.add("{config["name"]}", "methods.norm:Norm")'
-        in (ROOT / "CONTRIBUTING.md").read_text()
+def copy_of(root: Path) -> Path:
+    """All that git does not ignore of this checkout, without its history."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert set(config) == {"name", "variant", "params"}
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = ROOT / name, root / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    return root
 
 
-def test_the_example_refuses_a_bad_hyper_parameter(norm):
-    with pytest.raises(ValueError, match=r"method\.params\.p"):
-        norm(p=-1.0)
+def test_the_recipe_for_a_method_works_as_printed(tmp_path: Path) -> None:
+    root = copy_of(tmp_path / "espalier")
+    follow(steps_of(root / "CONTRIBUTING.md"), root)
+    assert (root / "methods" / "outlier.py").is_file()
+    assert "[outlier](../methods/outlier.py)" in (root / "docs" / "methods.md").read_text()
+    python = '"$VENV/bin/python" -m'
+    run(f"{python} ruff check . && {python} ruff format --check .", root)
+    run(f"{python} mypy --follow-imports=silent methods/outlier.py", root)
+    run('"$VENV/bin/lint-imports" --no-cache', root)
+    done = run(f"{python} pytest -q -p no:cacheprovider {CONCERNED}", root)
+    assert " passed" in done
+
+
+def test_every_recipe_makes_something_and_runs_it() -> None:
+    names = [page.name for page in pages(ROOT)]
+    assert names == ["CONTRIBUTING.md", "benchmark.md", "decoder.md", "model.md"]
+    for page in pages(ROOT):
+        assert {"write", "run"} <= {step.action for step in steps_of(page)}, page.name
+
+
+# ---------------------------------------------------------------- how a recipe is followed
+
+
+def test_a_line_is_inserted_once_below_the_line_that_begins_so(tmp_path: Path) -> None:
+    file = tmp_path / "table.py"
+    file.write_text("TABLE: list = (\n    1,\n)\n")
+    for _ in range(2):
+        insert(tmp_path, "table.py", "TABLE:", "    0,\n")
+        assert file.read_text() == "TABLE: list = (\n    0,\n    1,\n)\n"
+    with pytest.raises(ValueError, match="not enough values"):
+        insert(tmp_path, "table.py", "TABEL:", "    0,\n")
+
+
+def test_columns_may_stand_apart_but_words_are_whole() -> None:
+    printed = "none      0  acc 0.99 ± 0.01\nuniform  0.9"
+    assert shows(printed, "none 0 acc 0.99 ± 0.01")
+    assert not shows(printed, "none 0 acc 0.9")
+    assert not shows(printed, "form 0.9")
+
+
+def test_what_is_not_printed_or_fails_ends_the_recipe(tmp_path: Path) -> None:
+    said = Step("run", "", "echo one\necho two\n")
+    assert follow([said, Step("see", "", "two\n")], tmp_path) == "one\ntwo\n"
+    with pytest.raises(AssertionError, match=r"not printed: \['three'\]"):
+        follow([said, Step("see", "", "two\nthree\n")], tmp_path)
+    with pytest.raises(AssertionError, match="before"):
+        follow([Step("run", "", "echo before\nfalse\necho behind\n")], tmp_path)
+
+
+def test_a_page_with_an_unknown_step_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- recipe: wirte a.py -->\n```python\nx = 1\n```\n")
+    with pytest.raises(AssertionError, match="wirte"):
+        steps_of(page)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from harness.catalogue import METHODS, names_of
+from harness.catalogue import METHODS, build_method, names_of
 from harness.config.compose import CONF
-from harness.pages.methods import main, page, places
+from harness.pages.methods import BLOCKS, DEPTH, main, page, places
 from harness.pages.proofs import KINDS, Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Site, TokenReducer
 
 PAGE = ROOT / "docs" / "methods.md"
+FILES = sorted((CONF / "method").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +52,22 @@ def test_a_row_names_place_signals_cost_paper_and_tests(text: str) -> None:
     assert cells_of(text, "[none](")[1:5] == ["-", "-", "-", "control"]
 
 
-def test_every_method_states_its_cost_and_all_but_controls_a_paper(text: str) -> None:
+def test_every_method_that_chooses_states_its_cost(text: str) -> None:
+    for name in METHODS.names():
+        method, row = build_method(name, {}), cells_of(text, f"[{name}](")
+        acts = (
+            method.all_sites(BLOCKS, DEPTH) if isinstance(method, TokenReducer) else method.guided
+        )
+        assert (row[3 if isinstance(method, TokenReducer) else 7] != "-") == bool(acts), name
+
+
+def test_controls_name_no_paper_and_published_methods_do(text: str) -> None:
     rows = {name: cells_of(text, f"[{name}](") for name in METHODS.names()}
-    reducers, decoders = set(names_of(TokenReducer)), set(names_of(Decoder))
-    # Those that choose nothing have no cost of choosing.
-    assert {name for name in reducers if rows[name][3] == "-"} == {"none"}
-    choosing = {name for name in decoders if rows[name][7] != "-"}
-    assert choosing == {"specvlm_sd", "std", "parallelvlm"}
     controls = {"none", "random", "uniform", "pooled", "autoregressive"}
-    assert {name for name, row in rows.items() if "control" in row[4:]} == controls
+    assert all("control" in rows[name][4:] for name in controls)
+    official = {one.name for one in map(OmegaConf.load, FILES) if one.variant == "official"}
+    assert len(official) > 5
+    assert not [name for name in official if "control" in rows[name][4:]]
 
 
 def test_a_decoders_row_says_who_drafts_when_and_what_it_sees(text: str) -> None:
@@ -78,10 +87,6 @@ def test_a_decoders_row_says_who_drafts_when_and_what_it_sees(text: str) -> None
         "words, and what the target chooses",
         "layer 20",
     ]
-
-
-def test_every_reducer_has_a_test_file_of_its_own(text: str) -> None:
-    assert all(cells_of(text, f"[{name}](")[5] != "-" for name in names_of(TokenReducer))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +158,7 @@ def test_no_slow_version_is_claimed_that_does_not_run(text: str) -> None:
     }
     without = {name for name, kinds in claimed.items() if "slow version" not in kinds}
     controls = {"none", "random", "uniform", "pooled"}
-    assert without == controls | {"fastv", "fitprune", "pyramiddrop"}
+    assert without >= controls | {"fastv", "fitprune", "pyramiddrop"}
+    assert len(without) < len(claimed) / 2
     assert claimed["visionzip"] == ["slow version", "published figures"]
     assert claimed["none"] == []

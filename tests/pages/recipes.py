@@ -1,0 +1,120 @@
+"""The recipes of CONTRIBUTING.md and docs/recipes, followed to the letter: `python -m tests.pages.recipes`.
+
+A step is a comment that says what is done with the block of code below it: `write <file>`, `insert <file> below <start
+of a line>`, `run` for commands, and `see` for lines that the commands before must have printed. The rest is for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.DOTALL)
+
+#: What may be done with a block.
+ACTIONS = ("write", "insert", "run", "see")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a recipe: what is done, to what, with which block."""
+
+    action: str
+    where: str
+    block: str
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages with recipes of a checkout."""
+    return [root / "CONTRIBUTING.md", *sorted((root / "docs" / "recipes").glob("*.md"))]
+
+
+def steps_of(page: Path) -> list[Step]:
+    """The steps of a page, in order."""
+    found = [Step(*one.groups(default="")) for one in STEP.finditer(page.read_text())]
+    unknown = {step.action for step in found} - set(ACTIONS)
+    assert not unknown, f"{page.name}: {unknown}; valid: {', '.join(ACTIONS)}"
+    return found
+
+
+def environment() -> dict[str, str]:
+    """The variables of a command: make takes the environment that runs this, instead of building one."""
+    return {**os.environ, "VENV": sys.prefix, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def follow(steps: Sequence[Step], root: Path) -> str:
+    """Do the steps in a checkout and return what the last commands printed."""
+    printed = ""
+    for step in steps:
+        if step.action == "write":
+            file = root / step.where
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(step.block)
+        elif step.action == "insert":
+            insert(root, *step.where.split(" below "), step.block)
+        elif step.action == "run":
+            printed = run(step.block, root)
+        else:
+            missing = [line for line in step.block.splitlines() if not shows(printed, line)]
+            assert not missing, f"not printed: {missing}\n{printed}"
+    return printed
+
+
+def insert(root: Path, name: str, start: str, block: str) -> None:
+    """Put a block below the one line of a file that begins so, unless it stands there already."""
+    lines = (root / name).read_text().splitlines(keepends=True)
+    (place,) = [number for number, line in enumerate(lines) if line.startswith(start)]
+    if block not in "".join(lines):
+        lines.insert(place + 1, block)
+    (root / name).write_text("".join(lines))
+
+
+def run(commands: str, root: Path) -> str:
+    """Run commands as they stand, and return all that they printed."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=root,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout}"
+    return done.stdout
+
+
+def shows(printed: str, line: str) -> bool:
+    """Whether a printed line holds these words one behind another, however far apart columns stand."""
+    words = r"\s+".join(map(re.escape, line.split()))
+    return re.search(rf"(?<!\S){words}(?!\S)", printed) is not None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow all recipes in a clone of the last commit, then do there what CI does."""
+    parser = argparse.ArgumentParser(prog="python -m tests.pages.recipes", description=__doc__)
+    parser.add_argument("--check", default="make docs check", help="what must be green at the end")
+    options = parser.parse_args(argv)
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "espalier"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(root)], check=True)
+        for page in pages(root):
+            print(f"== {page.relative_to(root)}", flush=True)
+            print(follow(steps_of(page), root)[-2000:], flush=True)
+        print(f"== {options.check}", flush=True)
+        return subprocess.run(
+            options.check, shell=True, cwd=root, env=environment(), check=False
+        ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
