@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from harness.catalogue import METHODS, names_of
 from harness.errors import unknown_name
 from harness.paths import ROOT
-from methods.base import Decoder, Method, TokenReducer
+from methods.base import Decoder, TokenReducer
 
 #: Kinds as presets call them.
-KINDS: dict[str, type[Method]] = {"reducer": TokenReducer, "decoder": Decoder}
+KINDS: dict[str, type[object]] = {"reducer": TokenReducer, "decoder": Decoder}
 
 
 def register() -> None:
@@ -50,7 +50,7 @@ def configs(kind: str, *without: str) -> str:
     return ",".join(found)
 
 
-def _base(kind: str) -> type[Method]:
+def _base(kind: str) -> type[object]:
     if kind not in KINDS:
         raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS)
     return KINDS[kind]
