@@ -47,8 +47,13 @@ def steps_of(page: Path) -> list[Step]:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a command: make takes the environment that runs this, instead of building one."""
-    return {**os.environ, "VENV": sys.prefix, "TOKENIZERS_PARALLELISM": "false"}
+    """The variables of a command: make takes the environment that runs this, instead of building one.
+
+    What make, pytest or git told their own children is left out.
+    """
+    inherited = ("MAKE", "MFLAGS", "PYTEST_", "GIT_", "ARGS")
+    own = {key: value for key, value in os.environ.items() if not key.startswith(inherited)}
+    return {**own, "VENV": sys.prefix, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def follow(steps: Sequence[Step], root: Path) -> str:
