@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class RoomyLayer(CacheLayerMixin):
+class IndexedLayer(CacheLayerMixin):
     """One layer's keys and values in storage with room for `room` tokens more than its first call brings.
 
     Raises:
@@ -91,33 +91,33 @@ class RoomyLayer(CacheLayerMixin):
         return -1
 
 
-class RoomyCache(Cache):
+class IndexedCache(Cache):
     """An empty cache whose layers will have room for `room` tokens behind the prompt."""
 
     def __init__(self, n_layers: int, room: int) -> None:
-        self._roomy = [RoomyLayer(room) for _ in range(n_layers)]
-        super().__init__(layers=[*self._roomy])
+        self._indexed = [IndexedLayer(room) for _ in range(n_layers)]
+        super().__init__(layers=[*self._indexed])
 
     def cut(self, gone: int) -> None:
         """Take the last `gone` tokens off every layer, however long each is."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.crop(layer.get_seq_length() - gone)
 
     def keep(self, last: int, kept: Tensor) -> None:
         """Keep of the last `last` tokens of every layer those at `kept` (K,), ascending from 0."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.keep(last, kept)
 
-    def copy(self, other: RoomyCache, before: int, length: int) -> None:
+    def copy(self, other: IndexedCache, before: int, length: int) -> None:
         """Append what `other` holds of `length` tokens, in every layer `before` tokens away from its end."""
-        for layer, theirs in zip(self._roomy, other._roomy, strict=True):
+        for layer, theirs in zip(self._indexed, other._indexed, strict=True):
             start = theirs.get_seq_length() - before
             keys, values = theirs.held
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
-    def gather(self, other: RoomyCache, slots: Tensor) -> None:
+    def gather(self, other: IndexedCache, slots: Tensor) -> None:
         """Begin with the tokens `slots` (layers, M) of each layer of `other`; the one copy this cache ever costs."""
-        pairs = zip(self._roomy, other._roomy, slots, strict=True)
+        pairs = zip(self._indexed, other._indexed, slots, strict=True)
         for layer, theirs, chosen in pairs:
             keys, values = theirs.held
             index = chosen.to(keys.device)
@@ -126,20 +126,20 @@ class RoomyCache(Cache):
     @property
     def storage(self) -> list[tuple[Tensor, Tensor]]:
         """What every layer writes into; it stays where it is for as long as the cache lives."""
-        return [layer.storage for layer in self._roomy]
+        return [layer.storage for layer in self._indexed]
 
     def blank(self) -> None:
         """Zero the room behind the tokens held, for readers of the whole storage: a masked NaN would still be one."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             for store in layer.storage:
                 store[:, :, layer.get_seq_length() :].zero_()
 
     def grow(self) -> None:
         """Count one token more as held in every layer."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.grow()
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens that each layer holds."""
-        return tuple(layer.get_seq_length() for layer in self._roomy)
+        return tuple(layer.get_seq_length() for layer in self._indexed)
