@@ -7,20 +7,29 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+#: An ordinary answer's cache grows by room for so many tokens at a time: it is copied once in as many steps, where the
+#: library's is copied at every step.
+STEP = 256
+
 
 class IndexedLayer(CacheLayerMixin):
     """One layer's keys and values in storage with room for `room` tokens more than its first call brings.
 
+    Args:
+        room: tokens.
+        step: when full, move to storage with room for so many tokens more; 0: never move, as recorded steps need it.
+
     Raises:
-        RuntimeError: more tokens than there is room for.
+        RuntimeError: more tokens than there is room for, in a layer that does not move.
     """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, step: int = 0) -> None:
         super().__init__()
         self._room = room
+        self._step = step
         self._length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -41,10 +50,26 @@ class IndexedLayer(CacheLayerMixin):
         count = key_states.shape[2]
         end = self._length + count
         if end > self._keys.shape[2]:
-            raise RuntimeError(f"the cache has room for {self._keys.shape[2]} tokens, {end} came")
+            if not self._step:
+                room = self._keys.shape[2]
+                raise RuntimeError(f"the cache has room for {room} tokens, {end} came")
+            self._keys = self._moved(self._keys, end + self._step)
+            self._values = self._moved(self._values, end + self._step)
         self._keys.narrow(2, self._length, count).copy_(key_states)
         self._values.narrow(2, self._length, count).copy_(value_states)
         return self._show(end)
+
+    def _moved(self, store: Tensor, capacity: int) -> Tensor:
+        """Return larger storage with the tokens held."""
+        larger = store.new_empty(*store.shape[:2], capacity, store.shape[3])
+        larger.narrow(2, 0, self._length).copy_(store.narrow(2, 0, self._length))
+        return larger
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let each row go on from another one, as beams do. Cost: one copy of the tokens held."""
+        for store in (self._keys, self._values):
+            held = store.narrow(2, 0, self._length)
+            held.copy_(held.index_select(0, beam_idx.to(store.device)))
 
     def crop(self, max_length: int) -> None:
         """Forget all but the first `max_length` tokens; nothing moves."""
@@ -92,10 +117,10 @@ class IndexedLayer(CacheLayerMixin):
 
 
 class IndexedCache(Cache):
-    """An empty cache whose layers will have room for `room` tokens behind the prompt."""
+    """An empty cache whose layers will have room for `room` tokens behind the prompt, and grow by `step` (0: never)."""
 
-    def __init__(self, n_layers: int, room: int) -> None:
-        self._indexed = [IndexedLayer(room) for _ in range(n_layers)]
+    def __init__(self, n_layers: int, room: int, step: int = 0) -> None:
+        self._indexed = [IndexedLayer(room, step) for _ in range(n_layers)]
         super().__init__(layers=[*self._indexed])
 
     def cut(self, gone: int) -> None:
@@ -143,3 +168,11 @@ class IndexedCache(Cache):
     def lengths(self) -> tuple[int, ...]:
         """Tokens that each layer holds."""
         return tuple(layer.get_seq_length() for layer in self._indexed)
+
+
+def answer_cache(decoder: Any) -> IndexedCache:
+    """Return an empty cache for an ordinary answer of any length, of one row or several, of beams too.
+
+    After the prefill it holds the prompt and no room, so that its storage is what the answer's record calls its bytes.
+    """
+    return IndexedCache(len(decoder.layers), room=0, step=STEP)
