@@ -12,9 +12,9 @@ from harness.admission.checkpoints import check_model
 from harness.admission.signals import check_frames, check_signals
 from harness.artifacts.priors import require_prior
 from harness.budget import Budget
-from harness.decoding.graphs import obstacle, refused
 from harness.decoding.vocabulary import check_tokenizers, read_vocabulary, tokenizer_file
 from harness.digests import Digests
+from harness.engine.text.graphs import obstacle, refused
 from harness.errors import Refused
 from harness.specs import ModelSpec, RunSpec
 from harness.wording import in_words_of_the_draft

@@ -19,7 +19,6 @@ from harness.bench.gpu_setup import Found, Plan, tried
 from harness.bench.setup import Figure, Setup
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Timed, Transport
 from harness.decoding.measuring import AHEAD, ROOM, WARMING, steps_of
@@ -29,6 +28,7 @@ from harness.decoding.sides import Side
 from harness.decoding.threads import Threads
 from harness.decoding.transports import Sequential
 from harness.decoding.voices import Voice
+from harness.engine.text.cache import IndexedCache
 
 
 def decoding(plan: Plan) -> Found:
@@ -212,7 +212,7 @@ def filled(adapter: Adapter, length: int) -> Side:
     """
     text, device = adapter.facts.text, adapter.device
 
-    def prefill(cache: RoomyCache) -> tuple[Tensor, Tensor]:
+    def prefill(cache: IndexedCache) -> tuple[Tensor, Tensor]:
         chance = torch.Generator(device).manual_seed(0)
         shape = (1, text.kv_heads, length, text.head_dim)
         for layer in range(text.layers):

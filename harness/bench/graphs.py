@@ -10,10 +10,10 @@ import torch
 
 from harness.adapters.base import Adapter
 from harness.bench.setup import Figure, paired
-from harness.decoding.graphs import CudaGraphs, Graphs
 from harness.decoding.meter import Meter
-from harness.decoding.stack import TextStack
-from harness.decoding.text_only import prefilled_words
+from harness.engine.text.graphs import CudaGraphs, Graphs
+from harness.engine.text.stack import TextStack
+from harness.engine.text.text_only import prefilled_words
 
 PART = "graphs"
 

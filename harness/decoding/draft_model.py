@@ -18,14 +18,14 @@ from harness.adapters.chats import Chat
 from harness.budget import Budget
 from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft
-from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Given, Guidance
 from harness.decoding.machine import Drafter, DrafterLost
 from harness.decoding.sides import Side
-from harness.decoding.text_only import text_only_prefill
 from harness.decoding.trees import TreeDrafter
 from harness.decoding.voices import voice_of
 from harness.engine.session import Session
+from harness.engine.text.graphs import graphs_for
+from harness.engine.text.text_only import text_only_prefill
 from harness.specs import ModelSpec
 from harness.wording import in_words_of_the_draft
 from methods.base import Decoder, TokenReducer

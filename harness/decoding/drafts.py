@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from harness.decoding.rules import Row, Rule
@@ -130,3 +131,14 @@ def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verdic
                 tried.append(len(children))
             return Verdict(tuple(path), rule.choose(p, here), refused, tuple(tried))
     return Verdict(tuple(path), None, False, tuple(tried))
+
+
+def tree_sight(missing: int, tree: Draft) -> Tensor:
+    """Return (t, t) what `missing` tokens in a row and the nodes of a tree behind them see of each other."""
+    count = missing + len(tree.tokens)
+    seen = torch.zeros(count, count, dtype=torch.bool)
+    seen[:, :missing] = True
+    seen[:missing, :missing].tril_()
+    for node in range(len(tree.tokens)):
+        seen[missing + node, [missing + above for above in tree.way(node)]] = True
+    return seen

@@ -13,13 +13,13 @@ from transformers.cache_utils import Cache
 
 from harness.adapters.chats import Chat
 from harness.decoding.chance import Chance
-from harness.decoding.graphs import Graphs
 from harness.decoding.meter import Meter
 from harness.decoding.sides import Side
 from harness.decoding.telling import Spent
 from harness.decoding.trace import Trace
 from harness.decoding.voices import voice_of
 from harness.engine.session import Prefilled, Session
+from harness.engine.text.graphs import Graphs
 
 
 @dataclass(frozen=True)

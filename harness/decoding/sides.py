@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.cache import RoomyCache
-from harness.decoding.drafts import NOTHING, Draft
-from harness.decoding.graphs import Graphs
+from harness.decoding.drafts import NOTHING, Draft, tree_sight
 from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
-from harness.decoding.stack import TextStack, tree_sight
 from harness.decoding.voices import Voice
 from harness.engine.finite import NonFiniteLogits
 from harness.engine.parts import Parts
+from harness.engine.text.cache import IndexedCache
+from harness.engine.text.graphs import Graphs
+from harness.engine.text.stack import TextStack
 
 #: Runs a prompt into a cache and returns logits (V,) behind it and the position (..., 1, 1) that follows.
-Prefill = Callable[[RoomyCache], tuple[Tensor, Tensor]]
+Prefill = Callable[[IndexedCache], tuple[Tensor, Tensor]]
 
 
 class Side:
@@ -59,7 +59,7 @@ class Side:
         self._sum = torch.zeros(())
 
     @property
-    def cache(self) -> RoomyCache:
+    def cache(self) -> IndexedCache:
         """Keys and values of the prompt and of what is held behind it."""
         return self.stack.cache
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.cache import RoomyCache
 from harness.decoding.drafts import Draft
 from harness.decoding.sides import Side, common_length
 from harness.decoding.voices import Voice
+from harness.engine.text.cache import IndexedCache
 
 
 class SparseDrafter:
@@ -44,7 +44,7 @@ class SparseDrafter:
         self._dense = 0
 
     @property
-    def cache(self) -> RoomyCache:
+    def cache(self) -> IndexedCache:
         """Keys and values that the draft attends to."""
         return self._side.cache
 
@@ -59,7 +59,7 @@ class SparseDrafter:
         side.adopt(tokens[: self._dense], target)
         return side.draft(tokens, count)
 
-    def _prefill(self, cache: RoomyCache) -> tuple[Tensor, Tensor]:
+    def _prefill(self, cache: IndexedCache) -> tuple[Tensor, Tensor]:
         """Gather the kept part of the prompt; the target has run it."""
         target = self._target
         shape = len(self._kept), target.prompt_lengths[0]

@@ -18,7 +18,6 @@ from harness.adapters.chats import Chat
 from harness.budget import Budget
 from harness.decoding.chance import Chance
 from harness.decoding.draft_model import DraftSpec, Order
-from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
 from harness.decoding.measuring import ROOM, TIMES, best_of, steps_of
@@ -35,6 +34,7 @@ from harness.decoding.vocabulary import common_ids
 from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
 from harness.engine.session import Session
+from harness.engine.text.graphs import graphs_for
 from harness.specs import RunSpec
 from methods.base import Decoder
 from methods.none import NoReduction

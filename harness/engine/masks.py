@@ -1,4 +1,7 @@
-"""Attention masks of a shortened batch, in whatever form the model's own attention back end expects."""
+"""Attention masks of a shortened batch, in whatever form the model's own attention back end expects.
+
+Who sees whom is said in `harness.engine.visibility`; the library builds the masks that it knows itself.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
+from harness.engine.visibility import Visibility, visibility_of
+from harness.errors import UserError
+
 
 def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:
-    """Return the causal mask over the slots of `hidden` (B, M, D); the library itself builds it.
+    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, of a stack that is not causal too.
 
     Padding queries are allowed to see themselves, so that no softmax row is empty.
     """
@@ -35,22 +41,31 @@ def decode_mask(
     return built
 
 
-def reference_mask(config: Any, hidden: Tensor, alive: Tensor, n_past: int) -> Tensor:
-    """Return the explicit (B, 1, Q, S) mask of the slow reference: causal, and only alive keys are seen.
+def reference_mask(
+    config: Any, hidden: Tensor, alive: Tensor, n_past: int, visibility: Visibility | None = None
+) -> Tensor:
+    """Return the explicit (B, 1, Q, S) mask of new tokens: who sees whom, of the keys that are alive, and each itself.
 
     Args:
         config: text configuration; eager attention takes an additive mask, sdpa a boolean one.
         hidden: (B, Q, D) new hidden states, for shape, type and device.
         alive: (B, n_past + Q) keys that may be seen.
         n_past: keys already cached.
+        visibility: who sees whom; None: what the configuration says.
+
+    Raises:
+        UserError: the back end takes no mask.
     """
+    name = config._attn_implementation
+    if name.startswith("flash"):
+        raise UserError(f"model.attention={name!r} takes no explicit mask; valid: sdpa, eager")
     n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
     key = torch.arange(n_keys, device=hidden.device)
     query = n_past + torch.arange(n_query, device=hidden.device)
     own = key[None, :] == query[:, None]
-    causal = key[None, :] <= query[:, None]
-    mask = ((causal & alive[:, None, :]) | own)[:, None]
-    if config._attn_implementation == "eager":
+    seen = (visibility or visibility_of(config)).sees(query, n_keys)
+    mask = ((seen & alive[:, None, :]) | own)[:, None]
+    if name == "eager":
         zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
         return torch.where(mask, zero, torch.finfo(hidden.dtype).min)
     return mask

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from harness.engine.visibility import CAUSAL, Visibility
 from harness.errors import UserError
 
 #: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
@@ -130,15 +131,23 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
 
 
 def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real."""
+    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real.
+
+    The last slot sees every valid key, whoever else sees whom.
+    """
     visible = valid[:, None, None, :]
     return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
 
 
 def received_mean(
-    query: Tensor, key: Tensor, scaling: float, valid: Tensor, block: int = 256
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, S): attention each key receives, mean over heads and the real queries that may see it (causal).
+    """Return (B, S): attention each key receives, mean over heads and the real queries that may see it.
 
     The map is built in blocks of `block` rows, so memory is O(H block S) and not O(H S^2).
     """
@@ -148,32 +157,62 @@ def received_mean(
         valid.shape, dtype=torch.promote_types(query.dtype, torch.float32), device=key.device
     )
     for start in range(0, n_slots, block):
-        rows = slot[start : start + block]
-        causal = slot[None, :] <= rows[:, None]
-        visible = (causal & valid[:, None, :])[:, None]
+        seen = visibility.sees(slot[start : start + block], n_slots)
+        visible = (seen & valid[:, None, :])[:, None]
         weights = attention_rows(query[:, :, start : start + block], key, scaling, visible)
         total += (weights * valid[:, start : start + block, None]).sum(1)
-    # Queries that can see key j: the real ones at j or later.
-    seen_by = valid.flip(1).cumsum(1).flip(1).clamp(min=1)
-    return total / seen_by
+    return total / visibility.seen_by(valid)
+
+
+def asked_rows(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    slots: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the queries in some slots pay each key, `block` of them at a time.
+
+    Args:
+        query: (B, H, S, Dh) rotary positions applied.
+        key: (B, H_kv, S, Dh).
+        scaling: factor of the logits.
+        valid: (B, S) which slots may be attended to.
+        slots: (B, R) slots of the asked queries, -1 where a row has fewer.
+        block: queries at a time.
+        visibility: who sees whom.
+
+    Yields:
+        weights: (B, H, r, S) in at least fp32; what stands in rows that are not real means nothing.
+        real: (B, r, 1) which rows are real.
+
+    Cost: O(H R S Dh); memory O(H block S).
+    """
+    rows = torch.arange(slots.shape[0], device=key.device).unsqueeze(1)
+    for some in slots.split(block, dim=1):
+        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
+        visible = visibility.sees(some, key.shape[2]) & valid.unsqueeze(1)
+        weights = head_rows(asked, key, scaling, visible.unsqueeze(1))
+        yield weights, (some >= 0).unsqueeze(2)
 
 
 def word_rows(
-    query: Tensor, key: Tensor, scaling: float, valid: Tensor, words: Tensor, block: int = 256
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    words: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key (causal), 0 where the slot is -1.
+    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key, 0 where the slot is -1.
 
     The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
     """
-    slot = torch.arange(key.shape[2], device=key.device)
-    rows = torch.arange(words.shape[0], device=key.device).unsqueeze(1)
-    parts = []
-    for some in words.split(block, dim=1):
-        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
-        visible = (slot <= some.unsqueeze(2)) & valid.unsqueeze(1)
-        weights = attention_rows(asked, key, scaling, visible.unsqueeze(1))
-        parts.append(weights * (some >= 0).unsqueeze(2))
-    return torch.cat(parts, dim=1)
+    found = asked_rows(query, key, scaling, valid, words, block, visibility)
+    return torch.cat([weights.mean(1) * real for weights, real in found], dim=1)
 
 
 def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:

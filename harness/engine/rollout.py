@@ -30,22 +30,3 @@ def rollout(layers: Sequence[Heads], start: Tensor, visible: Visible, block: int
             passed += rows[:, :, some] @ weights.to(rows.dtype)
         rows = 0.5 * rows + 0.5 * passed
     return rows
-
-
-def rollout_of_words(layers: Sequence[Heads], valid: Tensor, words: Tensor) -> Tensor:
-    """Return (B, T, S): the rollout of causal layers from each word's slot (B, T), 0 where the slot is -1.
-
-    Args:
-        layers: of the decoder, first to last, all with the same slots.
-        valid: (B, S) which slots may be attended to.
-        words: (B, T) slots.
-    """
-    query = layers[0][0]
-    slot = torch.arange(query.shape[2], device=query.device)
-    start = (words.unsqueeze(2) == slot).to(torch.promote_types(query.dtype, torch.float32))
-
-    def visible(some: slice) -> Tensor:
-        causal = slot <= slot[some].unsqueeze(1)
-        return (causal & valid.unsqueeze(1))[:, None]
-
-    return rollout(layers, start, visible)

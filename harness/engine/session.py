@@ -25,6 +25,7 @@ from harness.engine.positions import PositionPolicy, closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.record import Generated
 from harness.engine.signals import Signals
+from harness.engine.text.cache import answer_cache
 from harness.engine.tower import HEADS
 from harness.errors import UserError
 from methods.base import MethodError, TokenReducer
@@ -217,7 +218,10 @@ class Session:
         try:
             with Pass(self, layout, names) as self._pass:
                 output = self.adapter.model.generate(
-                    **inputs, **generation, return_dict_in_generate=True
+                    **inputs,
+                    **generation,
+                    past_key_values=answer_cache(self.adapter.decoder),
+                    return_dict_in_generate=True,
                 )
                 ids = output.sequences[:, inputs["input_ids"].shape[1] :]
                 return self._pass.finish(ids, getattr(output, "logits", None))

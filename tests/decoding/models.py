@@ -14,11 +14,11 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.decoding.chance import Chance
-from harness.decoding.graphs import Graphs
 from harness.decoding.sides import Prefill, Side
 from harness.decoding.sparse import SparseDrafter
 from harness.decoding.voices import prepared, voice_of
 from harness.engine.session import Session
+from harness.engine.text.graphs import Graphs
 from methods.base import TokenReducer
 from methods.none import NoReduction
 from tests.families import FAMILIES

@@ -14,8 +14,12 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.decoding import stack
-from harness.decoding.attention import (
+from harness.decoding.drafts import Draft
+from harness.decoding.sides import Side
+from harness.decoding.trees import TreeDrafter
+from harness.decoding.voices import prepared, voice_of
+from harness.engine.text import stack
+from harness.engine.text.attention import (
     NAME,
     attention_configs,
     chain_mask,
@@ -23,10 +27,6 @@ from harness.decoding.attention import (
     folded_attention,
     window_mask,
 )
-from harness.decoding.drafts import Draft
-from harness.decoding.sides import Side
-from harness.decoding.trees import TreeDrafter
-from harness.decoding.voices import prepared, voice_of
 from tests.decoding.models import in_doubles, side
 
 PROMPT = 3000

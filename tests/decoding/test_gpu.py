@@ -10,13 +10,13 @@ from harness.bench.graphs import steps_with_and_without_graphs
 from harness.bench.sd import chat_of
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.decoding import fixed
-from harness.decoding.graphs import CudaGraphs
 from harness.decoding.speculation import Speculation
-from harness.decoding.stack import TextStack
 from harness.decoding.telling import Telling
-from harness.decoding.text_only import prefilled_words
 from harness.digests import Digests
+from harness.engine.text import fixed
+from harness.engine.text.graphs import CudaGraphs
+from harness.engine.text.stack import TextStack
+from harness.engine.text.text_only import prefilled_words
 from harness.running import preflight
 from harness.specs import RunSpec
 from methods.base import Decoder

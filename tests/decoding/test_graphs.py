@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from harness.adapters.base import Adapter
 from harness.admission.speculative import check_graphs
 from harness.bench.graphs import steps_with_and_without_graphs
-from harness.decoding import draft_model, fixed, speculation
-from harness.decoding.attention import step_mask
+from harness.decoding import draft_model, speculation
 from harness.decoding.chance import Chance
 from harness.decoding.drafts import NOTHING, Draft
-from harness.decoding.graphs import WARMING, CudaGraphs, graphs_for
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy, Rule, Sampling
 from harness.decoding.sides import Side
 from harness.decoding.sparse import SparseDrafter
 from harness.decoding.transports import Sequential
 from harness.decoding.trees import TreeDrafter
+from harness.engine.text import fixed
+from harness.engine.text.attention import step_mask
+from harness.engine.text.graphs import WARMING, CudaGraphs, graphs_for
 from harness.errors import Refused
 from methods.parallelvlm import ParallelVLM
 from methods.uniform import Uniform
@@ -354,7 +355,7 @@ def test_what_can_be_recorded_is() -> None:
             made.append(device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.decoding.graphs.CudaGraphs", Made)
+        patch.setattr("harness.engine.text.graphs.CudaGraphs", Made)
         adapter = like()
         adapter.device = torch.device("cuda:0")
         assert isinstance(graphs_for(adapter, True), Made)

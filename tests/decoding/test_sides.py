@@ -10,14 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.budget import Budget
-from harness.decoding import stack
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
-from harness.decoding.text_only import text_only_prefill
 from harness.decoding.transports import Sequential
 from harness.decoding.voices import ends_of, limit_of, prepared
 from harness.engine.session import Session
+from harness.engine.text import stack
+from harness.engine.text.text_only import text_only_prefill
 from methods.base import TokenReducer
 from methods.none import NoReduction
 from methods.uniform import Uniform

@@ -8,9 +8,9 @@ import torch
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
-from harness.decoding.text_only import text_only_prefill
 from harness.decoding.transports import Sequential
 from harness.decoding.trees import TreeDrafter
+from harness.engine.text.text_only import text_only_prefill
 from harness.errors import UserError
 from methods.base import TokenReducer
 from methods.uniform import Uniform

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from harness.budget import Budget
-from harness.engine.massmaps import MASSES, received_max, words_behind
 from harness.engine.session import Session
+from harness.engine.signals.received_max import received_max, words_behind
 from methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
 from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava
 
+MASSES = ("text_received_max", "visual_received_max")
 NEEDS = tuple(map(Need, MASSES))
 SITES = (Site("layer", 1), Site("layer", 3))
 

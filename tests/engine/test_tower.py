@@ -15,10 +15,11 @@ from harness.budget import Budget
 from harness.engine.items import Item, rectangle
 from harness.engine.owners import Owners, share_out
 from harness.engine.reading import read_layout
-from harness.engine.rollout import rollout, rollout_of_words
+from harness.engine.rollout import rollout
 from harness.engine.session import Session
+from harness.engine.signals.text_rollout import rollout_of_words
+from harness.engine.signals.tower_states import TowerStates
 from harness.engine.tower import TowerRun
-from harness.engine.tower_states import TowerStates
 from harness.errors import UserError
 from harness.measure.clock import Clock
 from harness.measure.flops import tower_flops
@@ -279,16 +280,17 @@ def test_states_of_the_last_third_are_averaged(count: int, first: int) -> None:
     adapter: Any = SimpleNamespace(
         tower_layers=lambda: layers, to_units=lambda one: one.flatten(0, 1)
     )
-    states = TowerStates(adapter, extra=1)
-    assert states.watched == layers[first - 1 :]
+    context: Any = SimpleNamespace(parts=adapter, class_tokens=1)
+    states = TowerStates(context, Site("prefix"), Need("tower_states"))
+    assert states.watched_layers == layers[first - 1 :]
     generator = torch.Generator().manual_seed(0)
     returned = torch.randn(count, 2, 5, 3, generator=generator)
     for _ in range(2):  # nothing is left of the pass before
-        handles = states.hook(Clock())
+        handles = states.hook_tower(Clock())
         for picture in range(2):  # two calls of the tower
             for layer, state in zip(layers, returned[:, picture, None], strict=True):
                 layer(state)
         for handle in handles:
             handle.remove()
         wanted = returned[first - 1 :, :, 1:].mean(0).flatten(0, 1)
-        torch.testing.assert_close(states.mean(), wanted)
+        torch.testing.assert_close(states.units(), wanted)

@@ -13,8 +13,8 @@ import torch
 from harness.budget import Budget, BudgetError
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.engine.next_row import NextRow
 from harness.engine.session import Session
+from harness.engine.signals.next_row import NextRow
 from harness.measure.schedule import achieved
 from methods.base import MethodError, Need, Site
 from methods.pyramiddrop import PyramidDrop

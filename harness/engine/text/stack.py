@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from harness.decoding.attention import attention_configs, chain_mask, folded, window_mask
-from harness.decoding.cache import RoomyCache
-from harness.decoding.drafts import Draft
-from harness.decoding.fixed import FixedSteps, Text
-from harness.decoding.graphs import Graphs
 from harness.engine.parts import Parts
+from harness.engine.text.attention import attention_configs, chain_mask, folded, window_mask
+from harness.engine.text.cache import IndexedCache
+from harness.engine.text.fixed import FixedSteps, Text
+from harness.engine.text.graphs import Graphs
 from harness.errors import UserError
 
 
@@ -43,7 +42,7 @@ class TextStack:
         self._graphs = graphs
         self._steps: FixedSteps | None = None
         #: Keys and values of the prompt and of what was run behind it.
-        self.cache = RoomyCache(len(self._decoder.layers), room)
+        self.cache = IndexedCache(len(self._decoder.layers), room)
 
     def folding(self) -> AbstractContextManager[bool]:
         """Return `folded` for this model; opened around several calls of `run` it spares each its own."""
@@ -104,14 +103,3 @@ class TextStack:
             shape = self._groups, self._dtype
             self._steps = FixedSteps(self._text, self.cache, self.following, shape, graphs)
         return self._steps
-
-
-def tree_sight(missing: int, tree: Draft) -> Tensor:
-    """Return (t, t) what `missing` tokens in a row and the nodes of a tree behind them see of each other."""
-    count = missing + len(tree.tokens)
-    seen = torch.zeros(count, count, dtype=torch.bool)
-    seen[:, :missing] = True
-    seen[:missing, :missing].tril_()
-    for node in range(len(tree.tokens)):
-        seen[missing + node, [missing + above for above in tree.way(node)]] = True
-    return seen

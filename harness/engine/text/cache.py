@@ -7,20 +7,29 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+#: An ordinary answer's cache grows by room for so many tokens at a time: it is copied once in as many steps, where the
+#: library's is copied at every step.
+STEP = 256
 
-class RoomyLayer(CacheLayerMixin):
+
+class IndexedLayer(CacheLayerMixin):
     """One layer's keys and values in storage with room for `room` tokens more than its first call brings.
 
+    Args:
+        room: tokens.
+        step: when full, move to storage with room for so many tokens more; 0: never move, as recorded steps need it.
+
     Raises:
-        RuntimeError: more tokens than there is room for.
+        RuntimeError: more tokens than there is room for, in a layer that does not move.
     """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, step: int = 0) -> None:
         super().__init__()
         self._room = room
+        self._step = step
         self._length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -41,10 +50,26 @@ class RoomyLayer(CacheLayerMixin):
         count = key_states.shape[2]
         end = self._length + count
         if end > self._keys.shape[2]:
-            raise RuntimeError(f"the cache has room for {self._keys.shape[2]} tokens, {end} came")
+            if not self._step:
+                room = self._keys.shape[2]
+                raise RuntimeError(f"the cache has room for {room} tokens, {end} came")
+            self._keys = self._moved(self._keys, end + self._step)
+            self._values = self._moved(self._values, end + self._step)
         self._keys.narrow(2, self._length, count).copy_(key_states)
         self._values.narrow(2, self._length, count).copy_(value_states)
         return self._show(end)
+
+    def _moved(self, store: Tensor, capacity: int) -> Tensor:
+        """Return larger storage with the tokens held."""
+        larger = store.new_empty(*store.shape[:2], capacity, store.shape[3])
+        larger.narrow(2, 0, self._length).copy_(store.narrow(2, 0, self._length))
+        return larger
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let each row go on from another one, as beams do. Cost: one copy of the tokens held."""
+        for store in (self._keys, self._values):
+            held = store.narrow(2, 0, self._length)
+            held.copy_(held.index_select(0, beam_idx.to(store.device)))
 
     def crop(self, max_length: int) -> None:
         """Forget all but the first `max_length` tokens; nothing moves."""
@@ -91,33 +116,33 @@ class RoomyLayer(CacheLayerMixin):
         return -1
 
 
-class RoomyCache(Cache):
-    """An empty cache whose layers will have room for `room` tokens behind the prompt."""
+class IndexedCache(Cache):
+    """An empty cache whose layers will have room for `room` tokens behind the prompt, and grow by `step` (0: never)."""
 
-    def __init__(self, n_layers: int, room: int) -> None:
-        self._roomy = [RoomyLayer(room) for _ in range(n_layers)]
-        super().__init__(layers=[*self._roomy])
+    def __init__(self, n_layers: int, room: int, step: int = 0) -> None:
+        self._indexed = [IndexedLayer(room, step) for _ in range(n_layers)]
+        super().__init__(layers=[*self._indexed])
 
     def cut(self, gone: int) -> None:
         """Take the last `gone` tokens off every layer, however long each is."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.crop(layer.get_seq_length() - gone)
 
     def keep(self, last: int, kept: Tensor) -> None:
         """Keep of the last `last` tokens of every layer those at `kept` (K,), ascending from 0."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.keep(last, kept)
 
-    def copy(self, other: RoomyCache, before: int, length: int) -> None:
+    def copy(self, other: IndexedCache, before: int, length: int) -> None:
         """Append what `other` holds of `length` tokens, in every layer `before` tokens away from its end."""
-        for layer, theirs in zip(self._roomy, other._roomy, strict=True):
+        for layer, theirs in zip(self._indexed, other._indexed, strict=True):
             start = theirs.get_seq_length() - before
             keys, values = theirs.held
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
-    def gather(self, other: RoomyCache, slots: Tensor) -> None:
+    def gather(self, other: IndexedCache, slots: Tensor) -> None:
         """Begin with the tokens `slots` (layers, M) of each layer of `other`; the one copy this cache ever costs."""
-        pairs = zip(self._roomy, other._roomy, slots, strict=True)
+        pairs = zip(self._indexed, other._indexed, slots, strict=True)
         for layer, theirs, chosen in pairs:
             keys, values = theirs.held
             index = chosen.to(keys.device)
@@ -126,20 +151,28 @@ class RoomyCache(Cache):
     @property
     def storage(self) -> list[tuple[Tensor, Tensor]]:
         """What every layer writes into; it stays where it is for as long as the cache lives."""
-        return [layer.storage for layer in self._roomy]
+        return [layer.storage for layer in self._indexed]
 
     def blank(self) -> None:
         """Zero the room behind the tokens held, for readers of the whole storage: a masked NaN would still be one."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             for store in layer.storage:
                 store[:, :, layer.get_seq_length() :].zero_()
 
     def grow(self) -> None:
         """Count one token more as held in every layer."""
-        for layer in self._roomy:
+        for layer in self._indexed:
             layer.grow()
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens that each layer holds."""
-        return tuple(layer.get_seq_length() for layer in self._roomy)
+        return tuple(layer.get_seq_length() for layer in self._indexed)
+
+
+def answer_cache(decoder: Any) -> IndexedCache:
+    """Return an empty cache for an ordinary answer of any length, of one row or several, of beams too.
+
+    After the prefill it holds the prompt and no room, so that its storage is what the answer's record calls its bytes.
+    """
+    return IndexedCache(len(decoder.layers), room=0, step=STEP)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from harness.decoding.attention import step_mask
-from harness.decoding.cache import RoomyCache
-from harness.decoding.graphs import Graphs
+from harness.engine.text.attention import step_mask
+from harness.engine.text.cache import IndexedCache
+from harness.engine.text.graphs import Graphs
 
 #: A recording attends to a multiple of so many slots. Another one is made when an answer outgrows it: few slots beyond
 #: those held are read for nothing, and few recordings are made.
@@ -43,7 +43,7 @@ class Text:
 class FixedCache(Cache):
     """A cache that takes one token at `slot` (1,) of its storage and shows the first `keys` slots, filled or not."""
 
-    def __init__(self, cache: RoomyCache, slot: Tensor, keys: int) -> None:
+    def __init__(self, cache: IndexedCache, slot: Tensor, keys: int) -> None:
         super().__init__(layers=cache.layers)
         self._storage, self._slot, self._shown = cache.storage, slot, keys
 
@@ -71,7 +71,7 @@ class FixedStep:
     """
 
     text: Text
-    cache: RoomyCache
+    cache: IndexedCache
     following: Tensor
     groups: int
     dtype: torch.dtype
@@ -104,7 +104,7 @@ class FixedSteps:
     def __init__(
         self,
         text: Text,
-        cache: RoomyCache,
+        cache: IndexedCache,
         following: Tensor,
         shape: tuple[int, torch.dtype],
         graphs: Graphs,

@@ -8,16 +8,14 @@ nothing from the device, and whatever changes between two steps must be in a ten
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from harness.engine.parts import Parts
 from harness.errors import Refused
-
-if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.specs import ModelSpec
+from harness.specs import ModelSpec
 
 #: Runs before a recording: libraries choose their kernels and take their workspaces in the first ones.
 WARMING = 3
@@ -74,7 +72,7 @@ class CudaGraphs:
         return replay
 
 
-def graphs_for(adapter: Adapter, asked: bool | None) -> Graphs | None:
+def graphs_for(adapter: Parts, asked: bool | None) -> Graphs | None:
     """Return what records steps of a loaded model; None where nothing does.
 
     Args:
@@ -107,7 +105,7 @@ def obstacle(model: ModelSpec) -> str | None:
     return None
 
 
-def _obstacle_inside(adapter: Adapter) -> str | None:
+def _obstacle_inside(adapter: Parts) -> str | None:
     """Return what only a loaded model tells."""
     name = adapter.spec.name
     if len({parameter.device for parameter in adapter.model.parameters()}) > 1:

@@ -1,45 +1,43 @@
-"""The mean of the tower's hidden states over its last third, for each unit that goes into the projector."""
+"""The mean of the tower's hidden states over its last third, unit by unit: `tower_states`.
+
+Watches the outputs of the tower's last layers while they run, one call of the tower after the other.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from harness.engine.signals.producer import Context
+from harness.engine.signals.tower_attention import OfUnits
 from harness.measure.clock import Clock
-
-if TYPE_CHECKING:
-    from harness.engine.parts import Parts
+from methods.base import Need, Site
 
 
-class TowerStates:
-    """Adds up the outputs of the tower's last layers while they run, one call of the tower after the other.
+class TowerStates(OfUnits):
+    """Adds up states as they come.
 
     With hidden state 0 what enters layer 0 and hidden state i what layer i - 1 returns, the states from 2 n / 3 to n of
     the n layers count: 16 to 24 of 24. All layers that the tower has are among the n, also one whose output the
     projector does not read.
-
-    Args:
-        adapter: the model's modules.
-        extra: 1 if slot 0 of each picture is a class token.
     """
 
-    def __init__(self, adapter: Parts, extra: int) -> None:
-        self._adapter = adapter
-        self._extra = extra
-        layers = adapter.tower_layers()
+    def __init__(self, context: Context, site: Site, need: Need) -> None:
+        super().__init__(context, site, need)
+        layers = context.parts.tower_layers()
         self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
         self._sums: list[Tensor] = []
 
     @property
-    def watched(self) -> list[nn.Module]:
+    def watched_layers(self) -> list[nn.Module]:
         """The layers whose outputs count."""
         return self._layers
 
-    def hook(self, clock: Clock) -> list[RemovableHandle]:
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
         """Forget what was seen and watch the layers until the handles are removed; `clock` counts it as selection."""
         self._sums = []
         return [
@@ -52,12 +50,12 @@ class TowerStates:
             states = output.to(torch.promote_types(output.dtype, torch.float32))
             # A tower of packed pictures has no axis for them.
             states = states.unsqueeze(0) if states.dim() == 2 else states
-            units = self._adapter.to_units(states[:, self._extra :])
+            units = self.context.parts.to_units(states[:, self.context.class_tokens :])
             if first:
                 self._sums.append(units)
             else:
                 self._sums[-1] = self._sums[-1].to(units.device) + units
 
-    def mean(self) -> Tensor:
+    def units(self) -> Tensor:
         """Return (units, D) in the projector's order, in at least fp32."""
         return torch.cat(self._sums) / len(self._layers)

@@ -1,12 +1,36 @@
-"""Attention of a decoder layer that has not run yet: its queries and keys for the states that are about to enter it."""
+"""Attention of a decoder layer that has not run yet: `next_last_attention`.
+
+Captured when the site is reached: queries and keys of the site's own layer, for the states that are about to enter it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.engine.probe import last_row
+from harness.engine.layout import Stage
+from harness.engine.probe import Watcher, last_row
+from harness.engine.signals.producer import Asked, InDecoder
+
+
+class NextLastAttention(InDecoder):
+    """`last_attention` of the layer that the site stands before."""
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the layer's attention."""
+        layer = self.context.parts.decoder.layers[self.site.layer]
+        self._row = NextRow(layer)
+        return [(layer.self_attn, self._row.watch)]
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Run the layer up to its attention."""
+        self._found = self.per_token(stage, self._row.last(hidden, rotary, stage.valid))
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n)."""
+        return asked.chosen(self.found)
 
 
 class NextRow:

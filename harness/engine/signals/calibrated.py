@@ -1,0 +1,30 @@
+"""Values of a calibration at each token's place: `prior`. Nothing is captured."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from harness.artifacts.priors import Prior, resize_prior
+from harness.engine.layout import take
+from harness.engine.signals.producer import Asked, Context, Producer
+from methods.base import MethodError, Need, Site
+
+
+class CalibratedPrior(Producer):
+    """The session's prior, resized to each row's grid.
+
+    Raises:
+        MethodError: the session has none.
+    """
+
+    def __init__(self, context: Context, site: Site, need: Need) -> None:
+        super().__init__(context, site, need)
+        if context.prior is None:
+            raise MethodError("signal 'prior' needs a calibration (python -m harness.calibration)")
+        self._prior: Prior = context.prior
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n)."""
+        grid = asked.layout.grid[asked.rows]
+        prior = tuple(values.to(grid.device) for values in self._prior)
+        return take(resize_prior(prior, grid), asked.origin, -1)

@@ -1,0 +1,117 @@
+"""The producers that a method's needs name, and the moments of a pass at which each of them looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from harness.artifacts.priors import Prior
+from harness.engine.layout import Layout, Stage
+from harness.engine.parts import Parts
+from harness.engine.probe import Watcher
+from harness.engine.signals.producer import Asked, Context, Producer
+from harness.engine.signals.table import INSIDE_TOWER, PRODUCERS
+from harness.engine.visibility import visibility_of
+from harness.measure.clock import Clock
+from methods.base import MethodError, Need, Site, TokenReducer
+
+
+class Signals:
+    """Captures what a method's needs name during a pass and hands it over per visual token.
+
+    Args:
+        adapter: the model's facts and modules.
+        method: whose needs to serve.
+        sites: its sites.
+        prior: calibrated prior, for methods that need one.
+        stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
+
+    Raises:
+        MethodError: the model lacks a signal, or a calibration is missing.
+    """
+
+    def __init__(
+        self,
+        adapter: Parts,
+        method: TokenReducer,
+        sites: tuple[Site, ...],
+        prior: Prior | None,
+        stage: Callable[[], Stage | None],
+    ) -> None:
+        seen = visibility_of(adapter.decoder.config)
+        self._context = Context(adapter, sites, prior, stage, seen)
+        self._producers: list[Producer] = []
+        self._of: dict[Site, dict[str, Producer]] = {}
+        shared: dict[str, Producer] = {}
+        for site in sites:
+            self._of[site] = {}
+            for need in method.needs(site):
+                self._check(need)
+                if need.signal in INSIDE_TOWER:
+                    continue
+                found = shared.get(need.key) or self._made(site, need)
+                if found.shared:
+                    shared[need.key] = found
+                self._of[site][need.key] = found
+
+    def _check(self, need: Need) -> None:
+        known = self._context.parts.facts.signals
+        if need.signal not in known:
+            raise MethodError(
+                f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(known))}"
+            )
+
+    def _made(self, site: Site, need: Need) -> Producer:
+        kind: type[Producer] = PRODUCERS.load(need.signal)
+        made = kind(self._context, site, need)
+        self._producers.append(made)
+        return made
+
+    # ------------------------------------------------------------------ capturing
+
+    def watchers(self) -> list[tuple[nn.Module, Watcher]]:
+        """Return what an `AttentionTap` must watch."""
+        return [pair for producer in self._producers for pair in producer.watchers()]
+
+    @property
+    def watched_layers(self) -> list[nn.Module]:
+        """The tower's layers whose outputs are read."""
+        return [layer for producer in self._producers for layer in producer.watched_layers]
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
+        return [handle for producer in self._producers for handle in producer.hook_tower(clock)]
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget the last pass; `inputs` are what the next one's model is given."""
+        for producer in self._producers:
+            producer.begin(inputs)
+
+    def start(self, layout: Layout, hidden: Tensor) -> None:
+        """Note what (B, L, D) enters the decoder."""
+        for producer in self._producers:
+            producer.enter(layout, hidden)
+
+    def reach(self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
+        for producer in self._of[site].values():
+            producer.reach(stage, hidden, rotary)
+
+    # ------------------------------------------------------------------ handing over
+
+    def collect(
+        self, site: Site, layout: Layout, origin: Tensor, rows: list[int] | slice
+    ) -> dict[str, Tensor]:
+        """Return the signals of `site` for the given rows.
+
+        Args:
+            site: the site being decided.
+            layout: of the batch (its rows already repeated for beams).
+            origin: (b, n) original visual index of the tokens in the view.
+            rows: the batch rows of the view.
+        """
+        asked = Asked(layout, origin, rows)
+        return {key: producer.hand_over(asked) for key, producer in self._of[site].items()}

@@ -1,0 +1,174 @@
+"""What a producer of a signal is: it captures during a pass and hands over per visual token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from harness.artifacts.priors import Prior
+from harness.engine.layout import Layout, Stage, take
+from harness.engine.parts import Parts
+from harness.engine.probe import Watcher
+from harness.engine.visibility import Visibility
+from harness.measure.clock import Clock
+from methods.base import Need, Site
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What all producers of a session share.
+
+    Attributes:
+        parts: the model's facts and modules.
+        sites: of the method, first to last.
+        prior: calibrated prior, for methods that need one.
+        stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
+        visibility: who sees whom in the decoder.
+    """
+
+    parts: Parts
+    sites: tuple[Site, ...]
+    prior: Prior | None
+    stage: Callable[[], Stage | None]
+    visibility: Visibility
+
+    @property
+    def class_tokens(self) -> int:
+        """1 if slot 0 of each of the tower's pictures is a class token."""
+        return int(self.parts.facts.class_attention == "token")
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Whose signals a view is to hold.
+
+    Attributes:
+        layout: of the batch (its rows already repeated for beams).
+        origin: (b, n) original visual index of the tokens in the view.
+        rows: the batch rows of the view.
+    """
+
+    layout: Layout
+    origin: Tensor
+    rows: list[int] | slice
+
+    def chosen(self, table: Tensor) -> Tensor:
+        """Return (b, n, ...): of (B, N, ...) values of all original visual tokens, those of the view."""
+        values, index = table[self.rows], self.origin.to(table.device)
+        if values.dim() == 2:
+            return take(values, index, -1)
+        found = take(values.flatten(2), index, -2)
+        return found.view(*found.shape[:2], *values.shape[2:])
+
+    @property
+    def real(self) -> Tensor:
+        """(b, M) which entries of `layout.visual` are real tokens of the view's rows."""
+        visual = self.layout.visual
+        counts = torch.tensor(self.layout.counts, device=visual.device)[self.rows]
+        return torch.arange(visual.shape[1], device=visual.device) < counts.unsqueeze(1)
+
+
+class Producer(ABC):
+    """Makes one signal for one site, or for all sites at once. Whatever it has no use for stays as it is here.
+
+    In a pass the engine calls `begin`, then `enter` when the decoder is entered, then `reach` when states come to the
+    site, then `hand_over` for each view; watchers and hooks look whenever their modules run.
+
+    Args:
+        context: of the session.
+        site: where the method asks; of a shared producer, the first such site.
+        need: the signal, and the layer if the method names one.
+    """
+
+    #: Whether it is the same at every site, so that one producer serves all of them.
+    shared: ClassVar[bool] = False
+
+    def __init__(self, context: Context, site: Site, need: Need) -> None:
+        self.context = context
+        self.site = site
+        self.need = need
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the attention modules whose queries and keys it sees, for as long as the session is open."""
+        return ()
+
+    @property
+    def watched_layers(self) -> Sequence[nn.Module]:
+        """The tower's layers whose outputs it reads, which therefore must run."""
+        return ()
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Hook `watched_layers` for one pass; `clock` counts its work as selection."""
+        del clock
+        return []
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget the last pass; `inputs` are what the next one's model is given."""
+        del inputs
+
+    def enter(self, layout: Layout, hidden: Tensor) -> None:
+        """Look at what (B, L, D) enters the decoder, for a batch of this layout."""
+        del layout, hidden
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Look at the states (B, M, D) that enter the layer of the site, before the method is asked."""
+        del stage, hidden, rotary
+
+    @abstractmethod
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return the signal in the shape that `methods.base.SIGNALS` says."""
+
+
+class InDecoder(Producer):
+    """Base of what a decoder layer's attention tells while it runs: the layer before the site, or the one named."""
+
+    _found: Tensor | None = None
+    _width = 0
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the attention of the layer."""
+        index = self.site.layer - 1 if self.need.layer is None else self.need.layer
+        return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
+
+    def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        stage = self.context.stage()
+        if stage is not None:
+            self._found = self.look(stage.move(query.device), query, key, scaling)
+
+    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return what to keep of (B, H, S, Dh) queries and (B, H_kv, S, Dh) keys of a prefill."""
+        raise NotImplementedError
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget what was kept."""
+        self._found = None
+
+    def enter(self, layout: Layout, hidden: Tensor) -> None:
+        """Note how many visual tokens the longest row has."""
+        self._width = layout.visual.shape[1]
+
+    @property
+    def found(self) -> Tensor:
+        """What was kept in this pass."""
+        assert self._found is not None  # the layer runs before the site is asked
+        return self._found
+
+    def per_token(self, stage: Stage, values: Tensor) -> Tensor:
+        """Return (B, S, ...) per original visual token, so that a later site finds its own whatever is gone by then."""
+        flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(-1)
+        table = flat.new_zeros(stage.slots.shape[0], self._width, flat.shape[2])
+        index = stage.origin.unsqueeze(-1).expand(-1, -1, flat.shape[2])
+        table.scatter_(1, index, take(flat, stage.slots, -2))
+        return table.view(*table.shape[:2], *values.shape[2:])
+
+
+def of_words(states: Tensor, words: Tensor) -> Tensor:
+    """Return the (B, ..., T, D) states in the slots `words` (B, T) of (B, ..., M, D); words are never dropped."""
+    real = (words >= 0).view(words.shape[0], *[1] * (states.dim() - 3), -1, 1)
+    return take(states, words.clamp(min=0), -2) * real

@@ -1,0 +1,38 @@
+"""What a decoder layer pays each visual token: `last_attention`, `mean_attention`.
+
+Captured in the prefill, in the layer before the site.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from harness.engine.layout import Stage
+from harness.engine.probe import last_row, received_mean
+from harness.engine.signals.producer import Asked, InDecoder
+
+
+class LastAttention(InDecoder):
+    """From the prompt's last token."""
+
+    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute one row."""
+        return self.per_token(stage, last_row(query, key, scaling, stage.valid))
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n)."""
+        return asked.chosen(self.found)
+
+
+class MeanAttention(InDecoder):
+    """From all queries that see the token."""
+
+    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute all rows, block by block."""
+        seen = self.context.visibility
+        paid = received_mean(query, key, scaling, stage.valid, visibility=seen)
+        return self.per_token(stage, paid)
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n)."""
+        return asked.chosen(self.found)

@@ -1,0 +1,71 @@
+"""Attention rollout of each word over the decoder layers since the last site: `text_rollout`.
+
+Captured layer by layer in the prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from harness.engine.probe import Watcher
+from harness.engine.rollout import Heads, rollout
+from harness.engine.signals.producer import Asked, InDecoder
+from harness.engine.visibility import CAUSAL, Visibility
+
+
+class TextRollout(InDecoder):
+    """Keeps queries and keys of the layers in between, and rolls out behind the last of them."""
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the layers since the last site that takes effect between layers."""
+        sites = self.context.sites
+        earlier = [
+            one.layer for one in sites if one.where == "layer" and one.layer < self.site.layer
+        ]
+        self._window = range(max(earlier, default=0), self.site.layer)
+        self._heads: list[Heads] = []
+        layers = self.context.parts.decoder.layers
+        return [(layers[index].self_attn, partial(self._add, index)) for index in self._window]
+
+    def _add(self, index: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        stage = self.context.stage()
+        if stage is None:
+            return
+        stage.move(query.device)
+        if index == self._window[0]:
+            self._heads.clear()
+        self._heads.append((query, key, scaling))
+        if index == self._window[-1]:
+            seen = self.context.visibility
+            rows = rollout_of_words(self._heads, stage.valid, stage.words, seen)
+            self._found = self.per_token(stage, rows.transpose(1, 2))
+            self._heads.clear()
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, T, n)."""
+        return asked.chosen(self.found).transpose(1, 2)
+
+
+def rollout_of_words(
+    layers: Sequence[Heads], valid: Tensor, words: Tensor, visibility: Visibility = CAUSAL
+) -> Tensor:
+    """Return (B, T, S): the rollout of decoder layers from each word's slot (B, T), 0 where the slot is -1.
+
+    Args:
+        layers: of the decoder, first to last, all with the same slots.
+        valid: (B, S) which slots may be attended to.
+        words: (B, T) slots.
+        visibility: who sees whom.
+    """
+    query = layers[0][0]
+    slot = torch.arange(query.shape[2], device=query.device)
+    start = (words.unsqueeze(2) == slot).to(torch.promote_types(query.dtype, torch.float32))
+
+    def visible(some: slice) -> Tensor:
+        return (visibility.sees(slot[some], len(slot)) & valid.unsqueeze(1))[:, None]
+
+    return rollout(layers, start, visible)

@@ -1,0 +1,100 @@
+"""Attention and keys of the tower, unit by unit: `cls_attention`, `cls_logits`, `tower_keys`, and both of one head.
+
+Watches the layer whose output the projector reads, or the one named; where a learned query pools the tower's output,
+the pooling head. Captured at every call of the tower; handed over as the model blends units into tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.engine.layout import mix, take
+from harness.engine.probe import Watcher, attention_rows, mean_logits, received_everywhere
+from harness.engine.signals.producer import Asked, Producer
+
+
+class OfUnits(Producer):
+    """Base of what the tower tells about each unit that goes into the projector; the same at every site."""
+
+    shared = True
+
+    def units(self) -> Tensor:
+        """Return (units,) or (units, D) in the projector's order."""
+        raise NotImplementedError
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n) or (b, n, D)."""
+        units, layout = self.units().to(asked.origin.device), asked.layout
+        source = take(layout.source[asked.rows], asked.origin, -2)
+        share = None
+        if layout.share is not None:
+            share = take(layout.share[asked.rows], asked.origin, -2)
+        if units.dim() == 1:
+            return mix(units.unsqueeze(-1), source, share).squeeze(-1)
+        return mix(units, source, share)
+
+
+class TowerAttention(OfUnits):
+    """Reads queries and keys of one attention module of the tower."""
+
+    _parts: Sequence[Tensor] = ()
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the layer's attention, or that of the pooling head."""
+        parts = self.context.parts
+        if self._pooled:
+            return [(parts.pooling_attention(), self._watch)]
+        return [(parts.tower_attention(self.need.layer), self._watch)]
+
+    @property
+    def _pooled(self) -> bool:
+        by_probe = self.context.parts.facts.class_attention == "probe"
+        return by_probe and "keys" not in self.need.signal
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget the last pass's pictures."""
+        self._parts = []
+
+    def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        if self.need.signal.startswith("wide"):
+            query, key = _one_head(query), _one_head(key)
+            scaling = query.shape[-1] ** -0.5
+        values = _READ[self.need.signal.removeprefix("wide_")](self, query, key, scaling)
+        self._parts = [*self._parts, self.context.parts.to_units(values)]
+
+    def units(self) -> Tensor:
+        """Return what was read, over all calls of the tower."""
+        return torch.cat(list(self._parts))
+
+    def keys(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N, Dk): each patch's key, mean over heads."""
+        return key[:, :, self.context.class_tokens :].mean(1)
+
+    def logits(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N): before the softmax, from the one query of a picture, or from all where it has none."""
+        averaged = self.context.parts.facts.class_attention == "mean"
+        asked = query if averaged else query[:, :, :1]
+        return mean_logits(asked, key, scaling)[:, self.context.class_tokens :]
+
+    def attention(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N): from the one query of a picture (class token, or probe of the pooling head), or from all."""
+        if self.context.parts.facts.class_attention in ("token", "probe"):
+            rows = attention_rows(query[:, :, :1], key, scaling, None)
+            return rows[:, 0, self.context.class_tokens :]
+        return received_everywhere(query, key, scaling)
+
+
+_READ: Mapping[str, Callable[[TowerAttention, Tensor, Tensor, float], Tensor]] = {
+    "cls_attention": TowerAttention.attention,
+    "cls_logits": TowerAttention.logits,
+    "tower_keys": TowerAttention.keys,
+}
+
+
+def _one_head(states: Tensor) -> Tensor:
+    """Return (B, 1, S, H Dh) of (B, H, S, Dh)."""
+    return states.transpose(1, 2).flatten(2).unsqueeze(1)

@@ -1,0 +1,1 @@
+"""New tokens through one model's text stack: cache, attention, recorded steps."""

@@ -1,0 +1,92 @@
+"""Who sees whom: which keys a query of the text stack attends to, and how many queries see a key.
+
+Slots count a prompt and what was generated behind it from 0 on, padding included. This is about places alone: whether
+a slot may be seen at all (padding, dropped tokens) is for `valid` to say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Visibility(ABC):
+    """What each query sees of the keys, by their slots."""
+
+    @abstractmethod
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (..., R, n_keys): whether the query in each slot of `queries` (R,) or (B, R) sees each key."""
+
+    @abstractmethod
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Return how many valid queries see each key of (B, S), at least 1; broadcastable to (B, S)."""
+
+
+@dataclass(frozen=True)
+class Causal(Visibility):
+    """A query sees the keys up to its own."""
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return whether each key stands at its query or before it."""
+        return _slots(n_keys, queries) <= queries.unsqueeze(-1)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count for key j the valid queries at j or later."""
+        return valid.flip(1).cumsum(1).flip(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Bidirectional(Visibility):
+    """Every query sees every key."""
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return True everywhere."""
+        return torch.ones(*queries.shape, n_keys, dtype=torch.bool, device=queries.device)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count all valid queries, (B, 1)."""
+        return valid.sum(1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Visibility):
+    """Every query sees the whole prefix; behind it, a query sees the keys up to its own.
+
+    Attributes:
+        ends: (B,) first slot of each row behind its prefix, padding on the left counted.
+    """
+
+    ends: Tensor
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (B, R, n_keys): whether each key stands in the row's prefix, or up to its query."""
+        slots = _slots(n_keys, queries)
+        inside = slots < self.ends.to(queries.device)[:, None, None]
+        return inside | (slots <= queries.unsqueeze(-1))
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count all valid queries for keys of the prefix, and for others the valid queries at the key or later."""
+        inside = _slots(valid.shape[1], valid) < self.ends.to(valid.device).unsqueeze(1)
+        return torch.where(inside, Bidirectional().seen_by(valid), Causal().seen_by(valid))
+
+    def gathered(self, index: Tensor, valid: Tensor) -> Prefix:
+        """Return the prefix of a shortened batch that holds the slots `index` (B, M), those real that are `valid`."""
+        behind = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
+        return Prefix(index.shape[1] - behind.sum(1))
+
+
+#: What a text stack does unless its configuration says otherwise.
+CAUSAL = Causal()
+
+
+def visibility_of(config: Any) -> Visibility:
+    """Return what a text stack's queries see, read off its configuration as the library reads it (`is_causal`)."""
+    return CAUSAL if getattr(config, "is_causal", True) else Bidirectional()
+
+
+def _slots(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, device=like.device)

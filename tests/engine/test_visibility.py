@@ -1,0 +1,201 @@
+"""Who sees whom: three ways held against pairs written out, on small tensors and in a text stack without causality."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.budget import Budget
+from harness.engine.masks import reference_mask
+from harness.engine.probe import received_mean, word_rows
+from harness.engine.session import Session
+from harness.engine.signals.received_max import received_max
+from harness.engine.signals.text_rollout import rollout_of_words
+from harness.engine.visibility import Bidirectional, Causal, Prefix, Visibility, visibility_of
+from harness.errors import UserError
+from methods.base import Need, Site
+from tests.tiny import CHATS, Recorder, Scatter, load_llava, save_llava
+
+SLOTS = 11
+ENDS = (6, 9)
+VALID = torch.ones(2, SLOTS, dtype=torch.bool)
+VALID[1, :4] = False
+
+WAYS = {"causal": Causal(), "bidirectional": Bidirectional(), "prefix": Prefix(torch.tensor(ENDS))}
+
+
+def sees(way: str, row: int, query: int, key: int) -> bool:
+    """What each word says, one pair at a time."""
+    if way == "bidirectional":
+        return True
+    return key <= query or (way == "prefix" and key < ENDS[row])
+
+
+def pairs(way: str) -> Tensor:
+    """(2, S, S): which valid keys each query sees."""
+    found = torch.zeros(2, SLOTS, SLOTS, dtype=torch.bool)
+    for row in range(2):
+        for query in range(SLOTS):
+            for key in range(SLOTS):
+                found[row, query, key] = sees(way, row, query, key) and bool(VALID[row, key])
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pairs_and_their_counts(way: str) -> None:
+    visibility: Visibility = WAYS[way]
+    slots = torch.arange(SLOTS)
+    wanted = pairs(way)
+    got = visibility.sees(slots, SLOTS) & VALID[:, None]
+    assert torch.equal(got, wanted)
+    asked = torch.tensor([[10, 2, 5], [4, 9, 8]])
+    got = visibility.sees(asked, SLOTS) & VALID[:, None]
+    assert torch.equal(got, torch.stack([wanted[row, asked[row]] for row in range(2)]))
+    counts = visibility.seen_by(VALID).expand(2, SLOTS)
+    for row in range(2):
+        for key in range(SLOTS):
+            real = [q for q in range(SLOTS) if VALID[row, q] and sees(way, row, q, key)]
+            assert counts[row, key] == max(len(real), 1)
+
+
+def heads() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, SLOTS, 8, generator=generator, dtype=torch.float64)
+    return query, torch.randn(2, 2, SLOTS, 8, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_probe_sees_what_the_stack_sees(way: str) -> None:
+    """Maps of whole heads, and of them means, largest values and products, query by query."""
+    visibility, (query, key) = WAYS[way], heads()
+    logits = 0.3 * query @ key.repeat_interleave(2, 1).transpose(2, 3)
+    maps = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1)
+    mean, largest = maps.mean(1), maps.amax(1)
+    received = received_mean(query, key, 0.3, VALID, block=3, visibility=visibility)
+    asked = torch.tensor([[2, 10, 5], [7, 9, -1]])
+    rows = word_rows(query, key, 0.3, VALID, asked, block=2, visibility=visibility)
+    tops = received_max(query, key, 0.3, VALID, asked, block=2, visibility=visibility)
+    layers = [(query, key, 0.3), (query.flip(1), key, 0.3)]
+    rolled = rollout_of_words(layers, VALID, asked, visibility)
+    logits = 0.3 * query.flip(1) @ key.repeat_interleave(2, 1).transpose(2, 3)
+    second = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1).mean(1)
+    own = torch.eye(SLOTS, dtype=torch.float64)
+    for row in range(2):
+        real = [slot for slot in range(SLOTS) if VALID[row, slot]]
+        for slot in real:
+            paying = [q for q in real if sees(way, row, q, slot)]
+            wanted = sum(float(mean[row, q, slot]) for q in paying) / len(paying)
+            assert float(received[row, slot]) == pytest.approx(wanted, abs=1e-12)
+        words = [word for word in asked[row].tolist() if word >= 0]
+        torch.testing.assert_close(rows[row, : len(words)], mean[row, words])
+        torch.testing.assert_close(tops[row], largest[row, words].mean(0))
+        product = (0.5 * second[row] + 0.5 * own) @ (0.5 * mean[row] + 0.5 * own)
+        torch.testing.assert_close(rolled[row, : len(words)], product[words])
+    assert not rows[1, 2].any()
+    assert not rolled[1, 2].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_masks_of_new_tokens_written_out(way: str, attention: str) -> None:
+    """Three new tokens behind eight cached ones; a query that may see nothing sees itself."""
+    config, hidden = SimpleNamespace(_attn_implementation=attention), torch.zeros(2, 3, 4)
+    mask = reference_mask(config, hidden, VALID, SLOTS - 3, WAYS[way])
+    assert mask.shape == (2, 1, 3, SLOTS)
+    open_ = mask if attention == "sdpa" else mask == 0
+    own = torch.eye(SLOTS, dtype=torch.bool)[-3:]
+    assert torch.equal(open_[:, 0], pairs(way)[:, -3:] | own)
+    nothing = reference_mask(config, hidden, torch.zeros_like(VALID), SLOTS - 3, WAYS[way])
+    open_ = nothing if attention == "sdpa" else nothing == 0
+    assert torch.equal(open_[:, 0], own.expand(2, -1, -1))
+
+
+def test_a_back_end_without_masks_is_refused() -> None:
+    config = SimpleNamespace(_attn_implementation="flash_attention_2")
+    with pytest.raises(UserError, match=r"model\.attention='flash_attention_2'"):
+        reference_mask(config, torch.zeros(1, 1, 4), VALID[:1, :1], 0)
+
+
+def test_a_prefix_ends_where_its_last_token_went() -> None:
+    index = torch.tensor([[0, 2, 5, 7, 10], [0, 0, 4, 8, 9]])
+    valid = torch.tensor([[True] * 5, [False, False, True, True, True]])
+    shortened = Prefix(torch.tensor(ENDS)).gathered(index, valid)
+    whole = Prefix(torch.tensor(ENDS)).sees(torch.arange(SLOTS), SLOTS)
+    found = shortened.sees(torch.arange(5), 5)
+    for row in range(2):
+        real = valid[row].nonzero()[:, 0]
+        old = index[row, real]
+        assert torch.equal(found[row][real][:, real], whole[row][old][:, old])
+
+
+def without_causality(adapter):
+    """The same model with a text stack in which every token sees every other."""
+    free = copy.copy(adapter)
+    free.model = copy.deepcopy(adapter.model)
+    free.decoder.config.is_causal = False
+    return free
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_llava(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def free(folder):
+    return without_causality(load_llava(folder))
+
+
+ONE = {"max_new_tokens": 1, "do_sample": False, "output_logits": True}
+
+
+@pytest.mark.parametrize("where", [("prefix",), (2,), ("vision", 1, 3)])
+@pytest.mark.parametrize("chats", [CHATS[:1], CHATS])
+def test_dropping_equals_emulation_without_causality(free, where, chats) -> None:
+    assert visibility_of(free.decoder.config) == Bidirectional()
+    inputs = free.encode(chats)
+    found = {}
+    for backend in ("drop", "emulate"):
+        with Session(free, Scatter(where), Budget("kept", 0.5), backend=backend) as session:
+            found[backend] = session.generate(inputs, **ONE).logits
+    assert (found["drop"] - found["emulate"]).abs().max() < 1e-10
+
+
+def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
+    """What makes the test above one of a stack without causality: words behind the image change its tokens."""
+    for adapter, changed in ((load_llava(folder), False), (free, True)):
+        views = []
+        for chats in (CHATS[:1], [[{**CHATS[0][0], "content": [*CHATS[0][0]["content"][:-1]]}]]):
+            recorder = Recorder((Site("layer", 2),), ())
+            with Session(adapter, recorder, Budget("kept", 0.0)) as session:
+                session.generate(adapter.encode(chats), **ONE)
+            views.append(recorder.views[0].tokens)
+        assert torch.allclose(*views, atol=1e-9) is not changed
+
+
+def test_signals_equal_eager_maps_without_causality(folder, free) -> None:
+    names = ("last_attention", "mean_attention", "text_attention", "visual_received_max")
+    eager = without_causality(load_llava(folder, attention="eager"))
+    for one in CHATS:
+        recorder = Recorder((Site("layer", 2),), tuple(map(Need, names)))
+        with Session(free, recorder, Budget("kept", 0.0)) as session:
+            session.generate(free.encode([one]), **ONE)
+        signals = recorder.views[0].signals
+        inputs = eager.encode([one])
+        layout = eager.layout(inputs)
+        with torch.inference_mode():
+            maps = eager.model(**inputs, output_attentions=True).attentions[1][0]
+        visual, words = layout.visual[0], layout.words[0]
+        assert maps[:, 0, -1].min() > 0  # the first token sees the last
+        wanted = {
+            "last_attention": maps.mean(0)[-1, visual],
+            "mean_attention": maps.mean((0, 1))[visual],
+            "text_attention": maps.mean(0)[words][:, visual],
+            "visual_received_max": maps.amax(0)[visual][:, visual].mean(0),
+        }
+        for name in names:
+            assert (signals[name][0] - wanted[name]).abs().max() < 1e-6
