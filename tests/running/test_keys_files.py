@@ -166,7 +166,7 @@ def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> No
 
 def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
     found = {}
-    for module in ("scoring", "scenes"):
+    for module in ("scoring", "hashing"):
         (tmp_path / "utils.py").write_text(
             f"from harness.seedling import {module}\nuse = {module}\n"
         )
@@ -174,8 +174,7 @@ def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
         code = reaches(ROOT).base
         walked = reach(code, roots_of(spec, plain.method, code, [tmp_path / "utils.py"])).code
         found[module] = {name for name, _ in walked}
-    assert "harness.seedling.scoring" in found["scoring"]
-    assert "harness.seedling.scenes" in found["scenes"] - found["scoring"]
+    assert "harness.seedling.scoring" in found["scoring"] - found["hashing"]
 
 
 def walked(*argv: str) -> Reach:
