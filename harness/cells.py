@@ -29,6 +29,9 @@ ALONG = ("ratio", "seed")
 #: Settings that change what a run costs or what it looks at, and no answer.
 COSTS = frozenset({"engine.batch_size", "engine.warmup", "engine.compare", "engine.rescore"})
 
+#: Settings of earlier versions that change no number: rows with and without them stand beside each other.
+BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
+
 #: Letters of a value in an error line, and differences in it.
 SHOWN, NAMED = 24, 4
 
@@ -42,8 +45,8 @@ def identity(row: Row, without: Collection[str] = ()) -> tuple[Hashable, ...]:
 
 
 def settings(row: Row) -> dict[str, Any]:
-    """Return the settings of a row by dotted key; lists are values."""
-    return dict(_flat(row["settings"], ""))
+    """Return the settings of a row by dotted key, without `BYGONE` ones; lists are values."""
+    return {key: value for key, value in _flat(row["settings"], "") if key not in BYGONE}
 
 
 def policy(row: Row) -> str:

@@ -54,6 +54,11 @@ def row(method: str = "divprune", label: str = "", **changes: Any) -> dict[str, 
 ONE = row()
 
 
+def test_what_a_model_can_give_keeps_no_rows_apart() -> None:
+    """Rows of earlier versions list the signals of the model; those of now do not."""
+    check_comparable([ONE, row(model_facts={"signals": ["tile"]})])
+
+
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
@@ -319,7 +324,7 @@ def test_a_row_says_all_of_its_key_that_is_not_code(bench: Bench) -> None:
     done = bench("method=divprune", "engine.positions=renumbered", "model.template=llava_vid").last
     parts = Store(bench.store).run(done["run_key"]).path / "spec.json"
     described = json.loads(parts.read_text())
-    code = {"key_version", "method_class", "method_source", "engine_source", "packages"}
+    code = {"key_version", "method_class", "code", "packages"}
     assert set(described) == {"cell", "settings"} | code
     # The key can be computed anew from what the row says and the code.
     said = {key: done[key] for key in described["cell"]}

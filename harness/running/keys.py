@@ -1,25 +1,30 @@
-"""The run key: a hash of everything that can change the numbers of a run, and of nothing else."""
+"""The run key: a hash of everything that can change the numbers of a run, and of nothing else.
+
+Of the code that is what a run can reach: from its method, its adapters, the files of its task and `ENTRIES`, definition
+by definition (harness/running/reach.py), comments and docstrings left out.
+"""
 
 from __future__ import annotations
 
-import ast
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from inspect import getfile
 from pathlib import Path
 from typing import Any
 
 from harness.digests import Digests, digest
 from harness.paths import ROOT
 from harness.revisions import model_revision
+from harness.running.codebase import Codebase
+from harness.running.reach import reaches
+from harness.running.roots import draft_of, roots_of
 from harness.running.settings import Contents, cell_of, settings_of
 from harness.specs import BenchmarkSpec, RunSpec
-from methods.base import Decoder, Method
+from methods.base import Method
 
 #: Raised when the meaning of the key itself changes.
-KEY_VERSION = 2
+KEY_VERSION = 3
 
 #: Packages whose version can change an answer or a measurement.
 PACKAGES = (
@@ -38,24 +43,6 @@ PACKAGES = (
     "scipy",
 )
 
-#: Code that every run goes through; folders count all their Python files. What these files import of `methods` is
-#: added.
-ENGINE_SOURCES = (
-    "harness/adapters",
-    "harness/media",
-    "harness/engine",
-    "harness/decoding",
-    "harness/measure",
-    "harness/evaluation",
-    "harness/generation.py",
-    "harness/budget.py",
-    "harness/facts.py",
-    "harness/stats.py",
-    "harness/artifacts/priors.py",
-    "harness/running/row.py",
-)
-
-
 #: Files of a benchmark's folder that shape its samples or its scores.
 TASK_FILES = ("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
 
@@ -66,7 +53,11 @@ def run_key(parts: Mapping[str, Any]) -> str:
 
 
 def key_parts(
-    spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path] = ()
+    spec: RunSpec,
+    method: Method,
+    digests: Digests,
+    artifacts: Iterable[Path] = (),
+    root: Path = ROOT,
 ) -> dict[str, Any]:
     """Return everything that the key is computed from, ready for JSON.
 
@@ -80,77 +71,50 @@ def key_parts(
         method: the built method; its fields are the hyper-parameters with defaults filled in.
         digests: remembers file hashes over a sweep.
         artifacts: calibration files that the method reads.
+        root: where the packages of the harness and of the methods lie.
+
+    Cost: the first run of a process parses what it reaches, about half a second; then a millisecond.
     """
+    code = reaches(root)
+    files = task_files(spec.benchmark)
+    draft = draft_of(spec, method)
+    contents = Contents(
+        model=model_revision(spec.model, digests),
+        draft=None if draft is None else model_revision(draft, digests),
+        tasks=tuple(_digest(source, found, digests, code.base) for source, found in files.items()),
+        artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
+    )
+    roots = roots_of(spec, method, code.base, [path for found in files.values() for path in found])
     return {
         "key_version": KEY_VERSION,
         "cell": cell_of(spec),
-        "settings": settings_of(spec, method, _contents(spec, method, digests, artifacts)),
+        "settings": settings_of(spec, method, contents),
         "method_class": type(method).__qualname__,
-        "method_source": digests.files(_method_files(method), ROOT),
-        "engine_source": digests.files(_with_methods(_python_files(ENGINE_SOURCES)), ROOT),
+        "code": code.digest(roots),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
     }
 
 
-def _contents(
-    spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path]
-) -> Contents:
-    draft = spec.method.draft if isinstance(method, Decoder) else None
-    return Contents(
-        model=model_revision(spec.model, digests),
-        draft=None if draft is None else model_revision(draft, digests),
-        tasks=_task_files(spec.benchmark, digests),
-        artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
-    )
-
-
-def _method_files(method: Method) -> set[Path]:
-    """Return the file of the method's class, and those of `methods` that it imports, directly or not."""
-    return _with_methods([Path(getfile(type(method)))])
-
-
-def _with_methods(files: Iterable[Path]) -> set[Path]:
-    """Return files of the repository and those of `methods` that they import, directly or not."""
-    found: set[Path] = set()
-    waiting = set(files)
-    while waiting:
-        path = waiting.pop()
-        found.add(path)
-        waiting |= _imported_methods(path) - found
-    return {path for path in found if path.is_relative_to(ROOT)}
-
-
-@cache
-def _imported_methods(path: Path) -> frozenset[Path]:
-    """Return the files of `methods` that a Python file imports, or imports names from."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    inside = [name.replace(".", "/") for name in names if name.split(".")[0] == "methods"]
-    return frozenset(file for name in inside if (file := ROOT / f"{name}.py").is_file())
-
-
-def _python_files(sources: Iterable[str]) -> list[Path]:
-    found: list[Path] = []
-    for source in sources:
-        path = ROOT / source
-        inside = [path] if path.is_file() else sorted(path.rglob("*.py"))
-        found += [file for file in inside if not file.stem.startswith("bench")]
-    return found
-
-
-def _task_files(benchmark: BenchmarkSpec, digests: Digests) -> tuple[str, ...]:
-    """Return digests of the benchmark's sources; without any, of the folder that its task is read from."""
+def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
+    """Return the files of each of a benchmark's sources; without any, of the folder that its task is read from."""
     folder = () if benchmark.include_path is None else (benchmark.include_path,)
-    return tuple(_tree(source, digests) for source in benchmark.sources or folder)
+    return {source: _inside(source) for source in benchmark.sources or folder}
 
 
-def _tree(source: Path, digests: Digests) -> str:
-    files = [source] if source.is_file() else [f for kind in TASK_FILES for f in source.rglob(kind)]
-    return digests.files(files, source.parent)
+def _inside(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
+
+
+def _digest(source: Path, files: Iterable[Path], digests: Digests, base: Codebase) -> str:
+    """Return one digest of the names and contents of a source's files; of what is Python, of the code."""
+    listing = []
+    for path in files:
+        code = base.text(path)
+        name = path.relative_to(source.parent).as_posix()
+        listing.append((name, digests.file(path) if code is None else code))
+    return digest(sorted(listing))
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str | None]:

@@ -83,7 +83,8 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "media": model.media,
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
-        "facts": asdict(model.facts),
+        # What a model can give decides which methods run on it, and no number of theirs: a new signal changes no row.
+        "facts": {k: v for k, v in asdict(model.facts).items() if k != "signals"},
     }
 
 

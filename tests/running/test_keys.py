@@ -11,7 +11,6 @@ import pytest
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
-from harness.running import keys
 from harness.running.keys import key_parts, run_key
 from harness.running.preflight import check
 from harness.specs import RunSpec
@@ -126,26 +125,6 @@ def test_source_digests_follow_content_and_name_but_not_order(tmp_path: Path) ->
     two.write_text("y = 1\n")
     two.rename(tmp_path / "c.py")
     assert Digests().files([one, tmp_path / "c.py"], tmp_path) != before
-
-
-def test_method_source_covers_its_own_file(tmp_path: Path) -> None:
-    fastv, divprune = (
-        check(spec_of(tmp_path, f"method={name}"), Digests()) for name in ("fastv", "divprune")
-    )
-    files = {name: keys._method_files(job.method) for name, job in (("f", fastv), ("d", divprune))}
-    names = {name: {path.name for path in paths} for name, paths in files.items()}
-    assert "fastv.py" in names["f"] - names["d"]
-    assert "divprune.py" in names["d"] - names["f"]
-    assert "base.py" in names["f"] & names["d"]
-    assert "uniform.py" not in names["f"] | names["d"]
-
-
-def test_method_source_covers_what_it_is_composed_of(tmp_path: Path) -> None:
-    job = check(spec_of(tmp_path, "method=parallelvlm"), Digests())
-    names = {path.name for path in keys._method_files(job.method)}
-    assert {"parallelvlm.py", "windows.py", "base.py", "uvprune.py", "uniform.py"} <= names
-    assert {"ranking.py", "checks.py"} <= names
-    assert not {"fastv.py", "registry.py"} & names
 
 
 def decoder_key(store: Path, *argv: str) -> str:

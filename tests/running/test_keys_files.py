@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from harness.adapters.base import ADAPTERS
 from harness.artifacts.priors import load_prior, save_prior
 from harness.artifacts.schemes import save_scheme, scheme_artifact
+from harness.catalogue import METHODS, build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
 from harness.paths import ROOT
 from harness.revisions import model_revision
 from harness.running import keys
-from harness.running.keys import key_parts, run_key
+from harness.running.codebase import stamp
+from harness.running.keys import key_parts, run_key, task_files
 from harness.running.preflight import Job, check
+from harness.running.reach import Reach, reach, reaches
+from harness.running.roots import BY_ADAPTER, BY_SIGNAL, STOPPED, roots_of
 from harness.specs import RunSpec
+from methods.base import SIGNALS
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (
@@ -32,27 +37,10 @@ CHECKPOINT = (
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tools.jinja"),
 )
 
-#: Code of the harness that a run goes through and that is not hashed: file or folder -> why.
-UNHASHED = {
-    "harness/__init__.py": "empty",
-    "harness/artifacts/files.py": "reads files whose content is hashed",
-    "harness/artifacts/schemes.py": "fills in hyper-parameters, which are settings",
-    "harness/calibration/__init__.py": "empty",
-    "harness/config": "makes the settings; speculative.py, which the decoders use, is hashed",
-    "harness/errors.py": "error lines",
-    "harness/ranks.py": "deals the samples out; the row is that of one process",
-    "harness/registry.py": "finds classes by name; their files are hashed",
-    "harness/running": "makes the key and stores rows; row.py, which computes their numbers, is hashed",
-    "harness/store.py": "keeps what was measured",
-    "methods/__init__.py": "empty",
-    "harness/catalogue.py": "finds classes by name; their files are hashed",
-}
-
-#: Packages that hashed code imports and whose version is no part of the key: distribution -> why.
+#: Packages that a run reaches and whose version is no part of the key: distribution -> why.
 UNVERSIONED = {
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
-    "rich": "what is printed",
     "safetensors": "reads tensors bit for bit",
     "tenacity": "tries downloads again",
     "tqdm": "progress bars",
@@ -69,18 +57,13 @@ def job_of(store: Path, *argv: str) -> Job:
     return check(spec_of(store, *argv), Digests())
 
 
-def key_of(spec: RunSpec, job: Job, digests: Digests | None = None) -> str:
-    return run_key(key_parts(spec, job.method, digests or Digests()))
+def key_of(spec: RunSpec, job: Job) -> str:
+    return run_key(key_parts(spec, job.method, Digests()))
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job_of(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def parallel(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return job_of(tmp_path_factory.mktemp("store"), "method=parallelvlm")
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -163,98 +146,121 @@ def test_task_files_count_named_or_not(
 # ---------------------------------------------------------------- code
 
 
-@dataclass
-class Edited(Digests):
-    """Digests as they would be if one file had another content."""
-
-    changed: Path = Path()
-
-    def file(self, path: Path) -> str:
-        return "other" if path == self.changed else super().file(path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "methods/parallelvlm.py",
-        "methods/windows.py",
-        "methods/select/ranking.py",
-        "methods/base.py",
-        *keys.ENGINE_SOURCES,
-    ],
-)
-def test_every_source_counts(parallel: Job, name: str) -> None:
-    path = ROOT / name
-    file = path if path.is_file() else sorted(path.glob("[a-z]*.py"))[-1]
-    assert key_of(parallel.spec, parallel, Edited(changed=file)) != parallel.key
+def test_notes_in_the_code_of_a_task_do_not_count(tmp_path: Path, plain: Job) -> None:
+    (tmp_path / "utils.py").write_text("one = 1\n")
+    (tmp_path / "empty.py").write_text("")
+    spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
+    before = key_of(spec, plain)
+    (tmp_path / "utils.py").write_text('"""What it does."""\n\none = 1  # because\n')
+    (tmp_path / "empty.py").write_text("# nothing\n")
+    assert key_of(spec, plain) == before
 
 
-def test_what_the_engine_imports_of_methods_counts_for_every_method(plain: Job) -> None:
-    tiles = ROOT / "methods" / "select" / "tiles.py"
-    assert tiles not in keys._method_files(plain.method)
-    assert key_of(plain.spec, plain, Edited(changed=tiles)) != plain.key
+def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> None:
+    (tmp_path / "utils.py").write_text("one = (")
+    spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
+    before = key_of(spec, plain)
+    (tmp_path / "utils.py").write_text("one = ((")
+    assert key_of(spec, plain) != before
 
 
-def test_modules_count_however_they_are_imported(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    for line in (
-        "from methods.windows import x",
-        "import methods.windows",
-        "import methods.windows as w",
-        "from methods import windows",
+def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
+    found = {}
+    for module in ("scoring", "hashing"):
+        (tmp_path / "utils.py").write_text(
+            f"from harness.seedling import {module}\nuse = {module}\n"
+        )
+        spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
+        code = reaches(ROOT).base
+        walked = reach(code, roots_of(spec, plain.method, code, [tmp_path / "utils.py"])).code
+        found[module] = {name for name, _ in walked}
+    assert "harness.seedling.scoring" in found["scoring"] - found["hashing"]
+
+
+def walked(*argv: str) -> Reach:
+    """Return what a run reaches."""
+    spec = spec_of(Path("store"), *argv)
+    method = build_method(spec.method.name, spec.method.params)
+    code = reaches(ROOT).base
+    files = [path for found in task_files(spec.benchmark).values() for path in found]
+    return reach(code, roots_of(spec, method, code, files))
+
+
+@pytest.fixture(scope="module")
+def everything() -> Reach:
+    """What runs of each kind and family reach, together."""
+    together = Reach()
+    for argv in (
+        *((f"method={name}",) for name in METHODS.names()),
+        *(("method=fastv", f"model.adapter={name}") for name in ADAPTERS.names()),
+        ("method=fastv", "benchmark=video_detail_caption"),
     ):
-        file.write_text(line)
-        keys._imported_methods.cache_clear()
-        assert ROOT / "methods" / "windows.py" in keys._imported_methods(file), line
-    keys._imported_methods.cache_clear()
+        found = walked(*argv)
+        together.code |= found.code
+        together.outside |= found.outside
+        together.stopped |= found.stopped
+        together.files |= found.files
+    return together
 
 
-def test_code_that_hashed_code_imports_is_hashed_or_says_why_not() -> None:
-    hashed = _hashed()
-    imported = {file for path in hashed for file in _modules(path)}
-    names = {file.relative_to(ROOT).as_posix() for file in imported - hashed}
-    unexplained = {
-        name for name in names if name not in UNHASHED and name.rpartition("/")[0] not in UNHASHED
-    }
-    assert unexplained == set()
+def test_every_reason_not_to_follow_is_needed(everything: Reach) -> None:
+    assert everything.stopped == set(STOPPED)
 
 
-def test_packages_that_hashed_code_imports_have_their_version_in_the_key() -> None:
+def test_what_is_reached_and_not_hashed_says_why(everything: Reach) -> None:
+    hashed = {module for module, _ in everything.code}
+    for module in STOPPED:
+        assert not any(one == module or one.startswith(f"{module}.") for one in hashed)
+
+
+def test_tables_are_where_they_are_said_to_be() -> None:
+    base = reaches(ROOT).base
+    assert base.keys(BY_ADAPTER) == set(ADAPTERS.names())
+    for table in BY_SIGNAL:
+        assert base.keys(table) <= set(SIGNALS)
+        assert base.keys(table), f"{table} has no entries"
+
+
+def test_every_table_by_signal_is_named(everything: Reach) -> None:
+    base = reaches(ROOT).base
+    found = set()
+    for path, _, _ in everything.files:
+        if path.is_relative_to(ROOT / "harness"):
+            module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+            source = base.source(stamp(path), module)  # type: ignore[arg-type]
+            found |= {
+                f"{module}:{name}"
+                for name, entries in (*source.items.items(), *source.entries.items())
+                if (module, name) in everything.code or any(m == module for m, _ in everything.code)
+                if entries and set(entries) <= set(SIGNALS)
+            }
+    assert found == set(BY_SIGNAL)
+
+
+def test_no_code_is_found_in_other_ways(everything: Reach) -> None:
+    """Nothing that a run reaches imports by a computed name, evaluates text or reads docstrings."""
+    base = reaches(ROOT).base
+    called, asked = (
+        {"__import__", "eval", "exec", "globals"},
+        {"import_module", "__doc__", "__subclasses__"},
+    )
+    for module, name in everything.code:
+        path = base.path(module)
+        if path is not None:
+            source = base.source(stamp(path), module)  # type: ignore[arg-type]
+            code = source.definitions.get(name, source.effects)
+            assert not called.intersection(chain[0] for chain in code.uses), (module, name)
+            assert not asked.intersection(one for chain in code.uses for one in chain), (
+                module,
+                name,
+            )
+
+
+def test_packages_that_a_run_reaches_have_their_version_in_the_key(everything: Reach) -> None:
     known = packages_distributions()
-    roots = {name.partition(".")[0] for path in _hashed() for name in _imported(path)}
-    third = roots - set(sys.stdlib_module_names) - {"harness", "methods"}
-    used = {known[name][0].lower().replace("_", "-") for name in third if name in known}
+    named = {name.partition(".")[0] for name in everything.outside}
+    third = named - set(sys.stdlib_module_names) - {"harness", "methods"}
+    assert third <= set(known)
+    used = {known[name][0].lower().replace("_", "-") for name in third}
     assert used - set(keys.PACKAGES) - set(UNVERSIONED) == set()
-
-
-def _hashed() -> set[Path]:
-    return keys._with_methods(keys._python_files(keys.ENGINE_SOURCES))
-
-
-def _modules(path: Path) -> set[Path]:
-    files = {
-        ROOT / f"{name.replace('.', '/')}{end}"
-        for name in _imported(path)
-        for end in (".py", "/__init__.py")
-    }
-    return {file for file in files if file.is_file()}
-
-
-def _imported(path: Path) -> set[str]:
-    """Return what a file imports while it runs, modules and names alike; imports for type checkers are left out."""
-    tree = ast.parse(path.read_text())
-    typing = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in typing:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    assert set(UNVERSIONED) <= used

@@ -18,6 +18,7 @@ from harness.digests import Digests
 from harness.paths import ROOT
 from harness.running import keys
 from harness.running.keys import key_parts, run_key
+from harness.running.reach import Roots
 from harness.running.settings import Contents, settings_of
 from harness.specs import RunSpec
 from methods.base import Method
@@ -30,6 +31,8 @@ EXEMPT = {
     "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
     "method.draft.conversion": "as model.conversion",
     "method.draft.drafts": "a draft has no draft",
+    "model.facts.signals": "refuses a method or changes nothing",
+    "method.draft.facts.signals": "as model.facts.signals",
     "benchmark.include_path": "where the task lies; its files are in `sources`, or hashed where these are empty",
     "benchmark.split": "prose for readers; the task file names the split",
     "engine.threads": "answers do not depend on it; the environment of the row says it beside the times",
@@ -160,8 +163,8 @@ PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for 
 
 @pytest.fixture(autouse=True)
 def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hash no source files, which no field changes."""
-    monkeypatch.setattr(keys, "ENGINE_SOURCES", ())
+    """Follow no code: what a field changes must stand in the settings, too."""
+    monkeypatch.setattr(keys, "roots_of", lambda *_: Roots(()))
 
 
 def test_the_walk_reaches_every_description() -> None:
