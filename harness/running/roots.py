@@ -30,7 +30,7 @@ ENTRIES = (
 BY_ADAPTER = "harness.adapters.base:ADAPTERS"
 
 #: Tables by name of a signal: the entries of those that the method reads count.
-BY_SIGNAL = ("harness.engine.signals:_SCORES",)
+BY_SIGNAL = ("harness.engine.signals.table:PRODUCERS",)
 
 #: Code that a run reaches and that changes no number: package, module or `module:name` -> why.
 STOPPED = {

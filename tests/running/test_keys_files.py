@@ -26,7 +26,7 @@ from harness.running.preflight import Job, check
 from harness.running.reach import Reach, reach, reaches
 from harness.running.roots import BY_ADAPTER, BY_SIGNAL, STOPPED, roots_of
 from harness.specs import RunSpec
-from methods.base import SIGNALS
+from methods.signals import SIGNALS
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (

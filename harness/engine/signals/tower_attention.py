@@ -6,7 +6,7 @@ the pooling head. Captured at every call of the tower; handed over as the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,36 +63,45 @@ class TowerAttention(OfUnits):
         if self.need.signal.startswith("wide"):
             query, key = _one_head(query), _one_head(key)
             scaling = query.shape[-1] ** -0.5
-        values = _READ[self.need.signal.removeprefix("wide_")](self, query, key, scaling)
+        values = self.read(query, key, scaling)
         self._parts = [*self._parts, self.context.parts.to_units(values)]
 
     def units(self) -> Tensor:
         """Return what was read, over all calls of the tower."""
         return torch.cat(list(self._parts))
 
-    def keys(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N, Dk): each patch's key, mean over heads."""
+    def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N) or (P, N, D) from queries and keys (P, H, S, Dh) of one call."""
+        raise NotImplementedError
+
+
+class TowerKeys(TowerAttention):
+    """Each patch's key, mean over heads."""
+
+    def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N, Dk)."""
         return key[:, :, self.context.class_tokens :].mean(1)
 
-    def logits(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N): before the softmax, from the one query of a picture, or from all where it has none."""
+
+class ClassLogits(TowerAttention):
+    """What the class token asks, before the softmax."""
+
+    def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N), from the one query of a picture, or from all where it has none."""
         averaged = self.context.parts.facts.class_attention == "mean"
         asked = query if averaged else query[:, :, :1]
         return mean_logits(asked, key, scaling)[:, self.context.class_tokens :]
 
-    def attention(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N): from the one query of a picture (class token, or probe of the pooling head), or from all."""
+
+class ClassAttention(TowerAttention):
+    """What the class token asks, after the softmax."""
+
+    def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N), from the one query of a picture (class token, or probe of the pooling head), or from all."""
         if self.context.parts.facts.class_attention in ("token", "probe"):
             rows = attention_rows(query[:, :, :1], key, scaling, None)
             return rows[:, 0, self.context.class_tokens :]
         return received_everywhere(query, key, scaling)
-
-
-_READ: Mapping[str, Callable[[TowerAttention, Tensor, Tensor, float], Tensor]] = {
-    "cls_attention": TowerAttention.attention,
-    "cls_logits": TowerAttention.logits,
-    "tower_keys": TowerAttention.keys,
-}
 
 
 def _one_head(states: Tensor) -> Tensor:
