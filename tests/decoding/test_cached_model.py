@@ -14,9 +14,9 @@ from harness.decoding import stack
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
+from harness.decoding.samplers import ends_of, limit_of, prepared
 from harness.decoding.text_only import text_only_prefill
 from harness.decoding.transports import Sequential
-from harness.decoding.voices import ends_of, limit_of, prepared
 from harness.engine.session import Session
 from methods.base import TokenReducer
 from methods.none import NoReduction
