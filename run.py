@@ -1,7 +1,8 @@
 """Evaluate one method on one model and benchmark, or sweep over them: `python run.py method=fastv ratio=0.9`.
 
 A config becomes a checked RunSpec, the spec a run key; a key that the store has is not run again. What runs is
-evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object.
+evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object. A
+person at a terminal gets the row's path and the next command instead (`json=true`: the object as well).
 `torchrun --nproc_per_node <n> run.py ...` shares the samples of every run between n processes and gives the same rows.
 Exit codes: 0 done; 1 samples failed, or store or standard output cannot be written; 2 bad input; 130 interrupted; 143
 terminated (SIGTERM). But for 0, stderr has one line that says why. What is finished is kept in all cases.
@@ -12,29 +13,32 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
-import hydra
-from omegaconf import DictConfig
-
-from harness.config.compose import CONF, Command, read_command
 from harness.errors import StoreLost, UserError
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
+from harness.running.waiting import Waiting
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from harness.config.compose import Command
     from harness.running.runner import Runner
+
+# All else is imported where it is needed: a person sees a line before Hydra (0.2 s, seconds from a cold disk) and torch
+# (2 s) are there, and a mistake is told without them where they are not needed to find it.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
     try:
-        with stoppable():
-            code = carry_out(list(sys.argv[1:] if argv is None else argv))
+        with stoppable(), Waiting(quiet=not speaks()) as waiting:
+            code = carry_out(list(sys.argv[1:] if argv is None else argv), waiting)
             flush()
         return code
     except UserError as error:
@@ -47,35 +51,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(f"{stopped}; {advice}", stopped.code)
 
 
-def carry_out(arguments: Sequence[str]) -> int:
+def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     """Do what a command line asks, in this process and the others of the launch; return the exit code."""
-    command = read_command(arguments, typed=True)
+    waiting.say("reading the command line")
+    from harness.config.compose import CONF, read_command
+
+    def tell(cell: int, cells: int) -> None:
+        waiting.say(f"composing cell {cell} of {cells}")
+
+    command = read_command(arguments, typed=True, progress=tell)
     if command is None:
+        waiting.clear()
         if speaks():
-            launch(arguments, lambda cfg: None)
+            launch(arguments, lambda cfg: None, str(CONF))
         return 0
+    waiting.say("loading torch")
     with join() as ranks:
-        return run_all(command, ranks)
+        return run_all(command, ranks, waiting)
 
 
-def run_all(command: Command, ranks: Ranks) -> int:
+def run_all(command: Command, ranks: Ranks, waiting: Waiting) -> int:
     """Check every cell before the first one runs, then run them; return the worst exit code."""
-    # A misspelt name was told at once; torch, seconds to import, comes only after it.
     from harness.config.build import build_spec
-    from harness.running.runner import Runner
+    from harness.config.compose import CONF
     from harness.specs import RunSpec
 
-    runner = Runner(sweep=command.sweep, ranks=ranks)
-
-    def check() -> list[RunSpec]:
+    def check() -> tuple[Runner, list[RunSpec]]:
         specs = [build_spec(cfg) for cfg in command.cells]
-        runner.admit(specs)
-        return specs
+        waiting.say("loading transformers")
+        from harness.running.runner import Runner
 
-    specs = ranks.each(check)
+        runner = Runner(command.sweep, ranks, command.argv, waiting)
+        runner.admit(specs)
+        return runner, specs
+
+    runner, specs = ranks.each(check)
+    waiting.clear()
     codes: list[int] = []
     try:
-        launch(command.argv, lambda cfg: codes.append(run(cfg, runner)))
+        launch(command.argv, lambda cfg: codes.append(run(cfg, runner)), str(CONF))
     except SystemExit as end:
         codes.append(end.code if isinstance(end.code, int) else 1)
     finally:
@@ -102,19 +116,35 @@ def run(cfg: DictConfig, runner: Runner) -> int:
     return 0
 
 
-def launch(argv: Sequence[str], task: Callable[[DictConfig], object]) -> None:
-    """Hand a command line to Hydra, which calls `task` once for each cell.
+def launch(argv: Sequence[str], task: Callable[[DictConfig], object], folder: str) -> None:
+    """Hand a command line to Hydra, which reads the configs of `folder` and calls `task` once for each cell.
 
     Raises:
         StoreLost: Hydra cannot write its record of a sweep.
     """
-    # Or Hydra would print a traceback of its own and leave.
-    plain = patch.dict(os.environ, HYDRA_FULL_ERROR="1")
-    with patch.object(sys, "argv", [__file__, *argv]), plain:
+    import hydra
+
+    with _command_line([__file__, *argv]):
         try:
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+            hydra.main(version_base="1.3", config_path=folder, config_name="config")(task)()
         except OSError as error:
             raise StoreLost(f"hydra: {error}") from error
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """Show Hydra a command line, and keep it from printing a traceback of its own and leaving."""
+    full = "HYDRA_FULL_ERROR"
+    former, told = sys.argv, os.environ.get(full)
+    sys.argv, os.environ[full] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = former
+        if told is None:
+            del os.environ[full]
+        else:
+            os.environ[full] = told
 
 
 def complain(problem: object, code: int) -> int:

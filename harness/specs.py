@@ -162,6 +162,7 @@ class RunSpec:
     `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
     `report` is the folder for a table and a picture of each benchmark with every method against random; None: none.
     `refused=skip` leaves out cells of a sweep that cannot run and says so; `error` runs none if one cannot.
+    `json` says whether rows are printed as JSON; None: unless standard output is a terminal.
     """
 
     model: ModelSpec
@@ -177,4 +178,5 @@ class RunSpec:
     curves: Path | None = None
     report: Path | None = None
     refused: str = "error"
+    json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)

@@ -99,6 +99,11 @@ class RunDir:
             self.forced.clear()
 
     @property
+    def finished(self) -> bool:
+        """Whether a row is there; it may yet turn out to be damaged."""
+        return (self.path / "row.json").exists()
+
+    @property
     def committed(self) -> float:
         """When the row was committed, in seconds; orders rows by age."""
         return (self.path / "row.json").stat().st_mtime

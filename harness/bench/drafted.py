@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from harness.adapters.base import Adapter
     from harness.adapters.chats import Chat
-    from harness.decoding.sides import Side
+    from harness.decoding.cached_model import CachedModel
 
 Places = Literal["original", "renumbered"]
 PLACES: tuple[Places, ...] = ("original", "renumbered")
@@ -159,7 +159,7 @@ class Pair:
     def scene(self, sample: dict[str, Any]) -> Asked:
         """Ask the target about a sample's scene."""
         from harness.calibration.images import question
-        from harness.decoding.voices import prepared
+        from harness.decoding.samplers import prepared
         from harness.seedling.benchmarks import sample_objects, sample_scene
 
         scene, found = sample_scene(sample), dict[str, Tensor]()
@@ -177,8 +177,8 @@ class Pair:
         from harness.decoding.guidance import Given, Guidance
         from harness.decoding.machine import Machine
         from harness.decoding.rules import Greedy
+        from harness.decoding.samplers import ends_of
         from harness.decoding.transports import Sequential
-        from harness.decoding.voices import ends_of
 
         told = Guidance(kept, len(asked.seen.closer))
         draft = _side(self.draft, asked.chat, asked.config, Given(lambda: told), places)
@@ -194,7 +194,7 @@ class Asked:
 
     chat: Chat
     config: GenerationConfig
-    target: Side
+    target: CachedModel
     seen: Seen
 
 
@@ -204,9 +204,9 @@ def _side(
     config: GenerationConfig,
     method: TokenReducer,
     places: Places = "original",
-) -> Side:
-    from harness.decoding.sides import Side
-    from harness.decoding.voices import voice_of
+) -> CachedModel:
+    from harness.decoding.cached_model import CachedModel
+    from harness.decoding.samplers import sampler_of
     from harness.engine.session import Session
 
     inputs = adapter.encode([list(chat)])
@@ -217,7 +217,9 @@ def _side(
         ) as session:
             return session.prefill(inputs, cache)
 
-    return Side(adapter, voice_of(adapter, config, inputs["input_ids"]), LIMIT + AHEAD, prefill)
+    return CachedModel(
+        adapter, sampler_of(adapter, config, inputs["input_ids"]), LIMIT + AHEAD, prefill
+    )
 
 
 @dataclass(frozen=True)

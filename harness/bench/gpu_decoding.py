@@ -19,15 +19,15 @@ from harness.bench.gpu_setup import Found, Plan, tried
 from harness.bench.setup import Figure, Setup
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Timed, Transport
 from harness.decoding.measuring import AHEAD, ROOM, WARMING, steps_of
 from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
-from harness.decoding.sides import Side
+from harness.decoding.samplers import Sampler
 from harness.decoding.threads import Threads
 from harness.decoding.transports import Sequential
-from harness.decoding.voices import Voice
 from harness.engine.text.cache import IndexedCache
 
 
@@ -108,7 +108,7 @@ class Pair:
     lengths: tuple[int, int]
     name: str
 
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[CachedModel, CachedModel]:
         """Return both sides behind prompts of random content."""
         return filled(self.target, self.lengths[0]), filled(self.draft, self.lengths[1])
 
@@ -198,14 +198,14 @@ class Noted:
         return self.rounds[-1]
 
 
-def cached_bytes(side: Side) -> int:
+def cached_bytes(side: CachedModel) -> int:
     """Return the bytes of keys and values that a step reads, without the room behind them."""
     text, dtype = side.adapter.facts.text, side.adapter.model.dtype
     numbers = 2 * text.kv_heads * text.head_dim * sum(side.cache.lengths)
     return int(numbers * dtype.itemsize)
 
 
-def filled(adapter: Adapter, length: int) -> Side:
+def filled(adapter: Adapter, length: int) -> CachedModel:
     """Return a side behind a prompt of `length` tokens whose keys and values are random: no tower and no prefill runs.
 
     What a step costs depends on the length of its cache, and on nothing that is in it.
@@ -225,8 +225,8 @@ def filled(adapter: Adapter, length: int) -> Side:
         following = torch.full(axes, length, device=device)
         return torch.zeros(adapter.facts.vocabulary, device=device), following
 
-    voice = Voice(torch.zeros(1, 1, dtype=torch.long, device=device))
-    return Side(adapter, voice, ROOM + AHEAD, prefill)
+    sampler = Sampler(torch.zeros(1, 1, dtype=torch.long, device=device))
+    return CachedModel(adapter, sampler, ROOM + AHEAD, prefill)
 
 
 def _loaded(overrides: Sequence[str], device: str) -> Adapter:

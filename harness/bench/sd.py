@@ -33,9 +33,9 @@ from harness.bench.setup import Setup
 from harness.bench.speed import conditions
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
+from harness.decoding.records import DecodingRecord
 from harness.decoding.rules import Greedy, Row
 from harness.decoding.summary import speculative_block
-from harness.decoding.telling import Telling
 from harness.decoding.transports import Sequential
 from harness.digests import Digests
 from harness.errors import UserError
@@ -160,7 +160,7 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
         # Of each answer the seconds of plain decoding and its own, for intervals over pairs of answers.
         "seconds": [
             [plain.total, one.spent.total]
-            for one in map(Telling.from_entry, decodings[WARMING:])
+            for one in map(DecodingRecord.from_entry, decodings[WARMING:])
             if (plain := one.plain) is not None
         ],
         "extra": {"speculative": block},

@@ -22,8 +22,8 @@ from harness.bench.selection import (
 )
 from harness.bench.setup import Setup
 from harness.bench.views import features
+from harness.measure.available import free_memory
 from harness.measure.memory import peak_memory, resident_peak
-from harness.measure.room import free_memory
 from methods.select.cosines import memory_limit
 
 MIB = 2**20

@@ -55,7 +55,10 @@ SECTIONS = {
 }
 #: Keys that only some files of a section have: those of methods with a draft model.
 OPTIONAL = {"method": ("draft", "draft_options")}
-SCALARS = ("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused")
+SCALARS = (
+    *("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused"),
+    "json",
+)
 
 
 def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
@@ -88,6 +91,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         curves=None if curves is None else rooted(curves),
         report=None if report is None else rooted(report),
         refused=fields.choice("refused", config["refused"], REFUSED),
+        json=fields.flag_or_auto("json", config["json"]),
         log_options=fields.table("log.options", parts["log"]["options"]),
     )
 

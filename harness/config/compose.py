@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,15 @@ class Command:
     sweep: bool
 
 
-def read_command(argv: Sequence[str], typed: bool = False) -> Command | None:
+def read_command(
+    argv: Sequence[str],
+    typed: bool = False,
+    progress: Callable[[int, int], None] = lambda cell, cells: None,
+) -> Command | None:
     """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
 
     Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
-    a contradiction.
+    a contradiction. `progress` is told which cell of how many is composed next. Cost: 0.1 s a cell.
 
     Raises:
         UserError: an unknown option, key, group or choice, or a value that does not parse.
@@ -96,8 +100,11 @@ def read_command(argv: Sequence[str], typed: bool = False) -> Command | None:
         else:
             _check_folder(base, "hydra.run.dir")
             return Command((*flags, *overrides), (_job(base),), sweep=False)
-        cells = tuple(_job(_compose(batch, loader)) for batch in batches)
-    return Command((*flags, *overrides), cells, sweep=True)
+        cells = []
+        for number, batch in enumerate(batches, 1):
+            progress(number, len(batches))
+            cells.append(_job(_compose(batch, loader)))
+    return Command((*flags, *overrides), tuple(cells), sweep=True)
 
 
 def compose_model(name: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from transformers.utils import logging
 from harness.adapters.base import Adapter, load_adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.decoding.chance import Chance
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import Draft
 from harness.decoding.guidance import Given, Guidance
 from harness.decoding.machine import Drafter, DrafterLost
-from harness.decoding.sides import Side
+from harness.decoding.random_numbers import RandomNumbers
+from harness.decoding.samplers import sampler_of
 from harness.decoding.trees import TreeDrafter
-from harness.decoding.voices import voice_of
 from harness.engine.session import Session
 from harness.engine.text.graphs import graphs_for
 from harness.engine.text.text_only import text_only_prefill
@@ -41,14 +41,14 @@ class Order:
         sample: its id.
         config: generation settings, resolved by the target.
         room: longest answer, drafted tokens included.
-        chance: numbers that drafted tokens are drawn with.
+        numbers: with which drafted tokens are drawn.
     """
 
     chat: Chat
     sample: str
     config: GenerationConfig
     room: int
-    chance: Chance
+    numbers: RandomNumbers
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class DraftModel(Drafter):
             self._graphs = graphs_for(adapter, spec.graphs)
         self._patience = patience
         self._told: SimpleQueue[Guidance] = SimpleQueue()
-        self._side: Side | None = None
+        self._side: CachedModel | None = None
         self._drafter: Drafter | None = None
         #: Waits until guidance has been brought, where it does not come by itself.
         self.listen: Callable[[], None] = lambda: None
@@ -115,14 +115,14 @@ class DraftModel(Drafter):
         self._side = self._drafter = None
         adapter = self._adapter
         inputs = adapter.encode([list(order.chat)])
-        voice = voice_of(
-            adapter, order.config, inputs["input_ids"], self._spec.common, order.chance
+        sampler = sampler_of(
+            adapter, order.config, inputs["input_ids"], self._spec.common, order.numbers
         )
 
         def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
             return self._prefill(inputs, cache, order.sample)
 
-        self._side = Side(adapter, voice, order.room, prefill, self._graphs)
+        self._side = CachedModel(adapter, sampler, order.room, prefill, self._graphs)
         tree = self._spec.decoder.tree
         self._drafter = TreeDrafter(self._side, tree) if tree else self._side
 

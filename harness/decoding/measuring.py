@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import fmean, median
 
 from harness.decoding import renewal
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import NOTHING
 from harness.decoding.machine import Drafter, Timed, Transport
-from harness.decoding.sides import Side
-from harness.decoding.telling import Steps
+from harness.decoding.records import Steps
 from harness.decoding.trace import Trace
 
 #: Rounds that count, after as many that do not, and the tokens drafted in each.
@@ -36,7 +36,7 @@ def best_of(played: Trace) -> int | None:
 
 def steps_of(
     drafter: Drafter,
-    target: Side,
+    target: CachedModel,
     transport: Transport,
     overlap: bool,
     levels: int,

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.draft_model import DraftModel, DraftSpec, Order
 from harness.decoding.guidance import Guidance
 from harness.decoding.machine import READING, Drafter, DrafterLost, Transport
 from harness.decoding.meter import Meter
 from harness.decoding.places import besides, devices_of, placed
 from harness.decoding.processes import Processes
-from harness.decoding.sides import Side
+from harness.decoding.samplers import sampler_of
 from harness.decoding.sparse import SparseDrafter
 from harness.decoding.threads import Threads
 from harness.decoding.transports import Sequential
-from harness.decoding.voices import voice_of
 from methods.base import Source
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ RESTARTS = 3
 class Answering:
     """The answer that is being decoded: the target's side, where its visual tokens are, and what the draft is told."""
 
-    target: Side
+    target: CachedModel
     visual: Tensor
     order: Order
 
@@ -105,11 +105,11 @@ class OwnCache(Nobody):
         one = self._answering
         assert one is not None  # an answer was begun
         order = one.order
-        voice = voice_of(
-            one.target.adapter, order.config, one.target.voice.prompt, chance=order.chance
+        sampler = sampler_of(
+            one.target.adapter, order.config, one.target.sampler.prompt, numbers=order.numbers
         )
         kept = guidance.kept.to(one.target.adapter.device)
-        self.drafter = SparseDrafter(one.target, kept, one.visual, voice)
+        self.drafter = SparseDrafter(one.target, kept, one.visual, sampler)
 
 
 @dataclass

@@ -12,12 +12,12 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from harness.adapters.chats import Chat
-from harness.decoding.chance import Chance
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.meter import Meter
-from harness.decoding.sides import Side
-from harness.decoding.telling import Spent
+from harness.decoding.random_numbers import RandomNumbers
+from harness.decoding.records import Spent
+from harness.decoding.samplers import sampler_of
 from harness.decoding.trace import Trace
-from harness.decoding.voices import voice_of
 from harness.engine.session import Prefilled, Session
 from harness.engine.text.graphs import Graphs
 
@@ -30,7 +30,7 @@ class Question:
     chat: Chat
     sample: str
     config: GenerationConfig
-    chance: Chance
+    numbers: RandomNumbers
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Target:
     Args:
         session: reads the prompt.
         question: the question.
-        room: as in `Side`.
-        graphs: as in `Side`.
+        room: as in `CachedModel`.
+        graphs: as in `CachedModel`.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Target:
             self.ready = time.perf_counter()
             return self.prefilled.logits, self.prefilled.next
 
-        voice = voice_of(adapter, question.config, inputs["input_ids"])
-        self.side = Side(adapter, voice, room, prefill, graphs)
+        sampler = sampler_of(adapter, question.config, inputs["input_ids"])
+        self.side = CachedModel(adapter, sampler, room, prefill, graphs)
         layout = adapter.layout(inputs)
         #: (N,) places of the visual tokens in the prompt.
         self.visual = layout.visual[0, : layout.counts[0]]

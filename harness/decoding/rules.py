@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from harness.decoding.chance import Chance, Purpose
+from harness.decoding.random_numbers import Purpose, RandomNumbers
 
 #: What a side says comes next: the likeliest id, or probabilities (V,).
 Row = Tensor | int
@@ -62,12 +62,12 @@ class Sampling:
     those behind its last one are ids that it never draws.
     """
 
-    chance: Chance
+    numbers: RandomNumbers
 
     def stands(self, token: int, p: Row, q: Tensor | None, position: int, turn: int) -> bool:
         """Compare the position's number with p / q."""
         said = 1.0 if q is None else float(q[token])
-        level = self.chance.uniform(position, "accept", turn)
+        level = self.numbers.uniform(position, "accept", turn)
         return level * said < float(_probabilities(p)[token])
 
     def rest(self, token: int, p: Row, q: Tensor | None) -> Row:
@@ -88,7 +88,7 @@ class Sampling:
 
     def draw(self, row: Tensor, position: int, purpose: Purpose) -> int:
         """Return the id at which the cumulated row (V,) passes the position's number."""
-        return int(drawn(row, self.chance.uniform(position, purpose)))
+        return int(drawn(row, self.numbers.uniform(position, purpose)))
 
 
 def _probabilities(row: Row) -> Tensor:

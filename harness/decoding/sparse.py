@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.decoding.cached_model import CachedModel, common_length
 from harness.decoding.drafts import Draft
-from harness.decoding.sides import Side, common_length
-from harness.decoding.voices import Voice
+from harness.decoding.samplers import Sampler
 from harness.engine.text.cache import IndexedCache
 
 
@@ -23,14 +23,14 @@ class SparseDrafter:
         target: the verifying side.
         kept: (layers, K) visual tokens that each layer of the draft sees, ascending.
         visual: (N,) place of each visual token in the prompt.
-        voice: how it speaks; None: as the target. A sampling one needs a chance.
+        sampler: how its logits become tokens; None: as the target's. One that samples needs random numbers.
 
     Raises:
         ValueError: not as many rows as layers.
     """
 
     def __init__(
-        self, target: Side, kept: Tensor, visual: Tensor, voice: Voice | None = None
+        self, target: CachedModel, kept: Tensor, visual: Tensor, sampler: Sampler | None = None
     ) -> None:
         layers = len(target.cache.lengths)
         if kept.dim() != 2 or kept.shape[0] != layers:
@@ -39,8 +39,8 @@ class SparseDrafter:
             )
         self._target = target
         self._kept, self._visual = kept, visual
-        speaks = voice or target.voice
-        self._side = Side(target.adapter, speaks, target.room, self._prefill, target.graphs)
+        speaks = sampler or target.sampler
+        self._side = CachedModel(target.adapter, speaks, target.room, self._prefill, target.graphs)
         self._dense = 0
 
     @property

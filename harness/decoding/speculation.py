@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.decoding.chance import Chance
+from harness.decoding.cached_model import common_length
 from harness.decoding.draft_model import DraftSpec, Order
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
@@ -25,13 +25,13 @@ from harness.decoding.meter import Meter
 from harness.decoding.partners import Answering, Partner, open_partner
 from harness.decoding.places import devices_of, one_gpu, transport_of
 from harness.decoding.questions import Answer, Question, Target
-from harness.decoding.sides import common_length
+from harness.decoding.random_numbers import RandomNumbers
+from harness.decoding.records import DecodingRecord, Mismatch, Spent, Steps
+from harness.decoding.samplers import ends_of, limit_of, prepared, rule_of
 from harness.decoding.summary import steady_rounds
-from harness.decoding.telling import Mismatch, Spent, Steps, Telling
 from harness.decoding.trace import Trace
 from harness.decoding.transports import Sequential
 from harness.decoding.vocabulary import common_ids
-from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
 from harness.engine.session import Session
 from harness.engine.text.graphs import graphs_for
@@ -147,7 +147,7 @@ class Speculation:
             chat=inputs["chats"][0],
             sample=samples[0],
             config=config,
-            chance=Chance(int.from_bytes(seed, "big")),
+            numbers=RandomNumbers(int.from_bytes(seed, "big")),
         )
         if len(self._timings) < TIMES:
             self._timings += self._measured(question)
@@ -157,7 +157,7 @@ class Speculation:
         mismatch = None
         if plain is not None and not config.do_sample:
             mismatch = self._mismatch(question, own.trace.tokens, plain.trace.tokens)
-        telling = Telling(
+        decoded = DecodingRecord(
             gamma=self.gamma,
             rounds=tuple(own.trace.rounds),
             spent=own.spent,
@@ -171,9 +171,9 @@ class Speculation:
             first=self.hides_prefill,
             degraded=own.trace.degraded,
         )
-        if telling.degraded is None:
-            self._played.rounds += steady_rounds([telling]).rounds
-        return self._recorded(generated, own.spent, telling)
+        if decoded.degraded is None:
+            self._played.rounds += steady_rounds([decoded]).rounds
+        return self._recorded(generated, own.spent, decoded)
 
     @property
     def gamma(self) -> int:
@@ -196,7 +196,7 @@ class Speculation:
             return None
         return sorted(self._timings, key=lambda one: one.ratio)[len(self._timings) // 2]
 
-    def _recorded(self, generated: Generated, spent: Spent, telling: Telling) -> Generated:
+    def _recorded(self, generated: Generated, spent: Spent, decoded: DecodingRecord) -> Generated:
         """Return the answer with the decoder's clock and story in its record."""
         (record,) = generated.records
         times = {
@@ -204,7 +204,7 @@ class Speculation:
             "decode": 1000 * spent.decode,
             "decode_per_token": 1000 * spent.decode / max(spent.tokens - 1, 1),
         }
-        record = replace(record, requested=(), kept=(), times_ms=times, decoding=telling.entry())
+        record = replace(record, requested=(), kept=(), times_ms=times, decoding=decoded.entry())
         return Generated(generated.ids, (record,), None, generated.cache_lengths)
 
     # ------------------------------------------------------------------ decoding
@@ -225,7 +225,7 @@ class Speculation:
         target = self._target(self._plain, question)
         start = time.perf_counter()
         target.side.start()
-        rule, ends = rule_of(question.config, question.chance), ends_of(question.config)
+        rule, ends = rule_of(question.config, question.numbers), ends_of(question.config)
         machine = Machine(None, target.side, rule, self._by_itself, ends=ends)
         trace = machine.run(limit_of(question.config))
         end = time.perf_counter()
@@ -247,7 +247,7 @@ class Speculation:
         machine = Machine(
             drafter,
             target.side,
-            rule_of(question.config, question.chance),
+            rule_of(question.config, question.numbers),
             partner.transport if drafter is not None else self._by_itself,
             self.gamma,
             method.overlap,
@@ -270,7 +270,7 @@ class Speculation:
 
     def _answering(self, question: Question, target: Target) -> Answering:
         room = self._room(question)
-        order = Order(question.chat, question.sample, question.config, room, question.chance)
+        order = Order(question.chat, question.sample, question.config, room, question.numbers)
         return Answering(target.side, target.visual, order)
 
     def _target(self, session: Session, question: Question) -> Target:

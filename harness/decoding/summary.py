@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.decoding import renewal
-from harness.decoding.pace import decoding, pace, whole
-from harness.decoding.telling import Telling
+from harness.decoding.records import DecodingRecord
+from harness.decoding.speedup import decoding, speedup, whole
 from harness.decoding.trace import Trace
 
 #: Keys of what is predicted.
@@ -28,36 +28,36 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         decodings: `Record.decoding` of every sample.
         overlap: whether draft and target work at once.
     """
-    tellings = [Telling.from_entry(one) for one in decodings]
+    records = [DecodingRecord.from_entry(one) for one in decodings]
     # A draft whose process was lost occupies nothing for the answers after; the others say what it takes.
-    devices = max(one.target_devices + one.devices for one in tellings)
-    steady = [one for one in tellings if one.degraded is None]
+    devices = max(one.target_devices + one.devices for one in records)
+    steady = [one for one in records if one.degraded is None]
     rounds = steady_rounds(steady)
-    gamma = median(one.gamma for one in tellings)
+    gamma = median(one.gamma for one in records)
     found = {
         "gamma": gamma,
         "overlap": overlap,
         "devices": devices,
-        "target_devices": tellings[0].target_devices,
-        "draft_visual": fmean(one.draft_visual for one in tellings),
+        "target_devices": records[0].target_devices,
+        "draft_visual": fmean(one.draft_visual for one in records),
         **_lengths(rounds),
         **_times(steady, rounds),
-        **_speedups(tellings, tellings[0].target_devices / devices),
-        "overlap_efficiency": rounds.overlap if overlap and tellings[0].apart else None,
-        "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in tellings),
-        "mismatches": _mismatches(tellings),
-        "degraded": _degraded(tellings),
+        **_speedups(records, records[0].target_devices / devices),
+        "overlap_efficiency": rounds.overlap if overlap and records[0].apart else None,
+        "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in records),
+        "mismatches": _mismatches(records),
+        "degraded": _degraded(records),
     }
     return found | _predicted(found, steady, overlap) | {"speedup_bound": _bound(found, steady)}
 
 
-def steady_rounds(tellings: Sequence[Telling]) -> Trace:
+def steady_rounds(records: Sequence[DecodingRecord]) -> Trace:
     """Return the rounds of several answers without those that were prefills, as one trace.
 
     Runs of accepted tokens are chained: one that an answer's end cuts off goes on in the next answer.
     """
     found = Trace()
-    for one in tellings:
+    for one in records:
         found.rounds += one.rounds[1:] if one.first else one.rounds
     return found
 
@@ -79,19 +79,19 @@ def _lengths(rounds: Trace) -> dict[str, Any]:
     }
 
 
-def _times(tellings: Sequence[Telling], rounds: Trace) -> dict[str, float | None]:
+def _times(records: Sequence[DecodingRecord], rounds: Trace) -> dict[str, float | None]:
     """Return the times of single forwards in milliseconds, out of the run itself.
 
     The target's own step is one of plain decoding; where that was not asked for, it is the one measured beforehand.
     """
-    before = next((one.steps for one in reversed(tellings) if one.steps is not None), None)
-    plain = [one.plain for one in tellings if one.plain is not None and one.plain.tokens > 1]
+    before = next((one.steps for one in reversed(records) if one.steps is not None), None)
+    plain = [one.plain for one in records if one.plain is not None and one.plain.tokens > 1]
     target = None if before is None else before.target
     if plain:
         target = sum(one.decode for one in plain) / sum(one.tokens - 1 for one in plain)
     # Each answer has its own window: as many forwards of the draft in each of its rounds.
     busy, forwards = 0.0, 0
-    for one in tellings:
+    for one in records:
         drafted = [part for part in steady_rounds([one]).rounds if part.drafted]
         busy += sum(part.draft_seconds for part in drafted)
         forwards += one.gamma * len(drafted)
@@ -110,14 +110,14 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _speedups(tellings: Sequence[Telling], share: float) -> dict[str, Any]:
+def _speedups(records: Sequence[DecodingRecord], share: float) -> dict[str, Any]:
     """Return speed-ups over plain decoding of the same answers by the same loop.
 
     Args:
-        tellings: all answers, those that the target had to finish alone included.
+        records: all answers, those that the target had to finish alone included.
         share: devices of plain decoding over those of both sides.
     """
-    found = {"decode": pace(tellings, decoding), "end_to_end": pace(tellings, whole)}
+    found = {"decode": speedup(records, decoding), "end_to_end": speedup(records, whole)}
     end_to_end = found["end_to_end"]
     return {
         **{f"speedup_{name}": one and one.ratio.value for name, one in found.items()},
@@ -128,7 +128,7 @@ def _speedups(tellings: Sequence[Telling], share: float) -> dict[str, Any]:
 
 
 def _predicted(
-    found: Mapping[str, Any], tellings: Sequence[Telling], overlap: bool
+    found: Mapping[str, Any], records: Sequence[DecodingRecord], overlap: bool
 ) -> dict[str, float | None]:
     """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
     acceptance, target = found.get("acceptance"), found["target_ms"]
@@ -136,19 +136,19 @@ def _predicted(
     if acceptance is None or not target or not draft:
         return dict.fromkeys(PREDICTED)
     # Of the answers that the prediction is about, and each by its tokens, as there.
-    reached = pace(tellings, decoding)
+    reached = speedup(records, decoding)
     measured = None if reached is None else reached.ratio.value
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
         """Return the speed-up over all answers, whose times add up, whatever the window of each."""
         tokens = Counter[int]()
-        for one in tellings:
+        for one in records:
             tokens[one.gamma] += max(one.spent.tokens - 1, 0)
         spent = (count / formula(acceptance, gamma, step, draft) for gamma, count in tokens.items())
         return tokens.total() / sum(spent)
 
-    if all(one.spent.tokens < 2 for one in tellings):
+    if all(one.spent.tokens < 2 for one in records):
         return dict.fromkeys(PREDICTED)
     promised = expected(target)
     # A window is verified in another time than plain decoding takes for a token.
@@ -161,7 +161,7 @@ def _predicted(
     }
 
 
-def _bound(found: Mapping[str, Any], tellings: Sequence[Telling]) -> float | None:
+def _bound(found: Mapping[str, Any], records: Sequence[DecodingRecord]) -> float | None:
     """Return what decoding cannot exceed with the tokens that were accepted and with these times of single forwards.
 
     A round lasts as long as a step of the target at least, and as long as its draft: at once the longer of both, in
@@ -169,7 +169,7 @@ def _bound(found: Mapping[str, Any], tellings: Sequence[Telling]) -> float | Non
     """
     target: float | None = found["target_ms"]
     draft: float | None = found["draft_ms"]
-    rounds = [(one.gamma, part) for one in tellings for part in steady_rounds([one]).rounds]
+    rounds = [(one.gamma, part) for one in records for part in steady_rounds([one]).rounds]
     if not target or not draft or not rounds:
         return None
     tokens = sum(part.accepted + part.own for _, part in rounds)
@@ -178,9 +178,9 @@ def _bound(found: Mapping[str, Any], tellings: Sequence[Telling]) -> float | Non
     return target * tokens / least
 
 
-def _mismatches(tellings: Sequence[Telling]) -> dict[str, Any] | None:
+def _mismatches(records: Sequence[DecodingRecord]) -> dict[str, Any] | None:
     """Return how many answers differ from plain decoding; None if none was compared."""
-    compared = [one for one in tellings if one.plain is not None]
+    compared = [one for one in records if one.plain is not None]
     if not compared:
         return None
     found = [one.mismatch for one in compared if one.mismatch is not None]
@@ -192,7 +192,7 @@ def _mismatches(tellings: Sequence[Telling]) -> dict[str, Any] | None:
     }
 
 
-def _degraded(tellings: Sequence[Telling]) -> dict[str, Any]:
+def _degraded(records: Sequence[DecodingRecord]) -> dict[str, Any]:
     """Return how many answers the target had to finish alone, and why the first of them."""
-    found = [one.degraded for one in tellings if one.degraded is not None]
+    found = [one.degraded for one in records if one.degraded is not None]
     return {"answers": len(found), "why": found[0] if found else None}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import Draft
-from harness.decoding.sides import Side
 
 
 class TreeDrafter:
@@ -22,7 +22,7 @@ class TreeDrafter:
         ValueError: a parent that does not come before its child, or levels out of order.
     """
 
-    def __init__(self, side: Side, parents: tuple[int, ...]) -> None:
+    def __init__(self, side: CachedModel, parents: tuple[int, ...]) -> None:
         self._side = side
         self._shape = Draft((0,) * len(parents), parents=parents)
         depths = self._shape.depths
@@ -61,12 +61,14 @@ class TreeDrafter:
 
     def _choose(self, said: Tensor, logits: Tensor, askers: list[int], past: Tensor) -> None:
         """Give the children of the nodes `askers` their tokens; nobody waits for them."""
-        shape, voice = self._shape, self._side.voice
+        shape, sampler = self._shape, self._side.sampler
         families = [shape.children(node) for node in askers]
         pasts = (
-            [torch.cat([past, said[shape.way(node)]]) for node in askers] if voice.listens else []
+            [torch.cat([past, said[shape.way(node)]]) for node in askers]
+            if sampler.reads_past
+            else []
         )
-        best = voice.best(logits, pasts, max(map(len, families)))
+        best = sampler.best(logits, pasts, max(map(len, families)))
         for likeliest, children in zip(best, families, strict=True):
             said[torch.tensor(children, device=said.device)] = likeliest[: len(children)]
 

@@ -14,8 +14,8 @@ from harness.budget import Budget
 from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.records import DecodingRecord
 from harness.decoding.speculation import Speculation
-from harness.decoding.telling import Telling
 from harness.digests import Digests
 from harness.doctor.findings import NotHere
 from harness.engine.record import Generated
@@ -127,9 +127,9 @@ def speculative(device: str, transport: str, *more: str) -> str:
             )
             decoding = done.records[0].decoding
             assert decoding is not None
-            telling = Telling.from_entry(decoding)
-            assert telling.mismatch is None, f"answer {index} differs at {telling.mismatch}"
-            assert telling.degraded is None, f"answer {index}: {telling.degraded}"
+            decoded = DecodingRecord.from_entry(decoding)
+            assert decoded.mismatch is None, f"answer {index} differs at {decoded.mismatch}"
+            assert decoded.degraded is None, f"answer {index}: {decoded.degraded}"
     return f"{len(chats())} answers of pearl equal plain decoding, transport {transport}"
 
 

@@ -37,7 +37,8 @@ class Record:
         accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
             (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
-        decoding: how a speculative decoder came to the answer, as `harness.decoding.telling.Telling.entry` has it.
+        decoding: how a speculative decoder came to the answer, as `DecodingRecord.entry` has it
+            (harness/decoding/records.py).
     """
 
     sample: str

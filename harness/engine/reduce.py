@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engine.layout import Layout, Stage, groups, left_padded, take
 from harness.engine.signals import Signals
-from harness.measure.room import fits_beside
+from harness.measure.available import fits_beside
 from methods.base import Site, TokenReducer, View
 from methods.select.cosines import judged_by
 

@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 from harness.engine.layout import Layout, groups, take
 from harness.engine.owners import owners_of, picture_counts, row_units
 from harness.engine.rollout import Heads, rollout
+from harness.measure.available import fits_beside
 from harness.measure.clock import Clock
-from harness.measure.room import fits_beside
 from harness.measure.work import Work
 from methods.base import Assignment, MethodError, Plan, Site, TokenReducer, View
 from methods.select.cosines import judged_by

@@ -11,8 +11,8 @@ from lmms_eval.api.instance import Instance
 
 from harness.evaluation.answer import Answerer
 from harness.generation import Settings
+from harness.measure.available import DeviceMemory
 from harness.measure.memory import peak_memory
-from harness.measure.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class RealTrial:
     ) -> None:
         self._answerer = answerer
         self._group = group
-        self._room = Room(device, share)
+        self._room = DeviceMemory(device, share)
         # The text's length is known without loading an image; the sort is stable, so ties keep the run's order.
         longest = sorted(requests, key=lambda request: -len(str(request.args[0])))
         self._candidates = self._sound(longest)

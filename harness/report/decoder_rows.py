@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.cells import identity, name
+from harness.decoding.records import DecodingRecord
 from harness.decoding.summary import steady_rounds
-from harness.decoding.telling import Telling
 from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import finished
 from harness.report.data import RESAMPLES
@@ -166,7 +166,7 @@ def acceptance(cell: Cell) -> Interval | None:
         return None
     samples = finished(RunDir(cell.path).journal.entries()).values()
     told = [sample.record.decoding for sample in samples]
-    answers = [Telling.from_entry(one) for one in told if one is not None]
+    answers = [DecodingRecord.from_entry(one) for one in told if one is not None]
     rounds = [steady_rounds([one]).rounds for one in answers if one.degraded is None]
     if len(rounds) < 2:
         return Interval(value, value, value)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import RenderableType
+from rich.text import Text
+
+from harness.report.columns import Column, below, beside, fits
 
 #: Column headings, and where a row's `extra.speculative` has them.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -25,6 +28,13 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("overlap", "overlap_efficiency", ".0%"),
 )
 
+#: Headings that stand in one table where all of them would be too wide: what was drafted, its times, what it gains.
+GROUPS = (
+    ("gamma", "draft sees", "accepted", "tokens/forward", "mean run"),
+    ("T_p", "T_p of a round", "T_q", "overlap", "differ"),
+    ("decode", "predicted", "by windows", "end to end", "per device"),
+)
+
 
 def figures(row: Mapping[str, Any]) -> list[str]:
     """Return a row's figures in the order of `COLUMNS`, then how many answers differ from plain decoding."""
@@ -40,25 +50,41 @@ def headings() -> list[str]:
     return [heading for heading, _, _ in COLUMNS] + ["differ"]
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], name: Any) -> Table | None:
-    """Return one line for each row that was decoded speculatively; None if none was.
+def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[RenderableType]:
+    """Return one line for each row that was decoded speculatively, in one table or several; nothing if none was.
 
     Args:
         rows: of the store.
         name: what a row is called.
+        width: of the terminal.
     """
     decoded = [row for row in rows if row["extra"].get("speculative")]
     if not decoded:
-        return None
+        return []
     title = "speculative decoding: times in milliseconds; speed-ups over plain decoding (docs/speculative.md)"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("benchmark", "method", "ratio"):
-        table.add_column(heading, no_wrap=True)
-    for heading in headings():
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in decoded:
-        table.add_row(row["benchmark"], name(row), f"{row['ratio']:g}", *figures(row))
-    return table
+    benchmarks = tuple(row["benchmark"] for row in decoded)
+    columns = [Column("benchmark", benchmarks, "left"), *_names(decoded, name), *_values(decoded)]
+    if fits(columns, width):
+        return [beside(columns, title)]
+    parts: list[RenderableType] = ["", Text(title, style="italic")]
+    for benchmark in dict.fromkeys(benchmarks):
+        group = [row for row in decoded if row["benchmark"] == benchmark]
+        values = _values(group)
+        groups = [[one for one in values if one.heading in headings] for headings in GROUPS]
+        parts += below(_names(group, name), groups, width, f"{group[0]['model']}, {benchmark}")
+    return parts
+
+
+def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[Column]:
+    return [
+        Column("method", tuple(name(row) for row in rows), "left"),
+        Column("ratio", tuple(f"{row['ratio']:g}" for row in rows), "left"),
+    ]
+
+
+def _values(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    found = zip(*map(figures, rows), strict=True)
+    return [Column(heading, cells) for heading, cells in zip(headings(), found, strict=True)]
 
 
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,49 +1,20 @@
-"""What a person at the terminal sees: a progress bar while samples run, a table at the end."""
+"""What a person at the terminal sees in the end: a sheet of one run, or tables of many."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from harness.cells import brief, differences
 from harness.cells import name as curve_name
-from harness.report.speculative_table import lines, table_of
-
-Hook = Callable[[int, int], None]
+from harness.report.columns import Column, below, beside, fits
+from harness.report.speculative_table import lines, tables_of
 
 #: Width of tables where the output is not a terminal.
 WIDTH = 180
-
-
-@contextmanager
-def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Hook]:
-    """Yield a hook (finished, total) that draws a bar with samples per second; silent where there is no terminal."""
-    console = Console(file=stream or sys.stderr)
-    if not console.is_terminal:
-        yield lambda finished, total: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(title, total=None, rate="")
-
-        def update(finished: int, total: int) -> None:
-            speed = progress.tasks[0].speed
-            rate = f"{speed:.1f} it/s" if speed else ""
-            progress.update(bar, completed=finished, total=total, rate=rate)
-
-        yield update
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) -> None:
@@ -51,37 +22,63 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
     console = Console(file=stream)
     if not console.is_terminal:
         console = Console(file=stream, width=WIDTH)
-    tables = [_table(rows), table_of(_once(rows), _method)]
-    for part in [_sheet(row) for row in rows] if full else tables:
-        if part is not None:
-            console.print(part)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    models = ", ".join(dict.fromkeys(row["model"] for row in rows))
-    title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("benchmark", "method"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("metric", no_wrap=True)
-    for heading in ("n", "kept", "FLOPs", "vision", "select", "prefill", "decode", "KV", ""):
-        table.add_column(heading, justify="right", no_wrap=True)
     shown = _once(rows)
-    for row in shown:
-        table.add_row(
-            row["benchmark"],
-            " ".join([_method(row), *_apart(row, shown)]),
-            f"{row['ratio']:g}",
-            _metric(*_headline_first(row)[0]),
-            str(row["n_samples"]),
-            f"{row['tokens']['kept_final']:.4g}",
-            f"{row['flops']['share_of_full']:.0%}",
-            *_times(row),
-            _bytes(row["memory"]["kv_bytes"]),
-            row["status"],
+    parts: list[RenderableType]
+    if full:
+        parts = [_sheet(row) for row in rows]
+    else:
+        parts = [*_tables(shown, console.width), *tables_of(shown, _method, console.width)]
+    for part in parts:
+        console.print(part)
+
+
+def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableType]:
+    """Return one table; or, where that is too wide, for each benchmark what was scored and below it what that cost."""
+    models = ", ".join(dict.fromkeys(row["model"] for row in rows))
+    names, counts = _names(rows, rows), _counts(rows)
+    metrics = Column("metric", tuple(_metric(*_headline_first(row)[0]) for row in rows), "left")
+    benchmarks = Column("benchmark", tuple(row["benchmark"] for row in rows), "left")
+    status = Column("", tuple(row["status"] for row in rows))
+    columns = [benchmarks, *names, metrics, *counts, *_costs(rows), status]
+    if fits(columns, width):
+        title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
+        return [beside(columns, title)]
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["benchmark"], _headline_first(row)[0][0]), []).append(row)
+    parts: list[RenderableType] = []
+    for (benchmark, headline), group in groups.items():
+        scores = Column(
+            headline, tuple(_score(_headline_first(row)[0][1]) for row in group), "left"
         )
-    return table
+        states = Column("status", tuple(row["status"] for row in group), "left")
+        title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
+        values = [scores, *_counts(group), states], _costs(group)
+        parts += below(_names(group, rows), values, width, title)
+    return parts
+
+
+def _names(group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    methods = tuple(" ".join([_method(row), *_apart(row, rows)]) for row in group)
+    ratios = tuple(f"{row['ratio']:g}" for row in group)
+    return [Column("method", methods, "left"), Column("ratio", ratios)]
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    return [
+        Column("n", tuple(str(row["n_samples"]) for row in rows)),
+        Column("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
+        Column("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
+    ]
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    times = zip(*map(_times, rows), strict=True)
+    headings = ("vision", "select", "prefill", "decode")
+    return [
+        *(Column(heading, cells) for heading, cells in zip(headings, times, strict=True)),
+        Column("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
+    ]
 
 
 def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -171,9 +168,13 @@ def _headline_first(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
 
 
 def _metric(name: str, values: Mapping[str, float | None]) -> str:
+    return f"{name} {_score(values)}"
+
+
+def _score(values: Mapping[str, float | None]) -> str:
     value, stderr = values["value"], values["stderr"]
     number = "undefined" if value is None else f"{value:.3f}"
-    return f"{name} {number}" + ("" if stderr is None else f" ± {stderr:.3f}")
+    return number + ("" if stderr is None else f" ± {stderr:.3f}")
 
 
 def _milliseconds(value: float | None) -> str:

@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,9 +18,11 @@ from harness.errors import Refused, StoreLost, UserError, tell_once
 from harness.journal import Journal
 from harness.labels import label_of
 from harness.ranks import Ranks
-from harness.running import console, environment, preflight, streams, wandb_log
+from harness.running import console, environment, hints, preflight, progress, streams, wandb_log
+from harness.running.forecast import Forecast
 from harness.running.preflight import Job
 from harness.running.row import build_row, outline
+from harness.running.waiting import Waiting
 from harness.specs import ModelSpec, RunSpec
 from harness.store import RunDir, Store, Unreadable
 
@@ -64,22 +66,28 @@ class Runner:
     Args:
         sweep: whether rows are printed as one table instead of one sheet.
         ranks: the processes that share each run.
+        argv: the checked command line, for what is printed about it.
+        waiting: the line that says what goes on where nothing else does.
         out: where tables and JSON lines go.
         pool: the loaded model.
         digests: hashes of files read so far.
         rows: what has finished.
         left_out: what has no row, each with the reason in one line.
-        cells: how many there are.
+        refused: how many of these were left out before the first cell ran.
+        forecast: how many cells there are, and how far they are.
     """
 
     sweep: bool = False
     ranks: Ranks = field(default_factory=Ranks)
+    argv: Sequence[str] = ()
+    waiting: Waiting = field(default_factory=lambda: Waiting(quiet=True))
     out: TextIO = field(default_factory=lambda: sys.stdout)
     pool: Pool = field(default_factory=Pool)
     digests: Digests = field(default_factory=Digests)
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[tuple[RunSpec, str]] = field(default_factory=list)
-    cells: int = 0
+    refused: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
 
     def admit(self, specs: Sequence[RunSpec]) -> None:
         """Check all cells before the first one runs; with `refused=skip`, note those that cannot run.
@@ -88,9 +96,9 @@ class Runner:
             UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run; or curves or a report are
                 asked for and the rows could not stand beside each other.
         """
-        self.cells = len(specs)
         jobs = []
-        for spec in specs:
+        for number, spec in enumerate(specs, 1):
+            self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
                 jobs.append(self.check(spec))
             except Refused as error:
@@ -99,7 +107,9 @@ class Runner:
                 self.left_out.append((spec, str(error)))
         if len(self.left_out) == len(specs):
             raise UserError(self.left_out[0][1])
+        self.refused = len(self.left_out)
         _check_drawn([job for job in jobs if job.spec.curves or job.spec.report])
+        self.forecast.expect(len(specs), _pending(jobs))
 
     def check(self, spec: RunSpec) -> Job:
         """Return the job of a spec that can run; see harness.running.preflight.check."""
@@ -127,8 +137,10 @@ class Runner:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than asked.
         """
+        self.forecast.cell += 1
         if any(spec == one for one, _ in self.left_out):
             return
+        start = time.monotonic()
         job = self.check(spec)
         directory = Store(spec.store).run(job.key)
         row = self._stored(job, directory)
@@ -136,7 +148,7 @@ class Runner:
             with self._claim(directory):
                 # Another command may have finished it meanwhile.
                 row = self._stored(job, directory) or self._evaluate(job, directory)
-        self._report(row)
+        self._report(row, spec, time.monotonic() - start)
 
     def _stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
         """Return the row that the store has of a job; None if the job is to be run.
@@ -181,17 +193,24 @@ class Runner:
         status = ranks.first(lambda: _begin(job, directory))
         journal = _journal(job, directory).of_rank(ranks.rank)
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
-        with _threads(spec.engine.threads), contextlib.redirect_stdout(sys.stderr):
+        with (
+            _threads(spec.engine.threads),
+            contextlib.redirect_stdout(sys.stderr),
+            progress.shown(title, self.forecast, job.key, quiet=ranks.rank > 0) as shown,
+        ):
+            shown.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks)
             prior = prior_for(spec.model, job.method, spec.store)
+            shown.phase(f"loading {spec.model.name}")
             adapter = self.pool.adapter(spec.model)
-            with peak_memory(*adapter.devices) as own, self._progress_bar(title) as progress:
+            shown.phase(title)
+            with peak_memory(*adapter.devices) as own:
                 evaluation = evaluate(
                     spec,
                     adapter,
                     job.method,
                     journal,
-                    progress,
+                    shown.samples,
                     prior=prior,
                     ranks=ranks,
                     answered=own.stop,
@@ -216,11 +235,6 @@ class Runner:
             wandb_log.mirror(row, job.parts, spec.store, spec.log_options)
         return row
 
-    def _progress_bar(self, title: str) -> AbstractContextManager[console.Hook]:
-        if self.ranks.rank == 0:
-            return console.progress_bar(title)
-        return contextlib.nullcontext(lambda finished, total: None)
-
     def _accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
         """Say whether a stored row stands, which one of this sweep always does.
 
@@ -233,14 +247,21 @@ class Runner:
         lacks = engine.paired > 0 and extra.get("speedup") is None and _can_be_paired(job)
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
-    def _report(self, row: dict[str, Any]) -> None:
+    def _report(self, row: dict[str, Any], spec: RunSpec, seconds: float) -> None:
         """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
-        if self.rows and self.ranks.rank == 0:
-            self._print_json()
+        if row["status"] != "cached":
+            self.forecast.computed(row["run_key"], seconds)
+        if self.ranks.rank == 0:
+            if self.rows and self._prints_json(spec):
+                self._print_json()
+            if self.sweep:
+                progress.tell_finished(row, self.forecast, seconds)
         self.rows.append(row)
 
     def finish(self, spec: RunSpec) -> None:
         """Print the table of all rows, draw what `spec` asks for, and end with the last row's JSON line.
+
+        A person at a terminal is told instead where the rows lie, and what to run next.
 
         Raises:
             UserError: the rows do not give curves or a report.
@@ -255,23 +276,31 @@ class Runner:
                 print(f"left out: {', '.join(cells)}: {reason}", file=self.out, flush=True)
         try:
             for path in self._draw(spec):
+                self.waiting.clear()
                 with streams.output():
                     print(f"wrote {path}", file=self.out, flush=True)
         except OSError as error:
             raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
-            self._print_json()
+            self.waiting.clear()
+            if self._prints_json(spec):
+                self._print_json()
+            else:
+                self._print_advice(spec)
 
     def _draw(self, spec: RunSpec) -> Iterator[Path]:
         """Write the curves and the report of all rows and yield their paths."""
         keys = {row["run_key"] for row in self.rows}
         if spec.curves is not None:
-            from harness.report import write_quickstart
+            self.waiting.say("drawing curves")
+            # matplotlib and scipy take a second to import, and most runs draw nothing.
+            from harness.report.write import write_quickstart
 
             yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
         # An interrupted sweep does not replace the report of a whole one.
-        if spec.report is not None and len(self.rows) + len(self.left_out) == self.cells:
-            from harness.report import write_report
+        if spec.report is not None and len(self.rows) + len(self.left_out) == self.forecast.cells:
+            self.waiting.say("writing the report")
+            from harness.report.report import write_report  # imports matplotlib and scipy
 
             yield from write_report(spec, keys, self.left_out)
 
@@ -283,6 +312,23 @@ class Runner:
             cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
             cells.setdefault(reason, []).append(cell)
         return cells
+
+    def _prints_json(self, spec: RunSpec) -> bool:
+        """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
+        return not self.out.isatty() if spec.json is None else spec.json
+
+    def _print_advice(self, spec: RunSpec) -> None:
+        """Print where the rows are and what may be run next."""
+        keys = {row["run_key"] for row in self.rows}
+        place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
+        missing = self.forecast.cells - len(self.rows) - self.refused
+        advice = hints.next_step(self.argv, self.rows, missing)
+        with streams.output():
+            print(f"\nrow: {hints.shorter(place)}", file=self.out)
+            if advice is not None:
+                line, purpose = advice
+                print(f"next: {line}\n      {purpose}", file=self.out)
+            self.out.flush()
 
     def _print_json(self) -> None:
         with streams.output():
@@ -298,6 +344,15 @@ def _check_drawn(jobs: Sequence[Job]) -> None:
         raise UserError(
             f"{key}={str(getattr(jobs[0].spec, key))!r}: {error}; or {key}=null"
         ) from error
+
+
+def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
+    """Return the runs that the store has no row of, each with what it lasts as long as: its model and benchmark."""
+    return {
+        job.key: (job.spec.model.name, job.spec.benchmark.name)
+        for job in jobs
+        if job.spec.force or not Store(job.spec.store).run(job.key).finished
+    }
 
 
 def _can_be_paired(job: Job) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from harness.bench.sd import page_lines
 from harness.bench.sd_goals import Goal, targets
 from harness.decoding.summary import speculative_block
-from tests.decoding.test_summary import telling
+from tests.decoding.test_summary import decoded
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_some_targets_are_upper_ones() -> None:
 def row(method: str, overlap: bool, own: list[float]) -> dict[str, Any]:
     """Answers of 16 s plain and `own` decoding, prefills of 9 s on both sides."""
     found = [
-        telling(
-            spent=telling().spent.__class__(9.0, 0.0, seconds, 5),
-            plain=telling().spent.__class__(9.0, 0.0, 16.0, 5),
+        decoded(
+            spent=decoded().spent.__class__(9.0, 0.0, seconds, 5),
+            plain=decoded().spent.__class__(9.0, 0.0, 16.0, 5),
         )
         for seconds in own
     ]
@@ -87,8 +87,8 @@ def test_every_speed_up_is_judged_with_its_interval() -> None:
 
 
 def test_what_rounds_allow_does_not_ask_how_acceptance_is_spread() -> None:
-    at_once = speculative_block([telling().entry()], overlap=True)
+    at_once = speculative_block([decoded().entry()], overlap=True)
     # Four tokens in two rounds of max(2 x 1.5, 4) s, where a token takes 4 s.
     assert at_once["speedup_bound"] == pytest.approx(2.0)
-    in_turn = speculative_block([telling().entry()], overlap=False)
+    in_turn = speculative_block([decoded().entry()], overlap=False)
     assert in_turn["speedup_bound"] == pytest.approx(4 * 4 / (2 * (2 * 1.5 + 4)))

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from harness.adapters.base import Adapter
 from harness.budget import Budget
-from harness.decoding.chance import Chance
-from harness.decoding.sides import Prefill, Side
+from harness.decoding.cached_model import CachedModel, Prefill
+from harness.decoding.random_numbers import RandomNumbers
+from harness.decoding.samplers import prepared, sampler_of
 from harness.decoding.sparse import SparseDrafter
-from harness.decoding.voices import prepared, voice_of
 from harness.engine.session import Session
 from harness.engine.text.graphs import Graphs
 from methods.base import TokenReducer
@@ -74,21 +74,21 @@ def side(
     attention: str = "sdpa",
     adapter: Adapter | None = None,
     common: int | None = None,
-    chance: Chance | None = None,
+    numbers: RandomNumbers | None = None,
     room: int = ROOM,
     graphs: Graphs | None = None,
     **settings: Any,
-) -> Side:
+) -> CachedModel:
     """A side that nobody has asked yet, of the family's tiny model or another one."""
     adapter, inputs = adapter or in_doubles(name, attention), encoded(name)
     config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
-    voice = voice_of(adapter, config, inputs["input_ids"], common, chance)
+    sampler = sampler_of(adapter, config, inputs["input_ids"], common, numbers)
     run = running(adapter, inputs, method or NoReduction(), ratio)
-    return Side(adapter, voice, room, prefill(adapter, inputs) if prefill else run, graphs)
+    return CachedModel(adapter, sampler, room, prefill(adapter, inputs) if prefill else run, graphs)
 
 
 @cache
-def known_side(name: str, method: TokenReducer | None = None, ratio: float = 0.0) -> Side:
+def known_side(name: str, method: TokenReducer | None = None, ratio: float = 0.0) -> CachedModel:
     """A side that other tests have asked before."""
     return side(name, method, ratio)
 
@@ -106,6 +106,6 @@ def some(name: str, ratio: float) -> Tensor:
     return torch.stack(rows)
 
 
-def sparse(name: str, target: Side, ratio: float) -> SparseDrafter:
+def sparse(name: str, target: CachedModel, ratio: float) -> SparseDrafter:
     visual = in_doubles(name).layout(encoded(name)).visual[0]
     return SparseDrafter(target, some(name, ratio), visual)

@@ -14,10 +14,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import Draft
-from harness.decoding.sides import Side
+from harness.decoding.samplers import prepared, sampler_of
 from harness.decoding.trees import TreeDrafter
-from harness.decoding.voices import prepared, voice_of
 from harness.engine.text import stack
 from harness.engine.text.attention import (
     NAME,
@@ -157,7 +157,7 @@ def test_threads_may_share_a_model_inside_one_opening() -> None:
 # ------------------------------------------------------------------ what moves
 
 
-def long_side() -> Side:
+def long_side() -> CachedModel:
     """A side with a cache that dwarfs everything else of a tiny model."""
     adapter = in_doubles("llava")
     ids = torch.arange(PROMPT)[None] % 200
@@ -172,8 +172,8 @@ def long_side() -> Side:
         logits = adapter.model.get_output_embeddings()(hidden[0, -1])
         return logits, torch.tensor([[PROMPT]])
 
-    voice = voice_of(adapter, prepared(adapter, {"max_new_tokens": 20}), ids[:, :4])
-    return Side(adapter, voice, 40, prefill)
+    sampler = sampler_of(adapter, prepared(adapter, {"max_new_tokens": 20}), ids[:, :4])
+    return CachedModel(adapter, sampler, 40, prefill)
 
 
 def moved(work) -> list[str]:

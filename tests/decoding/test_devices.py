@@ -8,9 +8,9 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
+from harness.decoding.random_numbers import RandomNumbers
 from harness.decoding.rules import Greedy, Rule, Sampling
 from harness.decoding.transports import Sequential
 from tests.decoding.elsewhere import Elsewhere, ending_elsewhere
@@ -47,10 +47,10 @@ def test_rows_of_a_spread_model_meet_on_its_first_device(name: str, settings: di
 
 def test_a_spread_model_samples() -> None:
     settings = {"do_sample": True, "temperature": 1.5, **LISTENING}
-    rule: Rule = Sampling(Chance(3))
+    rule: Rule = Sampling(RandomNumbers(3))
 
     def answer() -> list[int]:
-        target, draft = (side("qwen2_5_vl", chance=Chance(3), **settings) for _ in range(2))
+        target, draft = (side("qwen2_5_vl", numbers=RandomNumbers(3), **settings) for _ in range(2))
         return Machine(draft, target, rule, Sequential(), 2, True).run(LIMIT).tokens
 
     whole = answer()

@@ -13,8 +13,8 @@ import torch
 from harness.budget import Budget
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.records import DecodingRecord
 from harness.decoding.speculation import Speculation
-from harness.decoding.telling import Telling
 from harness.specs import MethodSpec, ModelSpec, RunSpec
 from methods.base import Decoder
 from methods.onsd import OnSD
@@ -77,9 +77,9 @@ def test_the_answer_is_the_targets(name: str) -> None:
             )
         (record,) = generated.records
         assert record.decoding is not None
-        telling = Telling.from_entry(record.decoding)
+        decoded = DecodingRecord.from_entry(record.decoding)
         assert generated.ids[0].tolist() == plain, type(method).__name__
-        assert telling.mismatch is None
+        assert decoded.mismatch is None
         assert record.visual == visual
         expected = 0 if ratio == 1 else int(visual / 2 + 0.5)
-        assert telling.draft_visual == expected
+        assert decoded.draft_visual == expected

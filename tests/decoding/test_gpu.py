@@ -10,8 +10,8 @@ from harness.bench.graphs import steps_with_and_without_graphs
 from harness.bench.sd import chat_of
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.records import DecodingRecord
 from harness.decoding.speculation import Speculation
-from harness.decoding.telling import Telling
 from harness.digests import Digests
 from harness.engine.text import fixed
 from harness.engine.text.graphs import CudaGraphs
@@ -33,7 +33,7 @@ def spec_of(*overrides: str) -> RunSpec:
     return build_spec(command.cells[0])
 
 
-def answered(*overrides: str) -> tuple[str, list[Telling]]:
+def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
     """Two answers whose ids are those of `generate` on the same device; the transport taken."""
     job = preflight.check(spec_of(*overrides), Digests())
     assert isinstance(job.method, Decoder)
@@ -47,7 +47,7 @@ def answered(*overrides: str) -> tuple[str, list[Telling]]:
             assert torch.equal(generated.ids, ids)
             (record,) = generated.records
             assert record.decoding is not None
-            found.append(Telling.from_entry(record.decoding))
+            found.append(DecodingRecord.from_entry(record.decoding))
     assert all(one.degraded is None and one.mismatch is None for one in found)
     return both.transport, found
 

@@ -16,11 +16,11 @@ from harness.adapters.base import Adapter
 from harness.admission.speculative import check_graphs
 from harness.bench.graphs import steps_with_and_without_graphs
 from harness.decoding import draft_model, speculation
-from harness.decoding.chance import Chance
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import NOTHING, Draft
 from harness.decoding.machine import Machine
+from harness.decoding.random_numbers import RandomNumbers
 from harness.decoding.rules import Greedy, Rule, Sampling
-from harness.decoding.sides import Side
 from harness.decoding.sparse import SparseDrafter
 from harness.decoding.transports import Sequential
 from harness.decoding.trees import TreeDrafter
@@ -32,7 +32,7 @@ from methods.parallelvlm import ParallelVLM
 from methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side, some
 from tests.decoding.tape import Tapes
-from tests.decoding.test_sides import RAGGED
+from tests.decoding.test_cached_model import RAGGED
 from tests.decoding.test_speculation import answer, plainly
 from tests.decoding.test_speculation import speculation as speculating
 from tests.running.test_keys_walk import built, spec_of
@@ -47,7 +47,7 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-def started(name: str, graphs: Tapes | None, **options: Any) -> Side:
+def started(name: str, graphs: Tapes | None, **options: Any) -> CachedModel:
     """A side whose storage has NaN wherever nothing was written yet."""
     one = side(name, graphs=graphs, **options)
     one.start()
@@ -119,8 +119,8 @@ def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3}], ids=["deaf", "listening"])
 def test_sampled_answers_are_the_same(settings: dict[str, Any]) -> None:
-    rule: Rule = Sampling(Chance(3))
-    options = {"do_sample": True, "temperature": 1.5, "chance": Chance(3), **settings}
+    rule: Rule = Sampling(RandomNumbers(3))
+    options = {"do_sample": True, "temperature": 1.5, "numbers": RandomNumbers(3), **settings}
 
     def answer(graphs: Tapes | None) -> list[int]:
         target, draft = (started("qwen2_5_vl", graphs, **options) for _ in range(2))
@@ -164,9 +164,9 @@ def test_both_sides_of_a_run_record(
         monkeypatch.setattr(module, "graphs_for", record)
     how = f"engine.transport={transport}", "engine.graphs=auto", "ratio=0.5"
     with speculating(name, *how, "method.params.gamma=3") as both:
-        found, telling, _ = answer(both, 3)
+        found, decoded, _ = answer(both, 3)
     assert found == plainly(3)
-    assert telling.mismatch is None
+    assert decoded.mismatch is None
     assert set(made) == {"seedling"} | ({"seedling_draft"} if name != "std" else set())
     assert min(tapes.replays for tapes in made.values()) > 10
 

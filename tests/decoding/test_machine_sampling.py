@@ -13,9 +13,9 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from harness.decoding.chance import Chance
 from harness.decoding.drafts import Draft, walk
 from harness.decoding.machine import Machine
+from harness.decoding.random_numbers import RandomNumbers
 from harness.decoding.rules import Sampling
 from harness.decoding.transports import Virtual
 
@@ -49,14 +49,14 @@ class Dice:
 
     p: Callable[[Sequence[int]], Said]
     q: Callable[[Sequence[int]], Said]
-    chance: Chance
+    numbers: RandomNumbers
     outright: bool = False
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         found, rows = list(tokens), []
         for _ in range(count):
             said = self.q(found)
-            drawn = said.drawn(self.chance.uniform(len(found), "draft"))
+            drawn = said.drawn(self.numbers.uniform(len(found), "draft"))
             found.append(int(said.row.argmax()) if self.outright else drawn)
             rows.append(None if self.outright else said.row)
         return Draft(tuple(found[len(tokens) :]), tuple(rows))
@@ -67,7 +67,7 @@ class Dice:
 
 
 def answer(dice: Dice, gamma: int, overlap: bool, length: int) -> list[int]:
-    rule, clock = Sampling(dice.chance), Virtual(1, 1)
+    rule, clock = Sampling(dice.numbers), Virtual(1, 1)
     return Machine(dice, dice, rule, clock, gamma, overlap).run(length).tokens
 
 
@@ -81,7 +81,7 @@ def test_sampled_answers_are_distributed_as_the_targets(overlap, gamma, outright
     p, q = language(1, words), language(2, words)
     counts = torch.zeros(words**length)
     for seed in range(draws):
-        tokens = answer(Dice(p, q, Chance(seed), outright), gamma, overlap, length)
+        tokens = answer(Dice(p, q, RandomNumbers(seed), outright), gamma, overlap, length)
         code = 0
         for token in tokens:
             code = code * words + token
@@ -99,20 +99,20 @@ def test_sampled_answers_are_distributed_as_the_targets(overlap, gamma, outright
 
 def test_a_sampled_run_is_reproducible_and_sees_one_number_for_each_position() -> None:
     p, q = language(1, 8), language(2, 8)
-    dice = Dice(p, q, Chance(11))
+    dice = Dice(p, q, RandomNumbers(11))
     first, second = (answer(dice, 3, True, 20) for _ in range(2))
     assert first == second
-    chance = Chance(11)
-    assert chance.uniform(4, "accept") == chance.uniform(4, "accept")
+    numbers = RandomNumbers(11)
+    assert numbers.uniform(4, "accept") == numbers.uniform(4, "accept")
     different = {
-        chance.uniform(4, "accept"),
-        chance.uniform(5, "accept"),
-        chance.uniform(4, "draft"),
+        numbers.uniform(4, "accept"),
+        numbers.uniform(5, "accept"),
+        numbers.uniform(4, "draft"),
     }
     assert len(different) == 3
     # The drafter's plain sums draw what the rule draws.
     (drawn,) = dice.draft([5], 1).tokens
-    assert drawn == Sampling(chance).draw(q([5]).row, 1, "draft")
+    assert drawn == Sampling(numbers).draw(q([5]).row, 1, "draft")
 
 
 def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
@@ -121,7 +121,7 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
     draft = Draft((3, 1), parents=(-1, -1))
     counts = torch.zeros(words, dtype=torch.float64)
     for seed in range(draws):
-        verdict = walk(draft, [p], Sampling(Chance(seed)), 0)
+        verdict = walk(draft, [p], Sampling(RandomNumbers(seed)), 0)
         token = draft.tokens[verdict.path[0]] if verdict.path else verdict.own
         assert token is not None
         counts[token] += 1
@@ -130,7 +130,7 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
 
 
 def test_what_is_left_of_a_row_is_what_the_draft_left_of_it() -> None:
-    rule = Sampling(Chance(0))
+    rule = Sampling(RandomNumbers(0))
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.8])
     left = rule.rest(1, p, q)  # the draft knows two ids; what it overrates counts as nothing
     torch.testing.assert_close(left, torch.tensor([0.3, 0.0, 0.2]) / 0.5)

@@ -10,8 +10,6 @@ import torch
 
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
-from harness.decoding.plan import main as plan
-from harness.decoding.plan import played
 from harness.decoding.renewal import (
     acceptance_of_run,
     best_window,
@@ -21,6 +19,8 @@ from harness.decoding.renewal import (
     sequential_tokens,
 )
 from harness.decoding.rules import Greedy
+from harness.decoding.simulate import main as plan
+from harness.decoding.simulate import played
 from harness.decoding.trace import Trace
 from harness.decoding.transports import Virtual
 

@@ -20,8 +20,8 @@ from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.decoding.guidance import Given, Guidance, Onlooker
 from harness.decoding.measuring import TIMES, best_of
+from harness.decoding.records import DecodingRecord, Steps
 from harness.decoding.speculation import Speculation
-from harness.decoding.telling import Steps, Telling
 from harness.digests import Digests
 from harness.engine.session import Session
 from harness.errors import UserError
@@ -74,7 +74,7 @@ def plainly(scene: int, **settings: Any) -> list[int]:
     return found
 
 
-def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], Telling, Any]:
+def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], DecodingRecord, Any]:
     generated = both.generate(
         both.encode([chat_of((scene,))]), [f"captions/{scene}"], **(settings or GREEDY)
     )
@@ -82,7 +82,7 @@ def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], T
     assert record.decoding is not None
     # As the journal keeps it.
     kept = json.loads(json.dumps(record.decoding))
-    return generated.ids[0].tolist(), Telling.from_entry(kept), record
+    return generated.ids[0].tolist(), DecodingRecord.from_entry(kept), record
 
 
 @pytest.mark.parametrize(
@@ -94,37 +94,37 @@ def test_every_decoder_says_what_the_target_says(name: str, ratio: str) -> None:
     more = [] if "ratio" in name else [f"ratio={ratio}"]
     with speculation(name, "engine.transport=sequential", *more) as both:
         for scene in (3, 4):
-            found, telling, record = answer(both, scene)
+            found, decoded, record = answer(both, scene)
             assert found == plainly(scene)
-            assert telling.mismatch is None
-            assert telling.degraded is None
-            assert record.new_tokens == len(found) == telling.spent.tokens
+            assert decoded.mismatch is None
+            assert decoded.degraded is None
+            assert record.new_tokens == len(found) == decoded.spent.tokens
             assert record.kept == record.requested == ()
             assert record.entering == (144,) * 6  # the target keeps every token
         decoder = both._method
     alone = decoder.source == "nobody"
-    assert (telling.plain is None) == alone
+    assert (decoded.plain is None) == alone
     if not alone:
         chooses = decoder.guided or decoder.reducer is not None
         seen = 14 if chooses and ratio == "0.9" else 144
-        assert telling.draft_visual == (0 if decoder.text_only else seen)
+        assert decoded.draft_visual == (0 if decoder.text_only else seen)
     assert target().decoder.config._attn_implementation == "sdpa"
 
 
 def test_fewer_rounds_than_tokens_where_the_draft_is_good() -> None:
     with speculation("pearl", "engine.transport=sequential", "method.params.gamma=3") as both:
-        found, telling, _ = answer(both, 3)
-    assert telling.gamma == 3
-    assert len(telling.rounds) < 0.7 * len(found)
-    assert sum(one.accepted for one in telling.rounds) > 0.6 * len(found)
+        found, decoded, _ = answer(both, 3)
+    assert decoded.gamma == 3
+    assert len(decoded.rounds) < 0.7 * len(found)
+    assert sum(one.accepted for one in decoded.rounds) > 0.6 * len(found)
 
 
 def test_a_thread_of_its_own_says_the_same() -> None:
     for name in ("parallelvlm", "pearl", "vanilla_sd"):
         with speculation(name, "engine.transport=threads", "ratio=0.5") as both:
-            found, telling, _ = answer(both, 5)
+            found, decoded, _ = answer(both, 5)
             assert found == plainly(5)
-            assert telling.degraded is None
+            assert decoded.degraded is None
 
 
 def shared_memory(*processes: int) -> set[str]:
@@ -136,40 +136,40 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     cores = os.sched_getaffinity(0)
     with speculation("parallelvlm", "ratio=0.5") as both:
         assert both.transport == "processes"
-        found, telling, _ = answer(both, 6)
+        found, decoded, _ = answer(both, 6)
         assert found == plainly(6)
-        assert telling.degraded is None
-        assert telling.devices == 1
-        assert telling.first
-        assert telling.steps is not None
-        assert telling.steps.draft > 0
+        assert decoded.degraded is None
+        assert decoded.devices == 1
+        assert decoded.first
+        assert decoded.steps is not None
+        assert decoded.steps.draft > 0
         both._timings *= TIMES  # the rounds counted from here on are those of answers
         first = process_of(both)
         kill_at_round(both, 3)
-        found, telling, _ = answer(both, 7)
+        found, decoded, _ = answer(both, 7)
         assert found == plainly(7)  # nothing is lost
-        assert telling.degraded == "the drafter's process ended by signal 9"
+        assert decoded.degraded == "the drafter's process ended by signal 9"
         # The next answer has a new process.
-        found, telling, _ = answer(both, 8)
+        found, decoded, _ = answer(both, 8)
         assert found == plainly(8)
-        assert telling.degraded is None
+        assert decoded.degraded is None
         second = process_of(both)
         assert second != first
         # One that is killed between two answers is missed when the next begins.
         os.kill(second, signal.SIGKILL)
-        found, telling, _ = answer(both, 9)
+        found, decoded, _ = answer(both, 9)
         assert found == plainly(9)
-        assert telling.degraded is not None
-        found, telling, _ = answer(both, 10)
+        assert decoded.degraded is not None
+        found, decoded, _ = answer(both, 10)
         assert found == plainly(10)
-        assert telling.degraded is None
+        assert decoded.degraded is None
         # One that hangs is given up.
         hung = process_of(both)
         both._partner._open._patience = 0.3
         stop_at_round(both, 2, hung)
-        found, telling, _ = answer(both, 11)
+        found, decoded, _ = answer(both, 11)
         assert found == plainly(11)
-        assert telling.degraded == "the drafter did not answer within 0.3 s"
+        assert decoded.degraded == "the drafter did not answer within 0.3 s"
     for process in (first, second, hung):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
@@ -180,13 +180,13 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
 def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
     with speculation("pearl") as both:
         kill_at_round(both, 5)  # the first rounds are those that are timed
-        found, telling, _ = answer(both, 3)
+        found, decoded, _ = answer(both, 3)
         assert found == plainly(3)
-        assert (telling.steps, telling.gamma) == (None, 1)
-        assert telling.degraded is None  # a new process drafts
-        found, telling, _ = answer(both, 4)
+        assert (decoded.steps, decoded.gamma) == (None, 1)
+        assert decoded.degraded is None  # a new process drafts
+        found, decoded, _ = answer(both, 4)
         assert found == plainly(4)
-        assert telling.steps is not None
+        assert decoded.steps is not None
 
 
 def process_of(both: Speculation) -> int:
@@ -226,10 +226,10 @@ def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
         both._partner._losses = 3
         os.kill(process_of(both), signal.SIGKILL)
         for scene in (7, 8):
-            found, telling, _ = answer(both, scene)
+            found, decoded, _ = answer(both, scene)
             assert found == plainly(scene)
-            assert telling.degraded == "the drafter's process ended by signal 9"
-            assert telling.plain is None
+            assert decoded.degraded == "the drafter's process ended by signal 9"
+            assert decoded.plain is None
 
 
 def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
@@ -239,8 +239,8 @@ def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
         with speculation(
             "pearl", f"engine.transport={kind}", "method.params.gamma=3", "engine.compare=false"
         ) as both:
-            found[kind], telling, _ = answer(both, 3, **settings)
-            assert telling.mismatch is None
+            found[kind], decoded, _ = answer(both, 3, **settings)
+            assert decoded.mismatch is None
     assert found["sequential"] == found["threads"]
     with speculation(
         "pearl", "engine.transport=sequential", "method.params.gamma=3", "seed=1"
@@ -263,12 +263,12 @@ def test_a_question_draws_by_its_id() -> None:
 
 def test_a_record_has_milliseconds() -> None:
     with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
-        found, telling, record = answer(both, 3)
-    spent = telling.spent.decode
+        found, decoded, record = answer(both, 3)
+    spent = decoded.spent.decode
     assert record.times_ms["decode"] == pytest.approx(1000 * spent)
     assert record.times_ms["decode_per_token"] == pytest.approx(1000 * spent / (len(found) - 1))
     # Its clock is that of the rounds, which are in seconds.
-    assert sum(one.seconds for one in telling.rounds) == pytest.approx(spent, rel=0.2)
+    assert sum(one.seconds for one in decoded.rounds) == pytest.approx(spent, rel=0.2)
 
 
 def test_what_looks_on_changes_no_bit() -> None:
@@ -332,9 +332,9 @@ def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> No
     ) as both:
         for scene in (3, 4, 5):
             expected = best_of(both._played)
-            found, telling, _ = answer(both, scene)
+            found, decoded, _ = answer(both, scene)
             assert found == plainly(scene)
-            assert expected in (None, telling.gamma)
+            assert expected in (None, decoded.gamma)
         assert expected is not None  # two answers have rounds enough
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from harness.decoding.records import DecodingRecord, Mismatch, Spent, Steps
 from harness.decoding.summary import speculative_block
-from harness.decoding.telling import Mismatch, Spent, Steps, Telling
 from harness.decoding.trace import Round
 
 
-def telling(**changed: Any) -> Telling:
+def decoded(**changed: Any) -> DecodingRecord:
     made = {
         "gamma": 2,
         "rounds": (
@@ -30,12 +30,12 @@ def telling(**changed: Any) -> Telling:
         "first": True,
         "degraded": None,
     }
-    return Telling(**(made | changed))
+    return DecodingRecord(**(made | changed))
 
 
 def test_the_figures_of_a_row() -> None:
-    one = telling()
-    assert Telling.from_entry(json.loads(json.dumps(one.entry()))) == one
+    one = decoded()
+    assert DecodingRecord.from_entry(json.loads(json.dumps(one.entry()))) == one
     block = speculative_block([one.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(2.0)
     assert block["speedup_end_to_end"] == pytest.approx(25 / 18)
@@ -45,7 +45,7 @@ def test_the_figures_of_a_row() -> None:
     waiting = tuple(
         replace(part, seconds=9.0) for part in one.rounds
     )  # nobody works for most of the time
-    assert speculative_block([telling(rounds=waiting).entry()], True)["overlap_efficiency"] == 0
+    assert speculative_block([decoded(rounds=waiting).entry()], True)["overlap_efficiency"] == 0
     assert block["acceptance"] == pytest.approx(3 / 4)
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
     assert block["mean_run"] == pytest.approx(3.0)
@@ -60,7 +60,7 @@ def test_the_figures_of_a_row() -> None:
     assert block["speedup_predicted"] == pytest.approx(tokens * 4 / 4)
     assert block["predicted_reached"] == pytest.approx(2 / tokens)
     windows = tuple(replace(part, target_seconds=5.0) for part in one.rounds)
-    slower = speculative_block([telling(rounds=windows).entry()], overlap=True)
+    slower = speculative_block([decoded(rounds=windows).entry()], overlap=True)
     assert slower["speedup_predicted"] == pytest.approx(tokens)
     assert slower["speedup_predicted_window"] == pytest.approx(tokens * 4 / 5)
     assert slower["predicted_window_reached"] == pytest.approx(2 / tokens * 5 / 4)
@@ -71,14 +71,14 @@ def test_the_figures_of_a_row() -> None:
         "largest_gap": None,
     }
     assert block["startup_wait_ms"] == 1000
-    alone = speculative_block([telling(plain=None).entry()], overlap=True)
+    alone = speculative_block([decoded(plain=None).entry()], overlap=True)
     assert alone["target_ms"] == 6000  # nothing but the step measured before
     assert alone["speedup_predicted"] == pytest.approx(tokens)
     assert alone["predicted_reached"] is None
 
 
 def test_mismatches_are_counted() -> None:
-    found = [telling(), telling(mismatch=Mismatch(3, 0.25)), telling(mismatch=Mismatch(2, 0.125))]
+    found = [decoded(), decoded(mismatch=Mismatch(3, 0.25)), decoded(mismatch=Mismatch(2, 0.125))]
     block = speculative_block([one.entry() for one in found], overlap=True)
     assert block["mismatches"] == {
         "compared": 3,
@@ -92,14 +92,14 @@ def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_
     None
 ):
     """Its rounds are of two kinds, and its time is of one side and the patience that was lost."""
-    late = telling(
+    late = decoded(
         degraded="it hangs",
-        rounds=(*telling().rounds, Round(1, 3, 3, 0, True, 90.0, 70.0, 8.0, 70.0, 8.0)),
+        rounds=(*decoded().rounds, Round(1, 3, 3, 0, True, 90.0, 70.0, 8.0, 70.0, 8.0)),
         spent=Spent(9.0, 1.0, 98.0, 5),
         plain=Spent(9.0, 0.0, 16.0, 5),
     )
-    alone = speculative_block([telling().entry()] * 2, overlap=True)
-    block = speculative_block([one.entry() for one in (telling(), late, telling())], overlap=True)
+    alone = speculative_block([decoded().entry()] * 2, overlap=True)
+    block = speculative_block([one.entry() for one in (decoded(), late, decoded())], overlap=True)
     assert block["degraded"] == {"answers": 1, "why": "it hangs"}
     assert block["rounds"] == 4  # of eight behind the prefills
     gained = {name for name in block if name.startswith("speedup") and "predicted" not in name}
@@ -113,8 +113,8 @@ def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_
 
 def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
     """A short answer that gains four times and a long one that gains a quarter, nine times as many tokens."""
-    short = telling(spent=Spent(2.0, 0.0, 1.0, 3), plain=Spent(2.0, 0.0, 4.0, 3))
-    long = telling(spent=Spent(2.0, 0.0, 72.0, 19), plain=Spent(2.0, 0.0, 90.0, 19))
+    short = decoded(spent=Spent(2.0, 0.0, 1.0, 3), plain=Spent(2.0, 0.0, 4.0, 3))
+    long = decoded(spent=Spent(2.0, 0.0, 72.0, 19), plain=Spent(2.0, 0.0, 90.0, 19))
     block = speculative_block([short.entry(), long.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(94 / 73)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 + 1.25) / 2)
@@ -126,15 +126,15 @@ def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
 
 
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token() -> None:
-    one = telling(spent=Spent(1.0, 0.0, 8.0, 9), plain=Spent(1.0, 0.0, 4.0, 3))
+    one = decoded(spent=Spent(1.0, 0.0, 8.0, 9), plain=Spent(1.0, 0.0, 4.0, 3))
     block = speculative_block([one.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx((4 / 2) / (8 / 8))
     assert block["speedup_end_to_end"] == pytest.approx((5 / 3) / (9 / 9))
 
 
 def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
-    single = telling(spent=Spent(2.0, 0.0, 0.5, 1), plain=Spent(2.0, 0.0, 0.1, 1))
-    block = speculative_block([single.entry(), telling().entry()], overlap=True)
+    single = decoded(spent=Spent(2.0, 0.0, 0.5, 1), plain=Spent(2.0, 0.0, 0.1, 1))
+    block = speculative_block([single.entry(), decoded().entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(2.0)
     assert block["speedup_end_to_end"] == pytest.approx((27.1 / 6) / (20.5 / 6))
     alone = speculative_block([single.entry()], overlap=True)
@@ -144,7 +144,7 @@ def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
 
 def test_an_interval_is_over_answers() -> None:
     pairs = [
-        telling(spent=Spent(1.0, 0.0, own, 5), plain=Spent(1.0, 0.0, 16.0, 5))
+        decoded(spent=Spent(1.0, 0.0, own, 5), plain=Spent(1.0, 0.0, 16.0, 5))
         for own in (8.0, 8.0, 4.0, 16.0, 8.0, 6.0)
     ]
     block = speculative_block([one.entry() for one in pairs], overlap=True)
@@ -161,8 +161,8 @@ def test_an_interval_is_over_answers() -> None:
 )
 def test_a_device_is_compared_with_one_of_plain_decoding(target, more, expected) -> None:
     """Plain decoding occupies the target's devices, and both sides those and the draft's own."""
-    lost = telling(devices=0, target_devices=target, degraded="it hangs")
-    one = telling(devices=more, target_devices=target)
+    lost = decoded(devices=0, target_devices=target, degraded="it hangs")
+    one = decoded(devices=more, target_devices=target)
     block = speculative_block([lost.entry(), one.entry()], overlap=True)
     assert block["devices"] == target + more
     assert block["target_devices"] == target
@@ -171,18 +171,18 @@ def test_a_device_is_compared_with_one_of_plain_decoding(target, more, expected)
 
 def test_two_streams_of_one_gpu_have_no_overlap_to_tell() -> None:
     """Each counts the other's kernels as its own time."""
-    assert speculative_block([telling(apart=False).entry()], True)["overlap_efficiency"] is None
+    assert speculative_block([decoded(apart=False).entry()], True)["overlap_efficiency"] is None
 
 
 def test_the_window_of_a_row_is_the_middle_one() -> None:
-    rows = [telling(gamma=gamma).entry() for gamma in (9, 2, 3)]
+    rows = [decoded(gamma=gamma).entry() for gamma in (9, 2, 3)]
     assert speculative_block(rows, overlap=True)["gamma"] == 3
 
 
 def test_answers_with_windows_of_their_own_add_up() -> None:
     """A round of two drafted tokens takes the draft 3 s, one of four 6 s: 1.5 s a token in both."""
-    long = tuple(replace(part, drafted=4, draft_seconds=6.0) for part in telling().rounds)
-    both = [telling(), telling(), telling(gamma=4, rounds=long)]
+    long = tuple(replace(part, drafted=4, draft_seconds=6.0) for part in decoded().rounds)
+    both = [decoded(), decoded(), decoded(gamma=4, rounds=long)]
     block = speculative_block([one.entry() for one in both], overlap=True)
     assert block["gamma"] == 2
     assert block["draft_ms"] == pytest.approx(1500)
@@ -197,7 +197,7 @@ def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
     # Behind the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
     spent = (Spent(9.0, 1.0, 6.0, 3), Spent(9.0, 0.0, 10.0, 3))
     plain = (Spent(9.0, 0.0, 16.0, 5), Spent(9.0, 0.0, 10.0, 6))
-    both = [telling(spent=own, plain=slow) for own, slow in zip(spent, plain, strict=True)]
+    both = [decoded(spent=own, plain=slow) for own, slow in zip(spent, plain, strict=True)]
     block = speculative_block([one.entry() for one in both], overlap=True)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 / 3 + 2 / 5) / 2)
     assert block["speedup_decode"] == pytest.approx((26 / 9) / (16 / 4))

@@ -49,7 +49,7 @@ def test_a_tree_holds_the_likeliest_tokens_in_order(shape: str) -> None:
     for node in range(-1, len(parents)):
         children = tree.children(node)
         way = [tree.tokens[above] for above in tree.way(node)] if node >= 0 else []
-        best = other.voice.best(other.behind([*tokens, *way])[None], [], len(children) + 1)[0]
+        best = other.sampler.best(other.behind([*tokens, *way])[None], [], len(children) + 1)[0]
         assert [tree.tokens[child] for child in children] == best[: len(children)].tolist()
     assert one.fed == tokens
     assert held == tuple(length + len(tokens) for length in one.prompt_lengths)

@@ -16,9 +16,9 @@ from harness.budget import Budget
 from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import NOTHING
-from harness.decoding.sides import Side
-from harness.decoding.voices import Voice
+from harness.decoding.samplers import Sampler
 from harness.engine.finite import FiniteLogits, NonFiniteLogits
 from harness.engine.session import Session
 from harness.evaluation.evaluate import SampleErrors, evaluate
@@ -127,8 +127,8 @@ def test_windows_of_a_decoder_are_looked_at() -> None:
     broken = torch.zeros(1, 7)
     broken[0, 3] = float("nan")
     adapter: Any = SimpleNamespace()
-    side = Side.__new__(Side)
-    side.adapter, side.voice, side.room = adapter, Voice(torch.zeros(1, 2, dtype=torch.long)), 9
+    side = CachedModel.__new__(CachedModel)
+    side.adapter, side.sampler, side.room = adapter, Sampler(torch.zeros(1, 2, dtype=torch.long)), 9
     side.stack = SimpleNamespace(  # type: ignore[assignment]
         run=lambda *_: broken, cache=SimpleNamespace(cut=lambda n: None), device="cpu"
     )

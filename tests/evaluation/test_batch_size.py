@@ -21,7 +21,7 @@ from harness.engine.record import Generated
 from harness.errors import UserError
 from harness.evaluation.batch import SHARE, largest_batch, ran_out
 from harness.evaluation.evaluate import Evaluation, evaluate_session
-from harness.measure.room import Room, free_memory
+from harness.measure.available import DeviceMemory, free_memory
 from harness.paths import ROOT
 from harness.ranks import Ranks
 from harness.running.preflight import check
@@ -121,7 +121,7 @@ def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:
 
 
 def test_processes_of_one_machine_divide_its_memory() -> None:
-    alone, shared = Room("cpu"), Room("cpu", share=4)
+    alone, shared = DeviceMemory("cpu"), DeviceMemory("cpu", share=4)
     assert 0 < alone.used() < alone.reachable()
     free = alone.reachable() - alone.used()
     assert shared.reachable() - shared.used() == pytest.approx(free / 4, rel=0.2)

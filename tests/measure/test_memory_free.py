@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.measure import room
-from harness.measure.room import fits_beside
+from harness.measure import available
+from harness.measure.available import fits_beside
 
 
 def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Room:
+    class DeviceMemory:
         def __init__(self, device: str) -> None:
             assert device == "cpu"
 
@@ -20,10 +20,10 @@ def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None
         def reachable(self) -> int:
             return 7 * 2**30
 
-    monkeypatch.setattr(room, "Room", Room)
+    monkeypatch.setattr(available, "DeviceMemory", DeviceMemory)
     cpu = torch.device("cpu")
     assert fits_beside(2**30, cpu)
     assert not fits_beside(2**30 + 1, cpu)
-    monkeypatch.setattr(Room, "reachable", Room.used)
-    assert fits_beside(room.SMALL, cpu)  # nothing is asked for little
-    assert not fits_beside(room.SMALL + 1, cpu)
+    monkeypatch.setattr(DeviceMemory, "reachable", DeviceMemory.used)
+    assert fits_beside(available.SMALL, cpu)  # nothing is asked for little
+    assert not fits_beside(available.SMALL + 1, cpu)

@@ -13,13 +13,13 @@ from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
 from harness.evaluation.samples import score_entries
-from harness.report import write_curves, write_report
 from harness.report.__main__ import main
 from harness.report.data import read_panels
 from harness.report.dots import DOTS, draw_dots
 from harness.report.figure import spread
 from harness.report.groups import title
-from harness.report.report import config_names, groups
+from harness.report.report import config_names, groups, write_report
+from harness.report.write import write_curves
 from harness.specs import RunSpec
 from harness.store import Store
 from tests.report.stored_rows import settings

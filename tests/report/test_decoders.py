@@ -14,8 +14,8 @@ from matplotlib.patches import Rectangle
 from harness.catalogue import names_of
 from harness.config.build import build_spec
 from harness.config.compose import CONF, read_command
+from harness.decoding.records import DecodingRecord, Spent, Steps
 from harness.decoding.summary import speculative_block
-from harness.decoding.telling import Spent, Steps, Telling
 from harness.decoding.trace import Round
 from harness.engine.record import Record
 from harness.errors import UserError
@@ -33,21 +33,23 @@ from tests.report.stored_rows import settings
 STEPS = Steps(target=0.004, draft=0.001)
 
 
-def telling(
+def decoded(
     accepted: int, judged: int, compared: bool = True, steps: Steps | None = None
-) -> Telling:
+) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
     own, plain = Spent(1.0, 0.0, 8.0, 5), Spent(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
-    return Telling(4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None)
+    return DecodingRecord(
+        4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None
+    )
 
 
 def add(
     root: Path,
     method: str,
     ratio: float = 0.5,
-    tellings: tuple[Telling, ...] = (telling(3, 4, steps=STEPS), telling(1, 2)),
+    records: tuple[DecodingRecord, ...] = (decoded(3, 4, steps=STEPS), decoded(1, 2)),
     overlap: bool = False,
     transport: str = "auto",
     benchmark: str = "captions",
@@ -60,7 +62,7 @@ def add(
 ) -> Path:
     """Write a run; those written later are newer."""
     directory = Store(root).run(f"run{len(list(root.glob('runs/*'))):03}")
-    decodings = [one.entry() for one in tellings]
+    decodings = [one.entry() for one in records]
     if journal:
         directory.journal.append(*(sample(i, one) for i, one in enumerate(decodings)))
     row = {
@@ -73,12 +75,12 @@ def add(
         "ratio": ratio,
         "budget_rule": "kept",
         "seed": 0,
-        "n_samples": len(tellings),
+        "n_samples": len(records),
         "settings": settings(
             draft=draft and {"name": draft, "dtype": draft_dtype},
             engine_transport=transport if draft else None,
             engine_positions=None,
-            engine_compare=tellings[0].plain is not None,
+            engine_compare=records[0].plain is not None,
             method_params=params or {},
         ),
         "extra": {
@@ -126,7 +128,7 @@ def guided(root: Path, ratio: float, **settings: Any) -> Path:
 
 
 def full_store(root: Path) -> None:
-    add(root, "autoregressive", 0, (telling(0, 0, compared=False),) * 2, draft=None)
+    add(root, "autoregressive", 0, (decoded(0, 0, compared=False),) * 2, draft=None)
     add(root, "vanilla_sd", 0)
     for ratio in (0, 0.5, 0.9):
         guided(root, ratio)
@@ -194,7 +196,7 @@ def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_without_plain_decoding_there_are_tables_and_no_bars(tmp_path: Path) -> None:
-    add(tmp_path / "store", "vanilla_sd", 0, (telling(1, 2, compared=False),))
+    add(tmp_path / "store", "vanilla_sd", 0, (decoded(1, 2, compared=False),))
     paths, missing = write_decoders(tmp_path / "store", tmp_path / "out")
     assert [path.name for path in paths] == ["README.md"]
     assert len(missing) == 3
@@ -228,7 +230,7 @@ def test_several_models_must_be_told_apart(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) -> None:
-    three = (telling(1, 2, steps=STEPS),) * 3
+    three = (decoded(1, 2, steps=STEPS),) * 3
     add(tmp_path, "pearl", 0, overlap=True)
     newer = add(tmp_path, "pearl", 0, overlap=True)
     add(tmp_path, "vanilla_sd", 0)
@@ -245,7 +247,7 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
 
 def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
     older = add(tmp_path, "vanilla_sd", 0)
-    add(tmp_path, "vanilla_sd", 0, (telling(3, 4, compared=False), telling(1, 2, compared=False)))
+    add(tmp_path, "vanilla_sd", 0, (decoded(3, 4, compared=False), decoded(1, 2, compared=False)))
     assert [cell.path for cell in decoders(read_cells(tmp_path))["captions"]] == [older]
 
 
@@ -282,9 +284,9 @@ def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
 
 
 def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path) -> None:
-    add(tmp_path, "pearl", tellings=(telling(3, 4), telling(1, 2), telling(4, 4)))
-    add(tmp_path, "pearl", 0.9, tellings=(telling(3, 4), telling(1, 2)), journal=False)
-    add(tmp_path, "autoregressive", 0, (telling(0, 0),) * 2)
+    add(tmp_path, "pearl", records=(decoded(3, 4), decoded(1, 2), decoded(4, 4)))
+    add(tmp_path, "pearl", 0.9, records=(decoded(3, 4), decoded(1, 2)), journal=False)
+    add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
     three, bare, nobody = sorted(read_cells(tmp_path), key=lambda cell: cell.path)
     found = acceptance(three)
     assert found is not None

@@ -10,6 +10,14 @@ import pytest
 from harness.errors import UserError
 from harness.registry import Registry
 from harness.running import console
+from harness.running.forecast import Forecast
+from harness.running.progress import clock, shown, tell_finished
+from tests.running.terminal import screen
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_registry_imports_a_module_only_when_its_name_is_loaded() -> None:
@@ -106,22 +114,102 @@ def test_undefined_metric_is_said_to_be_undefined() -> None:
     assert "acc undefined" in out.getvalue()
 
 
+def long_rows() -> list[dict[str, object]]:
+    """A sweep with names as long as they come."""
+    speculative = {
+        **dict.fromkeys(("gamma", "draft_visual", "target_ms", "window_ms", "draft_ms"), 12345.67),
+        **dict.fromkeys(("acceptance", "tokens_per_target_forward", "mean_run"), 0.987),
+        "mismatches": {"answers": 12, "compared": 500},
+    }
+    extra = {"headline": "acc", "label": "K=3 layer=12 source=target", "speedup": None}
+    drafted = extra | {"speculative": speculative}
+    places = ("longvideobench_describe", "seedling_rec")
+    return [
+        row(method, f"{method}{place}", benchmark=place, extra=block)
+        for place in places
+        for method, block in (("sparsevlm_official_128", extra), ("parallelvlm", drafted))
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_tables_fit_the_terminal_and_lose_nothing(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    console.print_rows(long_rows(), out, full=False)
+    lines = screen(out.getvalue().replace("\n", "\r\n"), 1000)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "…" not in text
+    for word in ("sparsevlm_official_128", "K=3", "layer=12", "source=target", "12345.67"):
+        assert word in text
+    for heading in ("FLOPs", "vision", "prefill", "KV", "T_p of a round", "per device", "differ"):
+        assert heading in text
+    assert text.count("12/500") == 2
+    assert text.count("2 KiB") == 4
+
+
+def test_where_there_is_no_terminal_the_width_does_not_depend_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = []
+    for width in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        out = io.StringIO()
+        console.print_rows(long_rows(), out, full=False)
+        texts.append(out.getvalue())
+    assert texts[0] == texts[1]
+    assert max(map(len, texts[0].splitlines())) <= console.WIDTH
+
+
 def test_progress_is_silent_without_a_terminal() -> None:
     stream = io.StringIO()
-    with console.progress_bar("run", stream) as advance:
-        advance(1, 2)
-        advance(2, 2)
+    with shown("run", Forecast(), stream=stream) as cell:
+        cell.phase("loading")
+        cell.samples(1, 2)
+    tell_finished(row("fastv", "b"), Forecast(), 1.0, stream)
     assert stream.getvalue() == ""
 
 
-def test_progress_draws_on_a_terminal() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    stream, sweep = Terminal(), Forecast()
+    sweep.expect(300, {"key": "rec"})
+    sweep.cell = 12
+    with shown("fastv 0.5", sweep, "key", stream) as cell:
+        cell.phase("loading seedling")
+        cell.samples(1, 2)
+        cell.samples(2, 2)
+    text = stream.getvalue()
+    for word in ("loading seedling", "fastv 0.5", "2/2", "12/300"):
+        assert word in text
+    assert not any(screen(text.replace("\n", "\r\n"), 80))
 
-    stream = Terminal()
-    with console.progress_bar("fastv 0.5", stream) as advance:
-        advance(1, 2)
-        advance(2, 2)
-    assert "fastv 0.5" in stream.getvalue()
-    assert "2/2" in stream.getvalue()
+
+def test_a_finished_cell_is_one_line_that_wraps_where_it_must(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    stream, sweep = Terminal(), Forecast()
+    sweep.expect(300, {})
+    sweep.cell = 7
+    tell_finished(row("fastv", "b"), sweep, 69.0, stream)
+    assert stream.getvalue() == "  7/300  done       1:09  fastv K=3 0.5 rec  acc 0.500  n=7\n"
+    stream.seek(0)
+    stream.truncate()
+    tell_finished(long_rows()[0], sweep, 3700.0, stream)
+    first, second = stream.getvalue().splitlines()
+    assert max(len(first), len(second)) <= 80
+    assert second.startswith("         ")
+    assert "1:01:40" in first
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (69, "1:09"), (7269, "2:01:09")]
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

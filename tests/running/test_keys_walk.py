@@ -47,6 +47,7 @@ EXEMPT = {
     "curves": "what is drawn afterwards",
     "report": "what is drawn afterwards",
     "refused": "what a sweep does with other cells",
+    "json": "what is printed",
 }
 
 #: Runs from which fields are changed: a field counts if it changes the key of one of them.

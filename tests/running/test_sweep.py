@@ -36,7 +36,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         assert spec.report is not None
         yield spec.report / "README.md"
 
-    monkeypatch.setattr("harness.report.write_report", write)
+    monkeypatch.setattr("harness.report.report.write_report", write)
     return calls
 
 

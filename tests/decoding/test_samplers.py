@@ -10,14 +10,14 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from harness.decoding.chance import Chance
+from harness.decoding.cached_model import CachedModel
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
+from harness.decoding.random_numbers import RandomNumbers
 from harness.decoding.rules import Greedy, Sampling
-from harness.decoding.sides import Side
+from harness.decoding.samplers import ends_of, limit_of, prepared, rule_of, sampler_of
 from harness.decoding.transports import Sequential
 from harness.decoding.trees import TreeDrafter
-from harness.decoding.voices import ends_of, limit_of, prepared, rule_of, voice_of
 from harness.errors import UserError
 from methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, known_side, plain, side
@@ -75,11 +75,11 @@ def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
     assert (ends_of(config), limit_of(config)) == ((3, 4), 9)
     prompt = encoded("llava")["input_ids"]
     names = [
-        [type(one).__name__ for one in voice_of(adapter, config, prompt).processors]
+        [type(one).__name__ for one in sampler_of(adapter, config, prompt).processors]
         for adapter in (target, draft)
     ]
     assert names == [["RepetitionPenaltyLogitsProcessor"]] * 2
-    assert isinstance(rule_of(config, Chance(0)), Greedy)
+    assert isinstance(rule_of(config, RandomNumbers(0)), Greedy)
 
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 30, "top_p": 0.9}
@@ -109,15 +109,15 @@ def test_sampled_rows_are_generates(name: str, more: dict) -> None:
 
 
 def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
-    one = side("llava", Uniform(), 0.5, chance=Chance(11), **SAMPLED)
+    one = side("llava", Uniform(), 0.5, numbers=RandomNumbers(11), **SAMPLED)
     draft = one.draft([4, 5], 4)
     rows = side("llava", Uniform(), 0.5, **SAMPLED).rows([4, 5], Draft(draft.tokens[:-1]))
     torch.testing.assert_close(torch.stack(list(draft.rows)), torch.stack(rows))
-    rule = Sampling(Chance(11))
+    rule = Sampling(RandomNumbers(11))
     drawn = [rule.draw(row, 2 + place, "draft") for place, row in enumerate(rows)]
     assert list(draft.tokens) == drawn
     assert one.draft([4, 5], 4).tokens == draft.tokens
-    with pytest.raises(ValueError, match="chance"):
+    with pytest.raises(ValueError, match="numbers"):
         side("llava", **SAMPLED).draft([], 1)
 
 
@@ -127,7 +127,7 @@ def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
 FEW = {"do_sample": True, "temperature": 1.5, "top_k": 3, "repetition_penalty": 1.2}
 
 
-def exact(one: Side) -> dict[tuple[int, int], float]:
+def exact(one: CachedModel) -> dict[tuple[int, int], float]:
     """Probability of each pair of first tokens."""
     found = {}
     (first,) = one.rows([], Draft(()))
@@ -156,15 +156,15 @@ def fits(counts: Counter, probabilities: dict[tuple[int, int], float]) -> float:
 @pytest.mark.parametrize(("way", "draws"), [("in turn", 500), ("at once", 300), ("tree", 300)])
 def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) -> None:
     target = side("llava", **FEW)
-    drafting = side("llava", Uniform(), 0.9, common=280, chance=Chance(0), **FEW)
+    drafting = side("llava", Uniform(), 0.9, common=280, numbers=RandomNumbers(0), **FEW)
     probabilities = exact(target)
     counts: Counter[tuple[int, int]] = Counter()
     accepted = judged = 0
     drafter = TreeDrafter(drafting, (-1, -1, 0)) if way == "tree" else drafting
     for seed in range(draws):
-        chance = Chance(seed)
-        drafting.voice = replace(drafting.voice, chance=chance)
-        machine = Machine(drafter, target, Sampling(chance), Sequential(), 1, way == "at once")
+        numbers = RandomNumbers(seed)
+        drafting.sampler = replace(drafting.sampler, numbers=numbers)
+        machine = Machine(drafter, target, Sampling(numbers), Sequential(), 1, way == "at once")
         trace = machine.run(2)
         counts[trace.tokens[0], trace.tokens[1]] += 1
         accepted += sum(one.accepted for one in trace.rounds)
@@ -230,4 +230,4 @@ def test_a_setting_of_the_checkpoint_is_refused_too(monkeypatch) -> None:
 
 def test_rows_of_the_wrong_kind_are_an_error() -> None:
     with pytest.raises(TypeError, match="probabilities"):
-        Sampling(Chance(0)).choose(3, 0)
+        Sampling(RandomNumbers(0)).choose(3, 0)

@@ -25,7 +25,7 @@ FILES = (
 )
 
 
-class Room:
+class DeviceMemory:
     """Memory of one device as this process sees it.
 
     Args:
@@ -120,5 +120,5 @@ def fits_beside(n_bytes: int, device: torch.device) -> bool:
     """
     if n_bytes <= SMALL:
         return True
-    room = Room(str(device))
+    room = DeviceMemory(str(device))
     return n_bytes <= SHARE * (room.reachable() - room.used())

@@ -16,14 +16,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from harness.decoding.chance import Chance
+from harness.decoding.random_numbers import RandomNumbers
 from harness.decoding.rules import Greedy, Row, Rule, Sampling, drawn
 from harness.engine.guards import check_generation
 from harness.engine.parts import Parts
 from harness.errors import UserError
 
 #: Processors that never look at the tokens before; all positions of a window go through them at once.
-DEAF = (
+STATELESS = (
     library.TemperatureLogitsWarper,
     library.TopKLogitsWarper,
     library.TopPLogitsWarper,
@@ -91,9 +91,9 @@ def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
     return resolved
 
 
-def rule_of(config: GenerationConfig, chance: Chance) -> Rule:
+def rule_of(config: GenerationConfig, numbers: RandomNumbers) -> Rule:
     """Return what makes a drafted token stand."""
-    return Sampling(chance) if config.do_sample else Greedy()
+    return Sampling(numbers) if config.do_sample else Greedy()
 
 
 def ends_of(config: GenerationConfig) -> tuple[int, ...]:
@@ -108,44 +108,44 @@ def limit_of(config: GenerationConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Voice:
-    """How one side speaks about one prompt.
+class Sampler:
+    """How the logits of one side become tokens of an answer to one prompt.
 
     Attributes:
         prompt: (1, L) ids that processors see before the answer.
         processors: the model's own, warpers included.
         samples: rows are probabilities instead of the likeliest ids.
-        common: only the first ids are ever said; None: all. For drafts whose vocabulary is wider than the target's.
-        chance: draws a sampling draft's tokens; None for a side that does not draft.
+        common: only the first ids are ever chosen; None: all. For drafts whose vocabulary is wider than the target's.
+        numbers: draws a sampling draft's tokens; None for a side that does not draft.
     """
 
     prompt: Tensor
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     samples: bool = False
     common: int | None = None
-    chance: Chance | None = None
+    numbers: RandomNumbers | None = None
 
     @property
-    def listens(self) -> bool:
+    def reads_past(self) -> bool:
         """Whether what is said depends on the tokens before beyond the model."""
-        return any(not isinstance(one, DEAF) for one in self.processors)
+        return any(not isinstance(one, STATELESS) for one in self.processors)
 
     def scores(self, logits: Tensor, pasts: Sequence[Tensor]) -> Tensor:
         """Return (t, V) logits (t, V) after the processors, in fp32 as `generate` has them.
 
-        `pasts` holds the answer (n,) before each of the t positions; only a voice that listens reads it, position by
-        position.
+        `pasts` holds the answer (n,) before each of the t positions; it is read only where processors look back,
+        position by position.
         """
         scores = logits.to(torch.float32, copy=True)
         if self.common is not None:
             scores[:, self.common :] = float("-inf")
-        if not self.listens:
+        if not self.reads_past:
             return self._processed(self.prompt, scores)
-        heard = [
+        processed = [
             self._processed(torch.cat([self.prompt[0], past])[None], row[None])
             for past, row in zip(pasts, scores, strict=True)
         ]
-        return torch.cat(heard)
+        return torch.cat(processed)
 
     def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
         return self.processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
@@ -161,37 +161,37 @@ class Voice:
         return scores.softmax(-1)[:, : self.common].unbind()
 
     def pick(self, row: Row, position: int) -> Tensor:
-        """Return () the id that a draft says at `position` of the answer; nobody waits for it.
+        """Return () the id that a draft chooses at `position` of the answer; nobody waits for it.
 
         Raises:
-            ValueError: a sampling side without a chance.
+            ValueError: a side that samples without random numbers.
         """
         if not self.samples:
             return torch.as_tensor(row, device=self.prompt.device)
-        if self.chance is None or isinstance(row, int):
-            raise ValueError("a side that samples needs a chance to draft with")
-        return drawn(row, self.chance.uniform(position, "draft"))
+        if self.numbers is None or isinstance(row, int):
+            raise ValueError("a side that samples needs random numbers to draft with")
+        return drawn(row, self.numbers.uniform(position, "draft"))
 
     def best(self, logits: Tensor, pasts: Sequence[Tensor], count: int) -> Tensor:
         """Return (t, count) the likeliest ids, most probable first."""
         return self.scores(logits, pasts).topk(count, dim=-1).indices
 
 
-def voice_of(
+def sampler_of(
     adapter: Parts,
     config: GenerationConfig,
     prompt: Tensor,
     common: int | None = None,
-    chance: Chance | None = None,
-) -> Voice:
-    """Return the voice of a model under settings that `prepared` has resolved.
+    numbers: RandomNumbers | None = None,
+) -> Sampler:
+    """Return the sampler of a model under settings that `prepared` has resolved.
 
     Args:
         adapter: the model.
         config: resolved on the target; left as it is.
         prompt: (1, L) the target's prompt.
-        common: as in `Voice`; leave the target's None, or it is another distribution.
-        chance: as in `Voice`.
+        common: as in `Sampler`; leave the target's None, or it is another distribution.
+        numbers: as in `Sampler`.
     """
     model, ours = adapter.model, deepcopy(config)
     prompt = prompt.to(adapter.device)
@@ -208,4 +208,4 @@ def voice_of(
         logits_processor=LogitsProcessorList(),
         device=adapter.device,
     )
-    return Voice(prompt, processors, bool(config.do_sample), common, chance)
+    return Sampler(prompt, processors, bool(config.do_sample), common, numbers)

@@ -62,7 +62,7 @@ PLAIN = ("gamma", "draft_visual", "devices", "target_devices", "apart", "first",
 
 
 @dataclass(frozen=True)
-class Telling:
+class DecodingRecord:
     """One answer.
 
     Attributes:
@@ -105,7 +105,7 @@ class Telling:
         }
 
     @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> Telling:
+    def from_entry(cls, entry: Mapping[str, Any]) -> DecodingRecord:
         """Rebuild from the JSON form."""
         return cls(
             **{name: entry[name] for name in PLAIN},

@@ -10,7 +10,7 @@ Purpose = Literal["draft", "accept", "replace"]
 
 
 @dataclass(frozen=True)
-class Chance:
+class RandomNumbers:
     """Uniform numbers by (seed, position, purpose)."""
 
     seed: int

@@ -1,4 +1,4 @@
-"""What would it gain? `python -m harness.decoding.plan --target 420 --draft 46.6 --acceptance 0.872`.
+"""What would it gain? `python -m harness.decoding.simulate --target 420 --draft 46.6 --acceptance 0.872`.
 
 Plays the state machine under a virtual clock with given times of one forward of either side (in any unit, best as
 `extra.speculative` of a row has them) and a draft that is right with the given probability, for every window up to
@@ -62,7 +62,7 @@ def played(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table of windows; return 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m harness.decoding.plan")
+    parser = argparse.ArgumentParser(prog="python -m harness.decoding.simulate")
     parser.add_argument("--target", type=float, required=True, help="time of a forward, T_p")
     parser.add_argument("--draft", type=float, required=True, help="time of a forward, T_q")
     parser.add_argument("--acceptance", type=float, required=True, help="of a judged token")

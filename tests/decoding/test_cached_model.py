@@ -13,8 +13,8 @@ from harness.budget import Budget
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
+from harness.decoding.samplers import ends_of, limit_of, prepared
 from harness.decoding.transports import Sequential
-from harness.decoding.voices import ends_of, limit_of, prepared
 from harness.engine.session import Session
 from harness.engine.text import stack
 from harness.engine.text.text_only import text_only_prefill

@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.decoding.drafts import NOTHING, Draft, tree_sight
 from harness.decoding.meter import Meter
 from harness.decoding.rules import Row
-from harness.decoding.voices import Voice
+from harness.decoding.samplers import Sampler
 from harness.engine.finite import NonFiniteLogits
 from harness.engine.parts import Parts
 from harness.engine.text.cache import IndexedCache
@@ -21,7 +21,7 @@ from harness.engine.text.stack import TextStack
 Prefill = Callable[[IndexedCache], tuple[Tensor, Tensor]]
 
 
-class Side:
+class CachedModel:
     """One model and one prompt: what it says behind any answer.
 
     The cache holds the prompt and some answer. Whatever is asked next, the part that both answers share stays, the rest
@@ -30,7 +30,7 @@ class Side:
 
     Args:
         adapter: the model.
-        voice: how its logits become rows.
+        sampler: how its logits become rows.
         room: longest answer, drafted tokens and all nodes of a tree included.
         prefill: runs the prompt, when the side is asked first.
         graphs: as in `TextStack`.
@@ -39,13 +39,13 @@ class Side:
     def __init__(
         self,
         adapter: Parts,
-        voice: Voice,
+        sampler: Sampler,
         room: int,
         prefill: Prefill,
         graphs: Graphs | None = None,
     ) -> None:
         self.adapter = adapter
-        self.voice = voice
+        self.sampler = sampler
         self.room = room
         self.graphs = graphs
         self.stack = TextStack(adapter, room, graphs)
@@ -77,7 +77,7 @@ class Side:
         self._prefill = None
         # Whoever takes the time of a prefill takes that of its kernels, not of their launch.
         Meter.of(self.adapter.devices).rest()
-        self._rows[0] = self.voice.rows(self.first[None], self._pasts([], 0))[0]
+        self._rows[0] = self.sampler.rows(self.first[None], self._pasts([], 0))[0]
 
     @torch.inference_mode()
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[Row]:
@@ -102,7 +102,7 @@ class Side:
         if not bool(self._sum.isfinite()):  # the rows are waited for as well
             raise NonFiniteLogits("an answer", first)
         self._forget(first)
-        return found if self.voice.samples else list(_ids(found))
+        return found if self.sampler.samples else list(_ids(found))
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
@@ -113,18 +113,18 @@ class Side:
         self._feed(list(tokens))
         said: list[Tensor] = []
         rows = [self._rows[first]]
-        past = self._answer(tokens) if self.voice.listens else None
+        past = self._answer(tokens) if self.sampler.reads_past else None
         with self.stack.folding():
             while True:
-                said.append(self.voice.pick(rows[-1], first + len(rows) - 1))
+                said.append(self.sampler.pick(rows[-1], first + len(rows) - 1))
                 if len(said) == count:
                     break
                 pasts = [] if past is None else [torch.cat([past, torch.stack(said)])]
                 logits = self.stack.run(said[-1].view(1), [first + len(said) - 1])
-                rows += self.voice.rows(logits, pasts)
+                rows += self.sampler.rows(logits, pasts)
         found: list[int] = torch.stack(said).tolist()
         self.fed += found[: count - 1]
-        drawn_from = tuple(row for row in rows if isinstance(row, Tensor) and self.voice.samples)
+        drawn_from = tuple(row for row in rows if isinstance(row, Tensor) and self.sampler.samples)
         self._rows |= dict(enumerate(drawn_from or found, first))
         self._forget(first)
         return Draft(tuple(found), drawn_from)
@@ -141,7 +141,7 @@ class Side:
         return logits[-1]
 
     @torch.inference_mode()
-    def adopt(self, tokens: Sequence[int], source: Side) -> None:
+    def adopt(self, tokens: Sequence[int], source: CachedModel) -> None:
         """Copy keys and values of `tokens`, which `source` holds too, instead of computing them.
 
         Raises:
@@ -223,7 +223,7 @@ class Side:
         seen = tree_sight(len(missing), tree) if tree.tokens else None
         logits = self.stack.run(ids, places, seen)
         self._sum = logits.sum(dtype=torch.float32)
-        rows = self.voice.rows(logits, self._pasts(tokens, held + 1, tree))
+        rows = self.sampler.rows(logits, self._pasts(tokens, held + 1, tree))
         count = len(missing)
         self._rows |= dict(enumerate(rows[:count], held + 1))
         self.fed = tokens
@@ -235,7 +235,7 @@ class Side:
 
     def _pasts(self, tokens: list[int], first: int, tree: Draft = NOTHING) -> list[Tensor]:
         """Return the answers that end at place `first` to the end of `tokens`, then at each node; for processors."""
-        if not self.voice.listens:
+        if not self.sampler.reads_past:
             return []
         answer, nodes = self._answer(tokens), self._answer(tree.tokens)
         ends = [answer[:end] for end in range(first, len(tokens) + 1)]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.decoding.telling import Spent, Telling
+from harness.decoding.records import DecodingRecord, Spent
 from harness.stats import Interval, rate_ratio_interval
 
 
 @dataclass(frozen=True)
-class Pace:
+class SpeedUp:
     """A speed-up over plain decoding of the same answers.
 
     Attributes:
@@ -41,16 +41,18 @@ def whole(spent: Spent) -> tuple[float, int]:
     return spent.total, spent.tokens
 
 
-def pace(tellings: Sequence[Telling], part: Callable[[Spent], tuple[float, int]]) -> Pace | None:
+def speedup(
+    records: Sequence[DecodingRecord], part: Callable[[Spent], tuple[float, int]]
+) -> SpeedUp | None:
     """Return how much faster answers came, of those compared; None if there are none, or no token to count.
 
     Args:
-        tellings: the answers.
+        records: the answers.
         part: the seconds and the tokens of an answer that count; answers without such tokens do not.
     """
-    found = [(*part(one.plain), *part(one.spent)) for one in tellings if one.plain is not None]
+    found = [(*part(one.plain), *part(one.spent)) for one in records if one.plain is not None]
     counted = [one for one in found if min(one) > 0]
     if not counted:
         return None
     mean = fmean((slow / many) / (quick / own) for slow, many, quick, own in counted)
-    return Pace(rate_ratio_interval(counted), mean)
+    return SpeedUp(rate_ratio_interval(counted), mean)

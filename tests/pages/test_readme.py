@@ -1,0 +1,112 @@
+"""README's commands, taken from its text and tried in a fresh shell: nothing set but what README says to set."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.paths import ROOT
+
+README = (ROOT / "README.md").read_text()
+ACTIVATE = ". .venv/bin/activate"
+#: The environment of these tests stands for the one that `make run` makes.
+HERE = Path(sys.prefix) / "bin" / "activate"
+
+#: Composes the command line of run.py that follows, and starts nothing.
+COMPOSE = """
+import sys
+from harness.config.compose import read_command
+command = read_command(sys.argv[1:], typed=True)
+assert command is not None and command.cells
+"""
+
+
+def commands() -> list[str]:
+    """Return the lines of all bash blocks in order, without comments."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def shell(*lines: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run lines in a shell that knows nothing of this one, in the repository."""
+    bare = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1"}
+    script = "\n".join(["set -e", *lines])
+    return subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=bare, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def activate() -> str:
+    if not HERE.exists():
+        pytest.skip("these tests do not run in a virtual environment")
+    return f". {shlex.quote(str(HERE))}"
+
+
+def composed(activate: str, arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Compose a command line of run.py; of a sweep with hundreds of cells what all of them share."""
+    if "+experiment" in arguments:
+        return shell(activate, f"python run.py {arguments} --cfg job", home=home)
+    return shell(activate, f"python -c {shlex.quote(COMPOSE)} {arguments}", home=home)
+
+
+def test_the_environment_is_activated_before_python_is_called() -> None:
+    lines = commands()
+    first = next(i for i, line in enumerate(lines) if line.startswith(("python", "torchrun")))
+    assert lines.index(ACTIVATE) < first
+    assert any(line.startswith("make run") for line in lines[: lines.index(ACTIVATE)])
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if " run.py" in line])
+def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) -> None:
+    before, _, arguments = line.partition(" run.py")
+    assert before in ("python", "torchrun --nproc_per_node 4")
+    found = composed(activate, arguments.replace("<checkpoint>", str(tmp_path)), tmp_path)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
+def test_targets_of_make_exist_and_call_what_is_there(
+    line: str, activate: str, tmp_path: Path
+) -> None:
+    found = shell(f"{line} --dry-run", home=tmp_path)
+    assert found.returncode == 0, found.stderr
+    called = shlex.split(found.stdout.splitlines()[-1])
+    assert called[0] == ".venv/bin/python"
+    if called[1] == "run.py":
+        done = composed(activate, shlex.join(called[2:]), tmp_path)
+        assert done.returncode == 0, done.stderr
+    else:
+        assert shell(activate, f"python -m {called[2]} --help", home=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("python -m")])
+def test_commands_of_modules_are_there(line: str, activate: str, tmp_path: Path) -> None:
+    module = line.split()[2]
+    found = shell(activate, f"python -m {module} --help", home=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+
+
+def test_every_command_is_of_a_kind_that_is_tried() -> None:
+    for line in commands():
+        assert (
+            line == ACTIVATE or line.startswith(("make", "python -m harness.")) or " run.py" in line
+        )
+
+
+def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> None:
+    line = "python run.py method=fastv ratio=0.9"
+    few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"
+    done = shell(activate, f"{line} {few}", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith('{"schema": 1')
+    (mistake,) = re.findall(r"^\$ (python run\.py .*)\n(error: .*)$", README, flags=re.MULTILINE)
+    wrong = shell(activate, mistake[0], home=tmp_path)
+    assert (wrong.returncode, wrong.stderr.splitlines()) == (2, [mistake[1]])
