@@ -29,6 +29,9 @@ from torch import Tensor
 Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
 Positions = Literal["original", "renumbered"]
 
+#: Kinds of site that take effect on the input of decoder layer 0.
+BEFORE_DECODER: frozenset[Where] = frozenset({"tower", "vision", "prefix"})
+
 #: Every signal a method may ask for. Shapes are those of `View.signals`; producers live in harness/engine/signals.py.
 SIGNALS: Mapping[str, str] = {
     "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
@@ -91,6 +94,13 @@ class Site:
 
     where: Where
     layer: int = 0
+
+    @property
+    def shortens(self) -> int | None:
+        """The decoder layer whose input gets shorter: 0 for all that happens before; None: the prompt stays whole."""
+        if self.where in BEFORE_DECODER:
+            return 0
+        return self.layer if self.where == "layer" else None
 
 
 @dataclass(frozen=True)
