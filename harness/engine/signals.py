@@ -39,6 +39,9 @@ _SCORES: Mapping[str, Callable[[Tensor, Tensor, float, Tensor], Tensor]] = {
 #: What a layer of the tower says about each unit.
 _TOWER = ("cls_attention", "cls_logits", "tower_keys", "wide_cls_attention", "wide_tower_keys")
 
+#: What is read before the decoder, so that a kept prompt can hold it, for each unit.
+BEFORE_DECODER = frozenset({*_TOWER, "tower_states", "luma"})
+
 #: States of one decoder layer, rotary positions applied.
 _STATES = ("visual_keys", "text_queries", "text_keys")
 
@@ -77,6 +80,7 @@ class Signals:
         self._embeddings: Tensor | None = None
         self._inputs: Mapping[str, Any] = {}
         self._luma: Tensor | None = None
+        self._given: Mapping[str, Tensor] = {}
         for needs in self._needs.values():
             for need in needs:
                 self._check(need)
@@ -183,9 +187,8 @@ class Signals:
 
     def _watch_rollout(self, site: Site, need: Need) -> list[tuple[nn.Module, Watcher]]:
         """Watch the decoder layers since the last site that takes effect between layers."""
-        earlier = [
-            one.layer for one in self._needs if one.where == "layer" and one.layer < site.layer
-        ]
+        starts = (one.shortens or 0 for one in self._needs)
+        earlier = [start for start in starts if start < site.layer]
         window = range(max(earlier, default=0), site.layer)
         heads: list[Heads] = []
 
@@ -217,9 +220,15 @@ class Signals:
         )
         return table.view(*table.shape[:2], *values.shape[2:])
 
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass; `inputs` are what the next one's model is given."""
+    def begin(self, inputs: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
+        """Forget the last pass; `inputs` are what the next one's model is given.
+
+        Args:
+            inputs: of the batch.
+            given: what a kept prompt holds of the signals before the decoder, as `kept` returned it.
+        """
         self._inputs = inputs
+        self._given = given or {}
         self._luma = None
         self._tower.clear()
         self._decoder.clear()
@@ -255,8 +264,27 @@ class Signals:
 
     # ------------------------------------------------------------------ handing over
 
+    def before_decoder(self) -> set[str]:
+        """Return the keys of the needs that are read before the decoder."""
+        needs = (need for needs in self._needs.values() for need in needs)
+        return {need.key for need in needs if need.signal in BEFORE_DECODER}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return what was read before the decoder, for each unit; without pictures there is nothing."""
+        found: dict[str, Tensor] = {}
+        for need in {need.key: need for needs in self._needs.values() for need in needs}.values():
+            if need.key in self.before_decoder():
+                found[need.key] = self._units(need)
+        return found
+
     def _units(self, need: Need) -> Tensor:
-        """Return (units,) or (units, D): what the tower said about each unit."""
+        """Return (units,) or (units, ...): what the tower or its pixels said about each unit."""
+        if need.key in self._given:
+            return self._given[need.key]
+        if need.signal == "luma":
+            if self._luma is None:
+                self._luma = self._adapter.pictures(self._inputs).luma()
+            return self._luma
         if need.signal == "tower_states":
             assert self._states is not None  # made on construction
             return self._states.mean()
@@ -306,10 +334,9 @@ class Signals:
                 assert self._projected is not None  # taken when the pass entered the decoder
                 found[need.key] = take(self._projected[rows], origin.to(self._projected.device), -2)
             elif need.signal == "luma":
-                if self._luma is None:
-                    self._luma = self._adapter.pictures(self._inputs).luma()
+                luma = self._units(need)
                 unit = take(layout.source[rows], origin, -2)[..., 0]  # such tokens are one unit
-                found[need.key] = self._luma[unit.to(self._luma.device)]
+                found[need.key] = luma[unit.to(luma.device)]
             elif need.signal == "prior":
                 assert self._prior is not None  # checked on construction
                 grid = layout.grid[rows]

@@ -17,7 +17,7 @@ from harness.engine.owners import Owners, share_out
 from harness.engine.reading import read_layout
 from harness.engine.rollout import rollout, rollout_of_words
 from harness.engine.session import Session
-from harness.engine.tower import TowerRun
+from harness.engine.tower.asking import Asking
 from harness.engine.tower_states import TowerStates
 from harness.errors import UserError
 from harness.measure.clock import Clock
@@ -256,7 +256,7 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
 
 def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
     """Not by its place in the batch, or no row would get what it gets alone."""
-    run = object.__new__(TowerRun)
+    run = object.__new__(Asking)
     run._owners = Owners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generator_of = lambda row, picture, site: (row, picture, site)
     drawn = [run._generator(picture, 5) for picture in range(4)]
