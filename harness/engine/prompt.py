@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from harness.engine.layout import Layout
 from harness.engine.setup import Setup
@@ -54,15 +55,28 @@ class Prompt:
         """Put the prompt in the place of what the decoder stack is given by a model that saw no pixels.
 
         The call's own positions, masks and cache stay: they follow from the inputs alone, and a caller may have others.
+
+        Raises:
+            UserError: beams, and the family hands over what has no row for each sample.
         """
         times = kwargs["inputs_embeds"].shape[0] // self.layout.rows
         lacking = {
-            name: _repeated(value, self.layout.rows, times)
-            for name, value in self.arguments.items()
-            if kwargs.get(name) is None
+            name: self._repeated(name, times) for name in self.arguments if kwargs.get(name) is None
         }
-        embeddings = self.arguments["inputs_embeds"].repeat_interleave(times, 0)
+        embeddings = self._repeated("inputs_embeds", times)
         return {**kwargs, **lacking, "inputs_embeds": embeddings}
+
+    def _repeated(self, name: str, times: int) -> Any:
+        """Repeat an argument row by row, as `generate` does for beams."""
+        value = self.arguments[name]
+        if times == 1:
+            return value
+        if not isinstance(value, Tensor) or value.shape[0] != self.layout.rows:
+            raise UserError(
+                f"generation.num_beams={times}: a prompt cannot repeat the {name} of this family for beams; "
+                "valid: 1, or the inputs in place of the prompt"
+            )
+        return value.repeat_interleave(times, 0)
 
     def check(self, setup: Setup) -> None:
         """Refuse a method that cannot start here.
@@ -132,7 +146,11 @@ def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: 
         model=adapter.model,
         inputs=adapter.without_pixels(inputs),
         layout=layout,
-        arguments={name: value for name, value in arguments.items() if name != "past_key_values"},
+        arguments={
+            name: value
+            for name, value in arguments.items()
+            if not isinstance(value, Cache | int | None)  # settings are the call's own
+        },
         signals=_signals(setup, layout),
         features=vision.features(),
         keeps_features=reads_features(setup.sites),
@@ -144,10 +162,3 @@ def _signals(setup: Setup, layout: Layout) -> dict[str, Tensor]:
     if any(layout.counts):
         return setup.signals.kept()
     return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # nobody will look
-
-
-def _repeated(value: Any, rows: int, times: int) -> Any:
-    """Repeat what has a row for each sample as `generate` does for beams."""
-    if times > 1 and isinstance(value, Tensor) and value.shape[:1] == (rows,):
-        return value.repeat_interleave(times, 0)
-    return value
