@@ -7,9 +7,9 @@ from statistics import median, quantiles
 
 import torch
 
-from harness.engine.parts import Parts
 from harness.bench.setup import Figure
 from harness.decoding.meter import Meter
+from harness.engine.parts import Parts
 
 #: Copies that are timed as one, so that launching them does not count.
 COPIES = 8

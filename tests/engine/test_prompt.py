@@ -194,6 +194,24 @@ def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
     assert {"inputs_embeds", "position_ids", "attention_mask"} <= before.keys()
 
 
+def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> None:
+    """Where the pixels are missing, the model has none of it; beams would need a row for each sample."""
+    tiny = Tiny("llava")
+    prompt = shared_prompt(tiny.adapter, tiny.inputs())
+    embeddings, levels = prompt.arguments["inputs_embeds"], [torch.ones(4, 32)]
+    kept = replace(prompt, arguments={**prompt.arguments, "levels": levels})
+    call = {"inputs_embeds": torch.zeros_like(embeddings), "use_cache": True, "levels": None}
+    entered = kept.enter({**call, "position_ids": "the call's own"})
+    assert entered["levels"] is levels
+    assert entered["inputs_embeds"] is embeddings
+    assert (entered["use_cache"], entered["position_ids"]) == (True, "the call's own")
+    beams = {**call, "inputs_embeds": torch.zeros(2 * len(embeddings), *embeddings.shape[1:])}
+    with pytest.raises(
+        UserError, match=r"^generation\.num_beams=2: a prompt cannot repeat the levels"
+    ):
+        kept.enter(beams)
+
+
 def test_a_prompt_without_pictures() -> None:
     tiny = Tiny("llava")
     inputs = tiny.adapter.encode([chat("w1 w2"), chat("w3 w4 w5")])
