@@ -57,7 +57,7 @@ class Prompt:
         The call's own positions, masks and cache stay: they follow from the inputs alone, and a caller may have others.
 
         Raises:
-            UserError: beams, and the family hands over what has no row for each sample.
+            UserError: beams, and the family hands over what has no row for each sample or visual token.
         """
         times = kwargs["inputs_embeds"].shape[0] // self.layout.rows
         lacking = {
@@ -67,16 +67,18 @@ class Prompt:
         return {**kwargs, **lacking, "inputs_embeds": embeddings}
 
     def _repeated(self, name: str, times: int) -> Any:
-        """Repeat an argument row by row, as `generate` does for beams."""
+        """Repeat an argument sample by sample, as `generate` does for beams."""
         value = self.arguments[name]
         if times == 1:
             return value
-        if not isinstance(value, Tensor) or value.shape[0] != self.layout.rows:
+        parts = value if isinstance(value, list | tuple) else (value,)
+        found = [_repeat(part, self.layout, times) for part in parts]
+        if any(part is None for part in found):
             raise UserError(
                 f"generation.num_beams={times}: a prompt cannot repeat the {name} of this family for beams; "
                 "valid: 1, or the inputs in place of the prompt"
             )
-        return value.repeat_interleave(times, 0)
+        return type(value)(found) if isinstance(value, list | tuple) else found[0]
 
     def check(self, setup: Setup) -> None:
         """Refuse a method that cannot start here.
@@ -162,3 +164,14 @@ def _signals(setup: Setup, layout: Layout) -> dict[str, Tensor]:
     if any(layout.counts):
         return setup.signals.kept()
     return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # nobody will look
+
+
+def _repeat(value: Any, layout: Layout, times: int) -> Tensor | None:
+    """Repeat what has a row for each sample, or for each visual token of one after the other; None for all else."""
+    if not isinstance(value, Tensor):
+        return None
+    if value.shape[0] == layout.rows:
+        return value.repeat_interleave(times, 0)
+    if value.shape[0] == sum(layout.counts):
+        return torch.cat([own.repeat(times, 1) for own in value.split(list(layout.counts))])
+    return None
