@@ -11,6 +11,9 @@ from torch import Tensor
 
 Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
 
+#: Kinds of site that take effect on the input of decoder layer 0.
+BEFORE_DECODER: frozenset[Where] = frozenset({"tower", "vision", "prefix"})
+
 
 class MethodError(ValueError):
     """A method cannot work with these hyper-parameters or on this model."""
@@ -29,6 +32,13 @@ class Site:
 
     where: Where
     layer: int = 0
+
+    @property
+    def shortens(self) -> int | None:
+        """The decoder layer whose input gets shorter: 0 for all that happens before; None: the prompt stays whole."""
+        if self.where in BEFORE_DECODER:
+            return 0
+        return self.layer if self.where == "layer" else None
 
 
 @dataclass(frozen=True)

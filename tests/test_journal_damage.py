@@ -34,6 +34,7 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"record": {**GOOD["record"], "entering": ["4"]}}, "entering is ['4']"),
     ({"record": {**GOOD["record"], "times_ms": {"prefill": "1"}}}, "times_ms"),
     ({"record": {**GOOD["record"], "decoding": [1]}}, "decoding is [1]"),
+    ({"record": {**GOOD["record"], "shared": [1]}}, "shared is [1]"),
 ]
 
 

@@ -87,7 +87,7 @@ def check_graphs(spec: RunSpec, method: Decoder) -> None:
             raise refused(why)
     # A draft that is guided drops its tokens before its first layer, whatever it would do by itself.
     sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
-    if any(site.where == "layer" and site.layer for site in sites):
+    if any(site.shortens for site in sites):
         raise refused(
             f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
         )

@@ -5,8 +5,8 @@ What is watched are the model's own logits. Processors may rule tokens out with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +73,13 @@ class FiniteLogits:
             steps = rows[:, :length].any(0).nonzero()
             if len(steps):
                 raise NonFiniteLogits(sample, int(steps[0]))
+
+
+def origin_of(adapter: Parts, run: Callable[[], object]) -> str:
+    """Run a prefill once more and say which module first put out values that are not finite."""
+    with watched_origin(adapter) as found, suppress(NonFiniteLogits):
+        run()
+    return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
 
 
 @contextmanager

@@ -122,6 +122,10 @@ class Parts(ABC):
         valid = inputs["attention_mask"].bool()
         return read_layout(inputs["input_ids"], valid, self.items(inputs))
 
+    def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a batch whose pictures have been seen: enough for its prompts and their positions."""
+        return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
+
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Return the pixels that the tower sees, cell by cell as the projector's units are numbered.
 

@@ -33,6 +33,7 @@ class Record:
         spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
+        shared: phases that a kept prompt had behind it when the answer began: their time is 0 here, and in the prompt.
         origin: (n,) original indices of the visual tokens alive in the last layer.
         accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
             (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
@@ -55,6 +56,7 @@ class Record:
     spare: int | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
     origin: Tensor | None = field(default=None, repr=False, compare=False)
     accepted: Mapping[str, float | None] | None = None
     decoding: Mapping[str, Any] | None = None

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from harness.artifacts.priors import Prior
 from harness.budget import Budget
-from harness.engine.finite import NonFiniteLogits, watched_origin
-from harness.engine.focus import decode_site
+from harness.engine.finite import NonFiniteLogits, origin_of
 from harness.engine.guards import check_generation, check_text_config
-from harness.engine.idle import split_unread
 from harness.engine.layout import Layout
 from harness.engine.parts import Parts
 from harness.engine.passes import Pass
-from harness.engine.positions import PositionPolicy, closes_gaps
-from harness.engine.probe import AttentionTap, Watcher
+from harness.engine.positions import PositionPolicy
+from harness.engine.prompt import Prompt, make_prompt
 from harness.engine.record import Generated
-from harness.engine.signals import Signals
 from harness.engine.text.cache import answer_cache
-from harness.engine.tower import HEADS
-from harness.errors import UserError
+from harness.engine.watching import Current, install
+from harness.measure.clock import Clock
 from methods.base import MethodError, TokenReducer
 
 Backend = Literal["drop", "emulate"]
@@ -45,6 +42,15 @@ class Prefilled:
     logits: Tensor
     next: Tensor
     finish: Callable[[Tensor], Generated]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with: what the model is given, its layout, and the prompt that stands for the vision side."""
+
+    inputs: Mapping[str, Any]
+    layout: Layout
+    prompt: Prompt | None = None
 
 
 class Session:
@@ -90,76 +96,19 @@ class Session:
         self.adapter = adapter
         self.method = method
         self.budget = budget
-        self.seed = seed
-        self.emulate = backend == "emulate"
-        self.timed = timed
-        depth = adapter.facts.text.layers
-        self.sites = method.all_sites(adapter.facts.tower.layers, depth)
-        self.tower_sites = tuple(site for site in self.sites if site.where == "tower")
-        self.decode_site = decode_site(method, depth)
-        self.renumber = closes_gaps(positions, method, adapter.facts)
-        self._pass: Pass | None = None
-        self.signals = Signals(
+        self._current = Current()
+        self.setup, self._tap = install(
             adapter,
             method,
-            self.sites,
-            prior,
-            stage=lambda: self._pass.prefill_stage() if self._pass else None,
+            budget,
+            seed=seed,
+            emulate=backend == "emulate",
+            positions=positions,
+            prior=prior,
+            timed=timed,
+            current=self._current,
         )
-        watchers = [*self.signals.watchers(), *self._tower_watchers()]
-        looked_at = [*(module for module, _ in watchers), *self.signals.watched_layers]
-        #: Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
-        self.extra_blocks, self.idle_blocks = split_unread(adapter.unread_blocks(), looked_at)
-        taps = [(module, self._as_selection(watcher)) for module, watcher in watchers]
-        self._tap = AttentionTap([*taps, *self._step_watchers()])
         self._open = False
-
-    def _tower_watchers(self) -> list[tuple[nn.Module, Watcher]]:
-        """Watch the tower's blocks if a method inside it reads their queries or keys.
-
-        Raises:
-            UserError: the model has no such blocks, or its kernel takes no bias for sizes.
-        """
-        if not self.tower_sites:
-            return []
-        blocks = self.adapter.tower_blocks()
-        kernel = blocks[0].kernel
-        if self.method.proportional and kernel.startswith("flash"):
-            raise UserError(
-                f"model.attention={kernel!r} takes no bias for sizes (proportional attention); valid: sdpa"
-            )
-        read = {need.signal for site in self.tower_sites for need in self.method.needs(site)}
-        if not read & HEADS:
-            return []
-
-        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            if self._pass is not None and self._pass.tower is not None:
-                self._pass.tower.watch(query, key, scaling)
-
-        last = self.tower_sites[-1].layer
-        return [(block.attention, watch) for block in blocks[: last + 1]]
-
-    def _step_watchers(self) -> list[tuple[nn.Module, Watcher]]:
-        """Watch the layer below a decode site; this counts as decoding, not as selection."""
-        if self.decode_site is None:
-            return []
-
-        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            if self._pass is not None and self._pass.focus is not None:
-                self._pass.focus.look(query, key, scaling)
-
-        below = self.adapter.decoder.layers[self.decode_site.layer - 1]
-        return [(below.self_attn, watch)]
-
-    def _as_selection(self, watcher: Watcher) -> Watcher:
-        """Count a watcher's work as selection, and let it see nothing outside `generate`."""
-
-        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            if self._pass is not None:
-                with self._pass.clock.phase("select"):
-                    watcher(query, key, scaling)
-
-        return watch
 
     def __enter__(self) -> Session:
         """Wrap the attention functions that the method's signals need."""
@@ -179,64 +128,74 @@ class Session:
 
     @torch.inference_mode()
     def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
+        self,
+        inputs: Mapping[str, Any] | Prompt,
+        samples: Sequence[str] | None = None,
+        **generation: Any,
     ) -> Generated:
         """Generate answers for one left-padded batch.
 
         Args:
-            inputs: what the adapter's `encode` returned.
+            inputs: what the adapter's `encode` returned, or a prompt made of it, which leaves the vision side out.
             samples: one unique id for each row; they seed the rows' generators.
             **generation: arguments of transformers' `generate`.
 
         Raises:
-            UserError: an argument that the engine cannot honour.
+            UserError: an argument that the engine cannot honour, a prompt of another model.
+            MethodError: the method cannot start from this prompt.
             PlanError: the method broke its contract.
             NonFiniteLogits: the model's logits hold NaN or infinity; the first module that put them out is named.
         """
-        if not self._open:
-            raise RuntimeError("Session.generate was called outside its `with` block")
-        check_generation({**inputs, **generation})
-        layout = self.adapter.layout(inputs)
-        names = tuple(samples) if samples is not None else tuple(map(str, range(layout.rows)))
-        if len(names) != layout.rows:
-            raise ValueError(f"{len(names)} sample ids for {layout.rows} rows")
+        start = self._start("generate", inputs)
+        check_generation({**start.inputs, **generation})
+        rows = start.layout.rows
+        names = tuple(samples) if samples is not None else tuple(map(str, range(rows)))
+        if len(names) != rows:
+            raise ValueError(f"{len(names)} sample ids for {rows} rows")
         try:
-            return self._generate(inputs, layout, names, generation)
+            return self._generate(start, names, generation)
         except NonFiniteLogits as error:
             short = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
-            error.origin = self._origin(lambda: self._generate(inputs, layout, names, short))
+            error.origin = origin_of(self.adapter, lambda: self._generate(start, names, short))
             raise
 
     def _generate(
-        self,
-        inputs: Mapping[str, Any],
-        layout: Layout,
-        names: tuple[str, ...],
-        generation: Mapping[str, Any],
+        self, start: Start, names: tuple[str, ...], generation: Mapping[str, Any]
     ) -> Generated:
-        self.signals.begin(inputs)
-        try:
-            with Pass(self, layout, names) as self._pass:
-                output = self.adapter.model.generate(
-                    **inputs,
-                    **generation,
-                    past_key_values=answer_cache(self.adapter.decoder),
-                    return_dict_in_generate=True,
-                )
-                ids = output.sequences[:, inputs["input_ids"].shape[1] :]
-                return self._pass.finish(ids, getattr(output, "logits", None))
-        finally:
-            self._pass = None
+        with self._run(start, names) as this:
+            output = self.adapter.model.generate(
+                **start.inputs,
+                **generation,
+                past_key_values=answer_cache(self.adapter.decoder),
+                return_dict_in_generate=True,
+            )
+            ids = output.sequences[:, start.inputs["input_ids"].shape[1] :]
+            return this.finish(ids, getattr(output, "logits", None))
 
-    def _origin(self, prefill: Callable[[], object]) -> str:
-        """Run a prefill once more and say which module first put out values that are not finite."""
-        with watched_origin(self.adapter) as found, suppress(NonFiniteLogits):
-            prefill()
-        return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
+    @torch.inference_mode()
+    def prompt(self, inputs: Mapping[str, Any]) -> Prompt:
+        """Run a batch up to the decoder's entry, once for all who start there; it outlives this session.
+
+        The prompt holds what this session's method reads before the decoder; `harness.engine.sharing.shared_prompt`
+        makes one for several methods.
+
+        Args:
+            inputs: what the adapter's `encode` returned.
+
+        Raises:
+            MethodError: the method acts inside the tower, in front of the place where prompts are kept.
+
+        Cost: tower and projector, and O(B L D) of memory while it is kept.
+        """
+        start = self._start("prompt", inputs)
+        clock = Clock(*self.adapter.devices, enabled=self.setup.timed)
+        self.setup.signals.begin(inputs)
+        with self._current.running(clock):
+            return make_prompt(self.setup, inputs, start.layout, clock)
 
     @torch.inference_mode()
     def prefill(
-        self, inputs: Mapping[str, Any], cache: Cache, sample: str = "0"
+        self, inputs: Mapping[str, Any] | Prompt, cache: Cache, sample: str = "0"
     ) -> tuple[Tensor, Tensor]:
         """Run one prompt into `cache`, for a decoding loop of the caller's own.
 
@@ -252,43 +211,37 @@ class Session:
         return done.logits, done.next
 
     @torch.inference_mode()
-    def prefilled(self, inputs: Mapping[str, Any], cache: Cache, sample: str = "0") -> Prefilled:
+    def prefilled(
+        self, inputs: Mapping[str, Any] | Prompt, cache: Cache, sample: str = "0"
+    ) -> Prefilled:
         """Do what `prefill` does, and keep what the record of the sample needs.
 
         Raises:
             NonFiniteLogits: the logits hold NaN or infinity; the first module that put them out is named.
         """
-        if not self._open:
-            raise RuntimeError("Session.prefill was called outside its `with` block")
-        layout = self.adapter.layout(inputs)
-        if layout.rows != 1:
-            raise ValueError(f"{layout.rows} prompts; a prefill by itself takes one")
+        start = self._start("prefill", inputs)
+        if start.layout.rows != 1:
+            raise ValueError(f"{start.layout.rows} prompts; a prefill by itself takes one")
         try:
-            return self._prefilled(inputs, layout, cache, sample)
+            return self._prefilled(start, cache, sample)
         except NonFiniteLogits as error:
-            error.origin = self._origin(
-                lambda: self._prefilled(inputs, layout, DynamicCache(), sample)
+            error.origin = origin_of(
+                self.adapter, lambda: self._prefilled(start, DynamicCache(), sample)
             )
             raise
 
-    def _prefilled(
-        self, inputs: Mapping[str, Any], layout: Layout, cache: Cache, sample: str
-    ) -> Prefilled:
-        self.signals.begin(inputs)
+    def _prefilled(self, start: Start, cache: Cache, sample: str) -> Prefilled:
+        inputs = start.inputs
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         if (
             self.adapter.facts.rotary_axes == 1
         ):  # with more, the model derives them from the pictures
             arguments["position_ids"] = inputs["attention_mask"].long().cumsum(1) - 1
-        try:
-            with Pass(self, layout, (sample,)) as this:
-                self._pass = this
-                output = self.adapter.model(**arguments)
-                if this.needs_steps:
-                    raise RuntimeError("this method or backend needs the engine in every step")
-                this.check_finite((1,))
-        finally:
-            self._pass = None
+        with self._run(start, (sample,)) as this:
+            output = self.adapter.model(**arguments)
+            if this.needs_steps:
+                raise RuntimeError("this method or backend needs the engine in every step")
+            this.check_finite((1,))
         assert this.positions is not None  # the decoder has run
         # Wherever a spread model ends, what goes on from here begins on its first device.
         following = this.positions.amax().to(self.adapter.device) + 1
@@ -297,3 +250,30 @@ class Session:
             next=following.expand(*this.positions.shape[:-1], 1),
             finish=lambda ids: this.finish(ids, None),
         )
+
+    # ------------------------------------------------------------------ one run
+
+    def _start(self, name: str, inputs: Mapping[str, Any] | Prompt) -> Start:
+        """Return what a run begins with.
+
+        Raises:
+            RuntimeError: outside the `with` block.
+            UserError: a prompt of another model.
+            MethodError: the method cannot start from this prompt.
+        """
+        if not self._open:
+            raise RuntimeError(f"Session.{name} was called outside its `with` block")
+        if not isinstance(inputs, Prompt):
+            return Start(inputs, self.adapter.layout(inputs))
+        inputs.check(self.setup)
+        return Start(inputs.inputs, inputs.layout, inputs)
+
+    @contextmanager
+    def _run(self, start: Start, samples: tuple[str, ...]) -> Iterator[Pass]:
+        """Install the hooks of one pass and let the watchers see it."""
+        self.setup.signals.begin(start.inputs, start.prompt.signals if start.prompt else None)
+        with (
+            Pass(self.setup, start.layout, samples, start.prompt) as this,
+            self._current.running(this.clock, this),
+        ):
+            yield this

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.engine.focus import Focus
 from harness.engine.layout import Stage
 from harness.engine.masks import decode_mask, reference_mask
 from harness.engine.positions import rotary_at
+from harness.engine.sites.decode import Focus
 
 
 class Steps:

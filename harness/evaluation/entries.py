@@ -30,6 +30,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_text, value))
+
+
 #: Of every entry about a sample; others may be there too.
 SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
 ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
@@ -45,6 +49,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "spare": _count,
     "work": _counts,
     "times_ms": _numbers,
+    "shared": _texts,
     "accepted": _table,
     "decoding": _table,
 }

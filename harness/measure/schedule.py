@@ -1,7 +1,7 @@
 """What a schedule of visual tokens amounts to: the three rules by which papers count a budget.
 
-A schedule is the tokens kept after each site of a method. `vision` and `prefix` sites act before
-decoder layer 0, a `layer` site before its own layer. Each rule sums it up as *equivalent tokens*:
+A schedule is the tokens kept after each site of a method that shortens the prompt; `Site.shortens`
+says before which decoder layer it does. Each rule sums it up as *equivalent tokens*:
 
 | rule      | equivalent tokens of a schedule                                                    |
 | --------- | ---------------------------------------------------------------------------------- |
@@ -89,9 +89,8 @@ class Frame:
 def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
-    starts = tuple(
-        s.layer if s.where == "layer" else 0 for s in reducer.all_sites(facts.tower.layers, depth)
-    )
+    shortened = (site.shortens for site in reducer.all_sites(facts.tower.layers, depth))
+    starts = tuple(layer for layer in shortened if layer is not None)
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
     return Frame(starts, depth, n_visual, n_text, (linear, square), extra)

@@ -19,7 +19,7 @@ from harness.engine.rollout import rollout
 from harness.engine.session import Session
 from harness.engine.signals.text_rollout import rollout_of_words
 from harness.engine.signals.tower_states import TowerStates
-from harness.engine.tower import TowerRun
+from harness.engine.tower.asking import Asking
 from harness.errors import UserError
 from harness.measure.clock import Clock
 from harness.measure.flops import tower_flops
@@ -257,7 +257,7 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
 
 def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
     """Not by its place in the batch, or no row would get what it gets alone."""
-    run = object.__new__(TowerRun)
+    run = object.__new__(Asking)
     run._owners = Owners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generator_of = lambda row, picture, site: (row, picture, site)
     drawn = [run._generator(picture, 5) for picture in range(4)]

@@ -13,7 +13,7 @@ from harness.engine.layout import Layout, Stage
 from harness.engine.parts import Parts
 from harness.engine.probe import Watcher
 from harness.engine.signals.producer import Asked, Context, Producer
-from harness.engine.signals.table import INSIDE_TOWER, PRODUCERS
+from harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
 from harness.engine.visibility import visibility_of
 from harness.measure.clock import Clock
 from methods.base import MethodError, Need, Site, TokenReducer
@@ -85,10 +85,26 @@ class Signals:
         """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
         return [handle for producer in self._producers for handle in producer.hook_tower(clock)]
 
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass; `inputs` are what the next one's model is given."""
+    def begin(self, inputs: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
+        """Forget the last pass; `inputs` are what the next one's model is given.
+
+        Args:
+            inputs: of the batch.
+            given: what a kept prompt holds of the signals before the decoder, as `kept` returned it.
+        """
         for producer in self._producers:
             producer.begin(inputs)
+            producer.given = (given or {}).get(producer.need.key)
+
+    def before_decoder(self) -> set[str]:
+        """Return the keys of the needs that are read before the decoder."""
+        needs = (producer.need for producer in self._producers)
+        return {need.key for need in needs if need.signal in BEFORE_DECODER}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return what was read before the decoder, for each unit of the projector."""
+        keys = self.before_decoder()
+        return {one.need.key: one.units() for one in self._producers if one.need.key in keys}
 
     def start(self, layout: Layout, hidden: Tensor) -> None:
         """Note what (B, L, D) enters the decoder."""

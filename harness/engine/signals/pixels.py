@@ -24,10 +24,15 @@ class Luma(Producer):
         """Forget the last pass's pictures."""
         self._luma, self._inputs = None, inputs
 
-    def hand_over(self, asked: Asked) -> Tensor:
-        """Return (b, n, h + 2, w + 2)."""
+    def units(self) -> Tensor:
+        """Return (units, h + 2, w + 2)."""
         if self._luma is None:
             self._luma = self.context.parts.pictures(self._inputs).luma()
+        return self._luma
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n, h + 2, w + 2)."""
+        luma = self.units() if self.given is None else self.given
         # Such tokens are one unit.
         unit = take(asked.layout.source[asked.rows], asked.origin, -2)[..., 0]
-        return self._luma[unit.to(self._luma.device)]
+        return luma[unit.to(luma.device)]

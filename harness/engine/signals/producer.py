@@ -89,6 +89,9 @@ class Producer(ABC):
     #: Whether it is the same at every site, so that one producer serves all of them.
     shared: ClassVar[bool] = False
 
+    #: What a kept prompt holds of it, in place of a capture of its own.
+    given: Tensor | None = None
+
     def __init__(self, context: Context, site: Site, need: Need) -> None:
         self.context = context
         self.site = site
@@ -111,6 +114,10 @@ class Producer(ABC):
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Forget the last pass; `inputs` are what the next one's model is given."""
         del inputs
+
+    def units(self) -> Tensor:
+        """Return what it says of each unit of the projector, if it is read before the decoder."""
+        raise NotImplementedError
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Look at what (B, L, D) enters the decoder, for a batch of this layout."""

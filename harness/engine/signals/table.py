@@ -7,6 +7,19 @@ from harness.registry import Registry
 #: Made where a site inside the tower is asked, by the engine's own run of the tower's blocks.
 INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout"})
 
+#: Read before the decoder: for each unit of the projector, so that a kept prompt can hold them.
+BEFORE_DECODER = frozenset(
+    {
+        "cls_attention",
+        "cls_logits",
+        "tower_keys",
+        "wide_cls_attention",
+        "wide_tower_keys",
+        "tower_states",
+        "luma",
+    }
+)
+
 PRODUCERS = Registry("signal")
 PRODUCERS.add("cls_attention", "harness.engine.signals.tower_attention:ClassAttention")
 PRODUCERS.add("cls_logits", "harness.engine.signals.tower_attention:ClassLogits")

@@ -23,9 +23,8 @@ class TextRollout(InDecoder):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layers since the last site that takes effect between layers."""
         sites = self.context.sites
-        earlier = [
-            one.layer for one in sites if one.where == "layer" and one.layer < self.site.layer
-        ]
+        starts = (one.shortens or 0 for one in sites)
+        earlier = [start for start in starts if start < self.site.layer]
         self._window = range(max(earlier, default=0), self.site.layer)
         self._heads: list[Heads] = []
         layers = self.context.parts.decoder.layers

@@ -22,13 +22,10 @@ class OfUnits(Producer):
 
     shared = True
 
-    def units(self) -> Tensor:
-        """Return (units,) or (units, D) in the projector's order."""
-        raise NotImplementedError
-
     def hand_over(self, asked: Asked) -> Tensor:
         """Return (b, n) or (b, n, D)."""
-        units, layout = self.units().to(asked.origin.device), asked.layout
+        units = self.units() if self.given is None else self.given
+        units, layout = units.to(asked.origin.device), asked.layout
         source = take(layout.source[asked.rows], asked.origin, -2)
         share = None
         if layout.share is not None:

@@ -1,0 +1,130 @@
+"""A batch while its prompt runs: who is alive, and what the method has decided so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.engine.layout import Layout, Stage, take
+from harness.engine.reduce import Decision, TokensOf, decide, hide, row_generators, shrink
+from harness.engine.setup import Setup
+from harness.measure.clock import Clock
+
+
+class Prefill:
+    """What the sites of one pass share: the stages so far, and the one way to ask the method and to follow its plans.
+
+    The tokens alive are described by a growing list of stages. A denoising run would make one of these a step and hand
+    its number on to `decide`, which shows it as `view.step`.
+
+    Args:
+        setup: method, model and settings.
+        layout: of the batch.
+        samples: one id for each row.
+
+    Raises:
+        BudgetError: a row's budget cannot be met.
+    """
+
+    def __init__(self, setup: Setup, layout: Layout, samples: tuple[str, ...]) -> None:
+        self.setup = setup
+        self.layout = layout
+        self.samples = samples
+        self.clock = Clock(*setup.adapter.devices, enabled=setup.timed)
+        #: Tokens to keep after each site, for each row.
+        self.requested = tuple(
+            setup.budget.keep(setup.method, setup.adapter.facts, visual, text)
+            if visual
+            else (0,) * len(setup.sites)
+            for visual, text in zip(layout.counts, layout.text, strict=True)
+        )
+        #: Rows that the batch has become for each sample.
+        self.beams = 1
+        self.stages: list[Stage] = []
+        #: Tokens really kept after each site, for each sample.
+        self.kept: list[tuple[int, ...]] = []
+        #: (B,) of each site that says so: kept tokens that only fill up.
+        self.spare: list[Tensor] = []
+        #: Units of each sample that went through the projector a second time.
+        self.reprojected = (0,) * layout.rows
+        #: Whether the decoder stack is at work on the prompt.
+        self.running = False
+
+    def start(self, hidden: Tensor) -> None:
+        """Begin with every token alive; `hidden` (B, L, D) enters the decoder."""
+        self.running = True
+        self.beams = hidden.shape[0] // self.layout.rows
+        layout = self.layout.repeat(self.beams)
+        self.setup.signals.start(layout, hidden)
+        self.stages = [Stage.initial(layout)]
+
+    @property
+    def stage(self) -> Stage:
+        """The tokens alive now."""
+        return self.stages[-1]
+
+    @property
+    def shortened(self) -> bool:
+        """Whether any token has gone."""
+        return len(self.stages) > 1
+
+    def tokens(self, hidden: Tensor) -> TokensOf:
+        """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
+        slots = self.stage.move(hidden.device).slots
+        return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
+
+    def decide(
+        self, number: int, tokens_of: TokensOf, merge_onto: TokensOf | None = None
+    ) -> Decision:
+        """Ask the method for its plans at site `number`, one for each row of the batch as it runs.
+
+        Args:
+            number: of the site.
+            tokens_of: gives the visual tokens of some rows.
+            merge_onto: gives what is merged where features do not stand for tokens one to one.
+
+        Raises:
+            PlanError: a plan breaks its contract.
+        """
+        setup, stage = self.setup, self.stage
+        keep = [counts[number] for counts in self.requested for _ in range(self.beams)]
+        names = [name for name in self.samples for _ in range(self.beams)]
+        with self.clock.phase("select"):
+            return decide(
+                method=setup.method,
+                site=setup.sites[number],
+                keep=keep,
+                layout=self.layout.repeat(self.beams).on(stage.valid.device),
+                stage=stage,
+                signals=setup.signals,
+                generators=row_generators(setup.seed, names, number),
+                tokens_of=tokens_of,
+                merge_onto=merge_onto,
+            )
+
+    def advance(self, first: int, decision: Decision) -> Tensor | None:
+        """Enter the next stage, which holds from decoder layer `first` on.
+
+        Returns:
+            (B, M') the slots to gather, or None if nothing moves (all kept, or emulated).
+        """
+        stage = self.stage
+        self.kept.append(decision.counts[:: self.beams])
+        if decision.spare is not None:
+            self.spare.append(decision.spare[:: self.beams])
+        if decision.keeps_all(stage):
+            return None
+        if self.setup.emulate:
+            self.stages.append(hide(stage, decision, first))
+            return None
+        text = self.layout.repeat(self.beams).text
+        following, index = shrink(stage, decision, text, first)
+        self.stages.append(following)
+        return index
+
+    def spares(self) -> list[int | None]:
+        """Return for each row the tokens that only fill up, over all sites; None if the method never says."""
+        if not self.spare:
+            return [None] * self.layout.rows
+        told = torch.stack([site.cpu() for site in self.spare])
+        return list(told.clamp(min=0).sum(0).tolist())

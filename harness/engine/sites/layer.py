@@ -1,0 +1,64 @@
+"""`layer` sites: they shorten the hidden states that enter their decoder layer, and with them all later layers.
+
+Layers below still see every token, and their caches stay long. `LayerSites._gathered` is where hidden states lose
+tokens between layers; what a family adds to them at later layers, one entry a token, has to be gathered there, too. A
+sweep that forks one prefill at layer K would keep the states, tables and mask that arrive there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from harness.engine.layout import take
+from harness.engine.masks import prefill_mask
+from harness.engine.positions import closed, rotary_at
+from harness.engine.reduce import Decision, write_merged
+from harness.engine.sites.base import Arguments, Sites
+from harness.engine.sites.prefix import ask_before_decoder
+
+
+class LayerSites(Sites):
+    """The method sees hidden states; in front of layer 0 these are the input of the decoder stack."""
+
+    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
+        """Ask at sites in front of layer 0."""
+        for number, site in self.sites:
+            if site.layer == 0:
+                kwargs = ask_before_decoder(self.prefill, number, kwargs)
+        return kwargs
+
+    def layers(self) -> Sequence[int]:
+        """Return the sites' layers above 0."""
+        return [site.layer for _, site in self.sites if site.layer > 0]
+
+    def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
+        """Ask at the sites of this layer, and prepare tables and masks of the later ones."""
+        prefill = self.prefill
+        for number, site in self.sites:
+            if site.layer != layer:
+                continue
+            before = prefill.stage.move(hidden.device)
+            with prefill.clock.phase("select"):
+                prefill.setup.signals.reach(site, before, hidden, before.rotary or rotary)
+            decision = prefill.decide(number, prefill.tokens(hidden))
+            hidden = self._gathered(layer, decision, hidden, rotary)
+        return hidden
+
+    def _gathered(
+        self, layer: int, decision: Decision, hidden: Tensor, rotary: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Apply a decision to the hidden states (B, M, D) that enter a layer."""
+        prefill, decoder = self.prefill, self.prefill.setup.adapter.decoder
+        before = prefill.stage
+        hidden = write_merged(hidden, before.slots, decision)
+        index = prefill.advance(layer, decision)
+        stage = prefill.stage
+        if index is not None:
+            hidden = take(hidden, index, -2)
+            stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
+            stage.mask = prefill_mask(decoder.config, hidden, stage.valid, stage.padded)
+        if prefill.setup.renumber and stage is not before:
+            stage.rotary = rotary_at(decoder.rotary_emb, hidden, closed(stage.valid))
+        return hidden

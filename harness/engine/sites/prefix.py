@@ -1,0 +1,56 @@
+"""`prefix` sites: they shorten the input of decoder layer 0, the projected tokens among their words.
+
+`gathered` is where the arguments of the decoder stack lose tokens, for every kind of site that takes effect there. What
+a family hands to its text stack beside them, one entry a token, has to be gathered there, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.engine.layout import take
+from harness.engine.positions import closed
+from harness.engine.prefill import Prefill
+from harness.engine.reduce import Decision, write_merged
+from harness.engine.sites.base import Arguments, Sites
+
+
+class PrefixSites(Sites):
+    """The method sees the tokens as they enter the decoder."""
+
+    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
+        """Ask at each site and gather what is left."""
+        for number, _ in self.sites:
+            kwargs = ask_before_decoder(self.prefill, number, kwargs)
+        return kwargs
+
+
+def ask_before_decoder(prefill: Prefill, number: int, kwargs: Arguments) -> Arguments:
+    """Ask the method about the tokens that enter the decoder, and drop what it drops."""
+    decision = prefill.decide(number, prefill.tokens(kwargs["inputs_embeds"]))
+    return gathered(prefill, decision, kwargs)
+
+
+def gathered(prefill: Prefill, decision: Decision, kwargs: Arguments) -> Arguments:
+    """Apply a decision that takes effect before layer 0 to the arguments of the decoder stack."""
+    hidden = write_merged(kwargs["inputs_embeds"], prefill.stage.slots, decision)
+    index = prefill.advance(0, decision)
+    stage = prefill.stage
+    position_ids = kwargs["position_ids"]
+    if prefill.setup.renumber:
+        position_ids = closed(stage.valid)
+    elif index is not None:
+        position_ids = _take_positions(position_ids, index)
+    if index is not None:
+        hidden = take(hidden, index, -2)
+        # Never None: gaps in the positions without a mask would be read as packed sequences.
+        kwargs = {**kwargs, "attention_mask": stage.valid}
+    return {**kwargs, "inputs_embeds": hidden, "position_ids": position_ids}
+
+
+def _take_positions(positions: Tensor, index: Tensor) -> Tensor:
+    """Gather (B, L) or, with several rotary axes, (axes, B, L) positions."""
+    if positions.dim() == 2:
+        return take(positions, index, -1)
+    return torch.stack([take(axis, index, -1) for axis in positions])

@@ -1,0 +1,86 @@
+"""`tower` sites: blocks of the vision tower run on fewer slots, and the input of decoder layer 0 is as much shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from harness.engine.prefill import Prefill
+from harness.engine.reduce import Decision, row_generators
+from harness.engine.sites.base import Arguments, Numbered, Sites
+from harness.engine.sites.prefix import gathered
+from harness.engine.tower.run import TowerRun
+from harness.measure.work import NO_WORK, Work
+
+
+class TowerSites(Sites):
+    """The method is asked picture by picture inside the tower, which takes the run's blocks for its own.
+
+    Args:
+        prefill: the batch.
+        sites: all of the method's tower sites.
+
+    Raises:
+        MethodError: a row's tokens are blends of several patches.
+    """
+
+    in_tower = True
+
+    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+        super().__init__(prefill, sites)
+        #: What runs the tower's blocks; None if nothing is to go inside it.
+        self.run: TowerRun | None = None
+        setup, layout = prefill.setup, prefill.layout
+        if all(
+            count == visual
+            for counts, visual in zip(prefill.requested, layout.counts, strict=True)
+            for count in counts[: len(sites)]
+        ):
+            return
+        self.run = TowerRun(
+            method=setup.method,
+            sites=[site for _, site in sites],
+            blocks=setup.adapter.tower_blocks(),
+            extra=int(setup.adapter.facts.class_attention == "token"),
+            layout=layout,
+            requested=prefill.requested,
+            generator_of=lambda row, picture, site: row_generators(
+                setup.seed, [f"{prefill.samples[row]}/{picture}"], site
+            )[0],
+            emulate=setup.emulate,
+            clock=prefill.clock,
+        )
+
+    def open(self) -> None:
+        """Take the place of the tower's blocks."""
+        if self.run is not None:
+            self.run.__enter__()
+
+    def close(self) -> None:
+        """Give the blocks their own forward back."""
+        if self.run is not None:
+            self.run.__exit__()
+
+    def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Note queries and keys of the block that runs."""
+        if self.run is not None:
+            self.run.watch(query, key, scaling)
+
+    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
+        """Drop the tokens of the patches that went inside the tower."""
+        prefill = self.prefill
+        whole = [torch.arange(count) for count in prefill.layout.counts]
+        kept = whole if self.run is None else self.run.kept()
+        for number in range(len(self.sites) - 1):
+            prefill.kept.append(tuple(counts[number] for counts in prefill.requested))
+        index = pad_sequence(kept, batch_first=True)
+        index = index.repeat_interleave(prefill.beams, 0).to(prefill.stage.valid.device)
+        counts = tuple(len(own) for own in kept for _ in range(prefill.beams))
+        return gathered(prefill, Decision(index, counts, ()), kwargs)
+
+    def work(self, row: int) -> Work:
+        """Return what the row's pictures did not cost."""
+        return NO_WORK if self.run is None else self.run.spared(row)

@@ -1,0 +1,67 @@
+"""`vision` sites: they decide on the features that enter the projector, and shorten the input of decoder layer 0.
+
+The tokens leave where the decoder is entered, for every model alike: some call the projector once, some several times,
+some inside the tower. Features that the method merged are projected once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from harness.engine.layout import mix
+from harness.engine.parts import Parts
+from harness.engine.reduce import Decision, Rows
+from harness.engine.sites.base import Arguments, Sites
+from harness.engine.sites.prefix import gathered
+
+
+class VisionSites(Sites):
+    """The method sees features; a merged token is the projection of merged features.
+
+    Where the model blends projected units into tokens (bilinear pooling), no features stand for one token: the blend is
+    what the method sees, and merging happens after the projector.
+    """
+
+    reads_features = True
+
+    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
+        """Ask at each site and gather what is left."""
+        # No picture in the whole batch, no features: then no row has tokens to mix.
+        units = torch.empty(0) if features is None else features
+        for number, _ in self.sites:
+            kwargs = self._reduce(number, units, kwargs)
+        return kwargs
+
+    def _reduce(self, number: int, units: Tensor, kwargs: Arguments) -> Arguments:
+        prefill = self.prefill
+        layout = prefill.layout.repeat(prefill.beams)
+
+        def blended(rows: Rows, n: int) -> Tensor:
+            share = None if layout.share is None else layout.share[rows][:, :n]
+            return mix(units, layout.source[rows][:, :n], share)
+
+        onto = prefill.tokens(kwargs["inputs_embeds"])
+        decision = prefill.decide(number, blended, onto)
+        if decision.merged:
+            decision = _projected(prefill.setup.adapter, decision)
+            counts = zip(decision.counts, layout.blended, strict=True)
+            again = tuple(0 if mixed else count for count, mixed in counts)
+            prefill.reprojected = again[:: prefill.beams]
+        return gathered(prefill, decision, kwargs)
+
+
+def _projected(adapter: Parts, decision: Decision) -> Decision:
+    """Return the decision with merged features as wide as the decoder."""
+    parts = tuple(
+        replace(part, values=_project(adapter, part.values)) if part.features else part
+        for part in decision.merged
+    )
+    return replace(decision, merged=parts)
+
+
+def _project(adapter: Parts, features: Tensor) -> Tensor:
+    """Project (b, k, D) features."""
+    return adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)

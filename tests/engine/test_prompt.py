@@ -1,0 +1,253 @@
+"""A kept prompt is the inputs over again: the same answers, logits and records, whoever starts from it, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from harness.budget import Budget
+from harness.catalogue import build_method
+from harness.engine.prompt import Prompt
+from harness.engine.record import Generated, Record
+from harness.engine.session import Session
+from harness.engine.sharing import shared_prompt
+from harness.errors import UserError
+from methods.base import MethodError, Need, Site, TokenReducer
+from tests.families import FAMILIES
+from tests.family_runs import ROWS, Tiny, generation
+from tests.tiny import Recorder, Scatter, chat
+
+HALF = Budget("kept", 0.5)
+#: Of the methods that start behind the prompt: nothing to do, scores inside, choices in front by states and by chance.
+SHARING = ("none", "fastv", "divprune", "random")
+PLACES = (("vision",), ("prefix",), (0,), (2,), (1, 3))
+
+
+def method_of(name: str) -> TokenReducer:
+    built = build_method(name, {})
+    assert isinstance(built, TokenReducer)
+    return built
+
+
+def answered(tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes: Any) -> Generated:
+    settings = {key: changes.pop(key) for key in ("backend", "positions") if key in changes}
+    samples = [f"s{row}" for row in rows or ROWS]
+    asked = generation(tiny.adapter, tiny.inputs(*rows), **{"max_new_tokens": 3, **changes})
+    with Session(tiny.adapter, method, HALF, seed=3, **settings) as session:
+        return session.generate(start, samples, **asked)
+
+
+def same(one: Generated, other: Generated) -> bool:
+    """Say whether two batches were answered alike, to the bit."""
+    logits = (one.logits is None) == (other.logits is None)
+    if one.logits is not None and other.logits is not None:
+        logits = torch.equal(one.logits, other.logits)
+    origins = zip(one.records, other.records, strict=True)
+    return (
+        torch.equal(one.ids, other.ids)
+        and logits
+        and one.cache_lengths == other.cache_lengths
+        and [untimed(record) for record in one.records]
+        == [untimed(record) for record in other.records]
+        and all(equal(a.origin, b.origin) for a, b in origins)
+    )
+
+
+def untimed(record: Record) -> Record:
+    return replace(record, times_ms={}, shared=())
+
+
+def equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> None:
+    """Rows of unequal numbers of images, videos and words, in one batch and alone; one method comes back."""
+    tiny = Tiny(name, "float32")
+    methods = [method_of(one) for one in SHARING]
+    for rows in (ROWS, (1,)):
+        inputs = tiny.inputs(*rows)
+        prompt = shared_prompt(tiny.adapter, inputs, methods)
+        expected = [answered(tiny, method, inputs, *rows) for method in methods]
+        for method, found in zip((*methods, methods[1]), (*expected, expected[1]), strict=True):
+            assert same(answered(tiny, method, prompt, *rows), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "drop") for name in FAMILIES), ("qwen2_5_vl_mixed", "emulate")]
+)
+def test_every_place_behind_the_tower_starts_from_one_prompt(name: str, backend: str) -> None:
+    """Features that are merged and projected once more among them."""
+    tiny = Tiny(name)
+    methods = [Scatter(place, True) for place in PLACES]
+    prompt = shared_prompt(tiny.adapter, tiny.inputs(), methods)
+    for method in methods:
+        expected = answered(tiny, method, tiny.inputs(), backend=backend)
+        assert same(answered(tiny, method, prompt, backend=backend), expected)
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_beams_start_from_a_prompt(name: str) -> None:
+    tiny, beams = Tiny(name), {"num_beams": 3, "output_logits": False}
+    methods = [Scatter(("vision",)), Scatter((2,))]
+    prompt = shared_prompt(tiny.adapter, tiny.inputs(), methods)
+    for method in methods:
+        expected = answered(tiny, method, tiny.inputs(), **beams)
+        assert same(answered(tiny, method, prompt, **beams), expected)
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_a_decoding_loop_of_ones_own_starts_from_a_prompt(name: str) -> None:
+    tiny = Tiny(name)
+    inputs, method = tiny.inputs(1), method_of("fastv")
+    with Session(tiny.adapter, method, HALF) as session:
+        prompt = session.prompt(inputs)
+        runs = []
+        for start in (inputs, prompt):
+            cache = DynamicCache(config=tiny.adapter.decoder.config)
+            runs.append((session.prefilled(start, cache), cache))
+    (one, cache), (other, again) = runs
+    assert torch.equal(one.logits, other.logits)
+    assert torch.equal(one.next, other.next)
+    for mine, yours in zip(cache.layers, again.layers, strict=True):
+        assert torch.equal(mine.keys, yours.keys)
+        assert torch.equal(mine.values, yours.values)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    assert same(one.finish(ids), other.finish(ids))
+
+
+@pytest.mark.parametrize("name", ["llava", "onevision_image", "internvl", "qwen2_5_vl_mixed"])
+def test_what_the_tower_says_is_kept_for_those_who_ask(name: str) -> None:
+    """Values of class token, keys and states; and extra layers of the tower that run for nobody else count as ever."""
+    tiny = Tiny(name)
+    signals = ("cls_attention", "tower_keys", "tower_states", "projected")
+    method = Recorder((Site("prefix"), Site("layer", 2)), tuple(map(Need, signals)))
+    other = Recorder((Site("prefix"),), (Need("cls_logits"),))
+    inputs = tiny.inputs()
+    prompt = shared_prompt(tiny.adapter, inputs, [method, other])
+    for one in (method, other):
+        expected = answered(tiny, one, inputs)
+        seen = [*one.views]
+        one.views.clear()
+        assert same(answered(tiny, one, prompt), expected)
+        for before, after in zip(seen, one.views, strict=True):
+            assert before.signals.keys() == after.signals.keys()
+            for key, value in before.signals.items():
+                assert torch.equal(value, after.signals[key]), key
+
+
+def test_pixels_are_read_for_those_who_ask() -> None:
+    tiny = Tiny("llava")
+    method = Recorder((Site("prefix"),), (Need("luma"),))
+    with Session(tiny.adapter, method, HALF) as session:
+        prompt = session.prompt(tiny.inputs())
+    assert same(answered(tiny, method, prompt), answered(tiny, method, tiny.inputs()))
+    ours, theirs = method.views[: len(method.views) // 2], method.views[len(method.views) // 2 :]
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.signals["luma"], other.signals["luma"])
+
+
+@pytest.mark.parametrize("positions", ["renumbered", "method"])
+def test_closed_gaps_start_from_a_prompt(positions: str) -> None:
+    tiny = Tiny("llava_next")
+    prompt = shared_prompt(tiny.adapter, tiny.inputs())
+    for name in ("divprune", "fastv"):
+        expected = answered(tiny, method_of(name), tiny.inputs(), positions=positions)
+        assert same(answered(tiny, method_of(name), prompt, positions=positions), expected)
+
+
+def test_the_tower_runs_once_and_its_time_is_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, runs = Tiny("llava"), []
+    handle = tiny.adapter.tower.register_forward_hook(lambda *_: runs.append(1))
+    try:
+        prompt = shared_prompt(tiny.adapter, tiny.inputs())
+        got = [answered(tiny, method_of(name), prompt) for name in SHARING]
+    finally:
+        handle.remove()
+    assert len(runs) == 1
+    assert prompt.times_ms["vision"] > 0
+    assert not [name for name in prompt.inputs if "pixel" in name]
+    for record in (one for each in got for one in each.records):
+        assert record.times_ms["vision"] == 0
+        assert record.shared == ("vision",)
+    alone = answered(tiny, method_of("none"), tiny.inputs())
+    assert alone.records[0].shared == ()
+    assert alone.records[0].times_ms["vision"] > 0
+
+
+def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
+    tiny = Tiny("llava")
+    hooks = [len(module._forward_pre_hooks) for module in tiny.adapter.model.modules()]
+    prompt = shared_prompt(tiny.adapter, tiny.inputs(), [Scatter(("vision",), True)])
+    before = {name: value for name, value in prompt.arguments.items() if isinstance(value, Tensor)}
+    copies = {name: value.clone() for name, value in before.items()}
+    for place in PLACES:
+        answered(tiny, Scatter(place, True), prompt)
+    assert all(torch.equal(before[name], copies[name]) for name in copies)
+    assert hooks == [len(module._forward_pre_hooks) for module in tiny.adapter.model.modules()]
+    assert {"inputs_embeds", "position_ids", "attention_mask"} <= before.keys()
+
+
+def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> None:
+    """Where the pixels are missing, the model has none of it; beams need a row for each sample or visual token."""
+    tiny = Tiny("llava")
+    prompt = shared_prompt(tiny.adapter, tiny.inputs())
+    embeddings, counts = prompt.arguments["inputs_embeds"], prompt.layout.counts
+    levels = [torch.arange(sum(counts)).unsqueeze(1) + 0.5]
+    kept = replace(prompt, arguments={**prompt.arguments, "levels": levels})
+    call = {"inputs_embeds": torch.zeros_like(embeddings), "use_cache": True, "levels": None}
+    entered = kept.enter({**call, "position_ids": "the call's own"})
+    assert entered["levels"] is levels
+    assert entered["inputs_embeds"] is embeddings
+    assert (entered["use_cache"], entered["position_ids"]) == (True, "the call's own")
+    beams = {**call, "inputs_embeds": embeddings.repeat_interleave(2, 0)}
+    first, rest = counts[0], sum(counts) - counts[-1]
+    (twice,) = kept.enter(beams)["levels"]
+    assert torch.equal(twice[: 2 * first], levels[0][:first].repeat(2, 1))
+    assert torch.equal(twice[2 * rest :], levels[0][rest:].repeat(2, 1))
+    odd = replace(prompt, arguments={**prompt.arguments, "levels": [levels[0][1:]]})
+    with pytest.raises(UserError, match=r"^generation\.num_beams=2: a prompt cannot repeat"):
+        odd.enter(beams)
+
+
+def test_a_prompt_without_pictures() -> None:
+    tiny = Tiny("llava")
+    inputs = tiny.adapter.encode([chat("w1 w2"), chat("w3 w4 w5")])
+    method = Recorder((Site("vision"),), (Need("cls_attention"),))
+    prompt = shared_prompt(tiny.adapter, inputs, [method])
+    with Session(tiny.adapter, method, HALF) as session:
+        settings = generation(tiny.adapter, inputs)
+        assert same(session.generate(prompt, **settings), session.generate(inputs, **settings))
+
+
+def refused(tiny: Tiny, method: TokenReducer, prompt: Prompt) -> str:
+    with pytest.raises((MethodError, UserError)) as caught:
+        answered(tiny, method, prompt)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_a_prompt_does_not_hold_is_refused() -> None:
+    tiny = Tiny("llava")
+    bare = shared_prompt(tiny.adapter, tiny.inputs())
+    assert "inside the vision tower" in refused(tiny, method_of("tome"), bare)
+    assert "tower features" in refused(tiny, Scatter(("vision",)), bare)
+    message = refused(tiny, method_of("fastervlm"), bare)
+    assert "cls_attention" in message
+    assert "kept: nothing" in message
+    assert "another model" in refused(Tiny("llava", "float32"), method_of("none"), bare)
+    with pytest.raises(MethodError, match="inside the vision tower"):
+        shared_prompt(tiny.adapter, tiny.inputs(), [method_of("none"), method_of("tome")])
+    with (
+        Session(tiny.adapter, method_of("tome"), HALF) as session,
+        pytest.raises(MethodError, match="inside the vision tower"),
+    ):
+        session.prompt(tiny.inputs())
+    with pytest.raises(RuntimeError, match=r"Session\.prompt was called outside"):
+        Session(tiny.adapter, method_of("none"), HALF).prompt(tiny.inputs())

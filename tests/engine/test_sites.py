@@ -1,0 +1,67 @@
+"""A kind of site knows what it shortens; what nothing carries out is refused instead of mistaken for another kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.budget import Budget
+from harness.engine.session import Session
+from harness.engine.sites.kinds import KINDS
+from harness.measure.schedule import frame_of
+from methods.base import MethodError, Plan, Site, TokenReducer, View
+from tests.family_runs import Tiny
+from tests.tiny import tiny_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class At(TokenReducer):
+    """Acts at given sites."""
+
+    places: tuple[Site, ...]
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return self.places
+
+    def plan(self, view: View, keep: int) -> Plan:
+        raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize(
+    ("site", "layer"),
+    [
+        (Site("tower", 3), 0),
+        (Site("vision"), 0),
+        (Site("prefix"), 0),
+        (Site("layer", 0), 0),
+        (Site("layer", 4), 4),
+        (Site("cache", 4), None),
+        (Site("decode", 4), None),
+    ],
+)
+def test_a_site_knows_what_it_shortens(site: Site, layer: int | None) -> None:
+    assert site.shortens == layer
+    assert (site.where in KINDS) == (layer is not None)
+
+
+@pytest.mark.parametrize("where", ["cache", "decode"])
+def test_what_nothing_carries_out_is_refused_and_shortens_no_prompt(where: str) -> None:
+    method = At((Site("prefix"), Site(where, 2)))  # type: ignore[arg-type]
+    assert frame_of(method, tiny_spec("llava").facts, 16, 8).starts == (0,)
+    with pytest.raises(MethodError, match=f"^At acts at a '{where}' site, which nothing"):
+        Session(Tiny("llava").adapter, method, Budget("kept", 0.5))
+
+
+def test_kinds_are_told_apart_in_one_place() -> None:
+    rooms = [ROOT / "harness" / "engine", ROOT / "harness" / "measure"]
+    asking = [
+        file.name
+        for room in rooms
+        for file in room.rglob("*.py")
+        if ".where ==" in file.read_text()
+    ]
+    assert not asking
