@@ -9,11 +9,12 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
 | inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
 | part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
-| diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
+| diffusion-step reduction   | DenoisingReducer| `layer`, once for each step    | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
 
-Cache compressors are in methods/compressor.py; decoders by the kind of their window in methods/windows.py.
+Cache compressors are in methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in
+methods/composed.py; decoders by the kind of their window in methods/windows.py.
 """
 
 from __future__ import annotations
@@ -244,6 +245,21 @@ class MethodError(ValueError):
 class Method(ABC):
     """Common to all bases: a frozen dataclass whose fields are the hyper-parameters under the paper's names."""
 
+    #: Whether one prefill with `Plan`s is all that it asks for, which is what an engine session carries.
+    in_one_prefill: ClassVar[bool] = False
+    #: Whether a draft guesses the answer ahead: then the budget's ratio is what the draft does without, and may be 1.
+    drafts: ClassVar[bool] = False
+
+    @property
+    def takes_draft(self) -> bool:
+        """Whether a second model drafts."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """Return the methods that it is made of: itself, unless it is a composition."""
+        return (self,)
+
     @abstractmethod
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return where the method acts in a model of `depth` decoder layers, first to last.
@@ -257,10 +273,17 @@ class Method(ABC):
         del site
         return ()
 
+    def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return where the method reads, acting there or not, in a tower of `blocks` blocks and `depth` layers."""
+        del blocks
+        return self.sites(depth)
+
 
 @dataclass(frozen=True)
 class TokenReducer(Method):
     """Drops or merges visual tokens at `vision`, `prefix` or `layer` sites."""
+
+    in_one_prefill: ClassVar[bool] = True
 
     @property
     def adaptive(self) -> bool:
@@ -287,6 +310,11 @@ class TokenReducer(Method):
     def all_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
         """Return the sites in a tower of `blocks` blocks, then those in and around a decoder of `depth` layers."""
         return self.tower_sites(blocks) + self.sites(depth)
+
+    def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return all sites, the decode site last."""
+        step = self.decode_site(depth)
+        return self.all_sites(blocks, depth) + ((step,) if step else ())
 
     def decode_site(self, depth: int) -> Site | None:
         """Return where the method chooses what decoding steps attend to, `Site("decode", layer)`, or None.
@@ -362,9 +390,15 @@ class Decoder(Method):
     is what the draft sees. The budget's ratio is the share of visual tokens that the draft does without.
     """
 
+    drafts: ClassVar[bool] = True
     source: ClassVar[Source] = "model"
     #: Whether drafting goes on while the target verifies.
     overlap: ClassVar[bool] = False
+
+    @property
+    def takes_draft(self) -> bool:
+        """Whether a second model drafts."""
+        return self.source == "model"
 
     @property
     def window(self) -> Window:

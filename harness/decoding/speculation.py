@@ -35,7 +35,7 @@ from harness.decoding.vocabulary import common_ids
 from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
 from harness.engine.session import Session
-from harness.specs import RunSpec
+from harness.specs import Asked
 from methods.base import Decoder
 from methods.none import NoReduction
 
@@ -46,7 +46,7 @@ class Speculation:
     It takes the place of the adapter (`encode`, `decode`) and of the session (`generate`) in an evaluation.
 
     Args:
-        spec: the run.
+        spec: what is asked of the two.
         adapter: the loaded target.
         method: the decoder.
 
@@ -55,7 +55,7 @@ class Speculation:
         DrafterLost: the draft's process could not be started.
     """
 
-    def __init__(self, spec: RunSpec, adapter: Adapter, method: Decoder) -> None:
+    def __init__(self, spec: Asked, adapter: Adapter, method: Decoder) -> None:
         self._spec = spec
         self._adapter = adapter
         self._method = method

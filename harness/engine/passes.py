@@ -33,6 +33,7 @@ from harness.engine.steps import Steps
 from harness.engine.tower import TowerRun
 from harness.measure.clock import Clock
 from harness.measure.memory import kv_bytes
+from harness.measure.schedule import shortened_layer
 from harness.measure.work import Work
 from methods.base import Site
 
@@ -483,7 +484,7 @@ def _take_positions(positions: Tensor, index: Tensor) -> Tensor:
 
 def effect(site: Site) -> int:
     """Return the decoder layer whose input a site shortens: 0 for everything before the decoder."""
-    return site.layer if site.where == "layer" else 0
+    return shortened_layer(site)
 
 
 def _spare(sites: list[Tensor], rows: int) -> list[int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,14 @@ from harness.engine.idle import split_unread
 from harness.engine.layout import Layout
 from harness.engine.parts import Parts
 from harness.engine.passes import Pass
-from harness.engine.positions import PositionPolicy, closes_gaps
+from harness.engine.positions import closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.record import Generated
 from harness.engine.signals import Signals
 from harness.engine.tower import HEADS
 from harness.errors import UserError
+from harness.specs import Backend, PositionPolicy
 from methods.base import MethodError, TokenReducer
-
-Backend = Literal["drop", "emulate"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Session:
         prior: Prior | None = None,
         timed: bool = True,
     ) -> None:
-        if not isinstance(method, TokenReducer):
+        if not method.in_one_prefill:
             raise MethodError(
                 f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
             )

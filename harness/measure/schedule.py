@@ -21,9 +21,12 @@ from itertools import pairwise
 
 from harness.facts import ModelFacts
 from harness.measure.flops import quadratic
-from methods.base import TokenReducer
+from methods.base import MethodError, Site, TokenReducer
 
 RULES = ("kept", "average", "flops")
+
+#: Sites whose dropped tokens enter no decoder layer.
+BEFORE_DECODER = ("tower", "vision", "prefix")
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,26 @@ class Frame:
         return math.sqrt(half**2 + spent / (self.depth * square)) - half - self.text
 
 
+def shortened_layer(site: Site) -> int:
+    """Return the decoder layer whose input a site shortens: 0 for everything before the decoder.
+
+    Raises:
+        MethodError: it shortens no input: a cache gets shorter behind its layer, a decoding step hides entries.
+    """
+    if site.where == "layer":
+        return site.layer
+    if site.where not in BEFORE_DECODER:
+        raise MethodError(
+            f"a {site.where} site shortens no input of a layer; valid for what drops tokens: "
+            f"{', '.join(BEFORE_DECODER)}, layer"
+        )
+    return 0
+
+
 def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
-    starts = tuple(
-        s.layer if s.where == "layer" else 0 for s in reducer.all_sites(facts.tower.layers, depth)
-    )
+    starts = tuple(map(shortened_layer, reducer.all_sites(facts.tower.layers, depth)))
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
     return Frame(starts, depth, n_visual, n_text, (linear, square), extra)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.digests import Digests, digest
+from harness.kinds.lookup import kind_of
 from harness.paths import ROOT
 from harness.revisions import model_revision
 from harness.running.settings import Contents, cell_of, settings_of
 from harness.specs import BenchmarkSpec, RunSpec
-from methods.base import Decoder, Method
+from methods.base import Method
 
 #: Raised when the meaning of the key itself changes.
 KEY_VERSION = 2
@@ -47,6 +48,7 @@ ENGINE_SOURCES = (
     "harness/decoding",
     "harness/measure",
     "harness/evaluation",
+    "harness/kinds",
     "harness/generation.py",
     "harness/budget.py",
     "harness/facts.py",
@@ -95,7 +97,7 @@ def key_parts(
 def _contents(
     spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path]
 ) -> Contents:
-    draft = spec.method.draft if isinstance(method, Decoder) else None
+    draft = kind_of(method).identity(spec, method).draft
     return Contents(
         model=model_revision(spec.model, digests),
         draft=None if draft is None else model_revision(draft, digests),
@@ -105,8 +107,8 @@ def _contents(
 
 
 def _method_files(method: Method) -> set[Path]:
-    """Return the file of the method's class, and those of `methods` that it imports, directly or not."""
-    return _with_methods([Path(getfile(type(method)))])
+    """Return the files of the classes of a method and its parts, and what they import of `methods`, directly or not."""
+    return _with_methods([Path(getfile(type(one))) for one in (method, *method.parts)])
 
 
 def _with_methods(files: Iterable[Path]) -> set[Path]:

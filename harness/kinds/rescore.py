@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from harness.kinds.base import Generator
 from harness.measure.clock import Clock
 
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 
 #: Phase of `Record.times_ms`.
 PHASE = "rescore"
-
-
-class Generator(Protocol):
-    """What answers: an open session, for one."""
-
-    def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
-    ) -> Generated:
-        """Answer one left-padded batch."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class Rescored:
         self._inner = inner
 
     def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
     ) -> Generated:
         """Return `inner`'s answers with records that say how many of their tokens the full model accepts.
 
