@@ -6,21 +6,23 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.errors import UserError, unknown_name
+
+Name = TypeVar("Name", bound=str)
 
 #: Bytes of the units in which sizes may be given.
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
 
 
-def choice(key: str, value: Any, valid: Iterable[str]) -> str:
-    """Return `value` if it is one of `valid`."""
+def choice(key: str, value: Any, valid: Iterable[Name]) -> Name:
+    """Return the one of `valid` that `value` is."""
     names = tuple(valid)
     if value not in names:
         raise unknown_name(key, str(value), names)
-    return str(value)
+    return names[names.index(value)]
 
 
 def text(key: str, value: Any) -> str:

@@ -19,8 +19,11 @@ def label_of(spec: RunSpec) -> str:
 def label(method: Method, variant: str, budget: Budget) -> str:
     """Return what tells configurations of one method apart: parameters off their default, the variant.
 
-    Parameters that repeat the budget are left out: they change along a curve.
+    Parameters that repeat the budget are left out: they change along a curve. A composition names its parts.
     """
+    if len(method.parts) > 1:
+        named = (f"{type(part).__name__}({label(part, 'paper', budget)})" for part in method.parts)
+        return " ".join([*named, *([] if variant == "paper" else [variant])])
     repeated = {"ratio": budget.ratio, "rule": budget.rule}
     values = {
         field.name: (getattr(method, field.name), field.default)

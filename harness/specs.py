@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from harness.budget import Budget
 from harness.facts import ModelFacts
+from harness.media import rules
+from methods.base import Positions
 
-RULES = ("kept", "average", "flops")
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 WEIGHTS = ("trained", "random")
-VIDEO_RULES = ("uniform", "centre", "fps")
-SHORT_VIDEOS = ("repeat", "all", "second", "error")
+VIDEO_RULES = tuple(rules.RULES)
+SHORT_VIDEOS = rules.SHORT
 MEDIA = ("optional", "required")
-BACKENDS = ("drop", "emulate")
-POSITIONS = ("original", "renumbered", "method")
 TRANSPORTS = ("auto", "sequential", "processes", "threads")
+#: `engine.backend`: tokens leave, or the slow reference hides them.
+Backend = Literal["drop", "emulate"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+#: `engine.positions`: a policy, or whatever the method's released code does.
+PositionPolicy = Literal[Positions, "method"]
+POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0
 #: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
@@ -141,9 +146,9 @@ class EngineSpec:
     (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
     """
 
-    backend: str = "drop"
+    backend: Backend = "drop"
     batch_size: int = 8
-    positions: str = "original"
+    positions: PositionPolicy = "original"
     threads: int | None = None
     max_errors: int = 0
     warmup: int = 1
@@ -153,6 +158,32 @@ class EngineSpec:
     graphs: bool | None = False
     rescore: bool = False
     paired: int = 0
+
+
+class Asked(Protocol):
+    """What answering takes of a run, whoever asks: a RunSpec has it, and so has an AnswerSpec."""
+
+    @property
+    def model(self) -> ModelSpec: ...  # noqa: D102
+    @property
+    def method(self) -> MethodSpec: ...  # noqa: D102
+    @property
+    def budget(self) -> Budget: ...  # noqa: D102
+    @property
+    def engine(self) -> EngineSpec: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class AnswerSpec:
+    """Answers of one model under one method, without a benchmark to score them or a store to keep them."""
+
+    model: ModelSpec
+    method: MethodSpec
+    budget: Budget
+    engine: EngineSpec = EngineSpec()
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,3 +211,12 @@ class RunSpec:
     refused: str = "error"
     json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Settings of `generate` that the model and the benchmark give together; a task may add its own."""
+        return {**self.model.generation, **self.benchmark.generation}
+
+
+#: What a kind of method settles comes back as what it was: a run, or answers alone.
+Settled = TypeVar("Settled", AnswerSpec, RunSpec)

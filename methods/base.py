@@ -9,13 +9,14 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
 | inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
 | part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
-| diffusion-step reduction   | TokenReducer    | `layer`, once for each step    | `Plan` (`view.step`)  |
+| diffusion-step reduction   | DenoisingReducer| `layer`, once for each step    | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
 
 The words are defined in methods/views.py and methods/plans.py, the bases in methods/reducers.py and
 methods/decoders.py; decoders by the kind of their window are in methods/windows.py, cache compressors in
-methods/compressor.py. methods/signals.py lists what a method may read. A method's file imports from here.
+methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in methods/composed.py.
+methods/signals.py lists what a method may read. A method's file imports from here.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from methods.base import Method
@@ -38,6 +39,16 @@ class CacheCompressor(Method):
     def score(self, view: CacheView) -> Tensor:
         """Return (B, H, N) scores of the entries, H = 1 (shared by all heads) or H_kv; larger stays longer."""
 
-    def allocate(self, scores: Sequence[Tensor], keep: int) -> tuple[int, ...]:
-        """Split `keep * n_layers` entries over the layers. The default gives each layer `keep`."""
-        return (keep,) * len(scores)
+    def allocate(self, scores: Sequence[Tensor], keep: int) -> Tensor:
+        """Split each sample's `keep * n_layers` entries over its layers.
+
+        Args:
+            scores: of each layer, as `score` returned them.
+            keep: entries of a layer, on average over the layers.
+
+        Returns:
+            (B, layers) integers, or (B, layers, H) where heads keep different numbers. The default gives each layer
+            `keep`.
+        """
+        rows = scores[0].shape[0]
+        return torch.full((rows, len(scores)), keep, device=scores[0].device)

@@ -27,9 +27,15 @@ class Decoder(Method):
     is what the draft sees. The budget's ratio is the share of visual tokens that the draft does without.
     """
 
+    drafts: ClassVar[bool] = True
     source: ClassVar[Source] = "model"
     #: Whether drafting goes on while the target verifies.
     overlap: ClassVar[bool] = False
+
+    @property
+    def takes_draft(self) -> bool:
+        """Whether a second model drafts."""
+        return self.source == "model"
 
     @property
     def window(self) -> Window:

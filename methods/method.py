@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from methods.views import Need, Site
 
@@ -11,6 +12,21 @@ from methods.views import Need, Site
 @dataclass(frozen=True)
 class Method(ABC):
     """Common to all bases: a frozen dataclass whose fields are the hyper-parameters under the paper's names."""
+
+    #: Whether one prefill with `Plan`s is all that it asks for, which is what an engine session carries.
+    in_one_prefill: ClassVar[bool] = False
+    #: Whether a draft guesses the answer ahead: then the budget's ratio is what the draft does without, and may be 1.
+    drafts: ClassVar[bool] = False
+
+    @property
+    def takes_draft(self) -> bool:
+        """Whether a second model drafts."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """Return the methods that it is made of: itself, unless it is a composition."""
+        return (self,)
 
     @abstractmethod
     def sites(self, depth: int) -> tuple[Site, ...]:
@@ -24,3 +40,8 @@ class Method(ABC):
         """Return the signals that `View.signals` must hold at `site`."""
         del site
         return ()
+
+    def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return where the method reads, acting there or not, in a tower of `blocks` blocks and `depth` layers."""
+        del blocks
+        return self.sites(depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from methods.method import Method
 from methods.plans import Attended, Plan, PlanError
@@ -16,6 +16,8 @@ Positions = Literal["original", "renumbered"]
 @dataclass(frozen=True)
 class TokenReducer(Method):
     """Drops or merges visual tokens at `vision`, `prefix` or `layer` sites."""
+
+    in_one_prefill: ClassVar[bool] = True
 
     @property
     def adaptive(self) -> bool:
@@ -42,6 +44,11 @@ class TokenReducer(Method):
     def all_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
         """Return the sites in a tower of `blocks` blocks, then those in and around a decoder of `depth` layers."""
         return self.tower_sites(blocks) + self.sites(depth)
+
+    def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return all sites, the decode site last."""
+        step = self.decode_site(depth)
+        return self.all_sites(blocks, depth) + ((step,) if step else ())
 
     def decode_site(self, depth: int) -> Site | None:
         """Return where the method chooses what decoding steps attend to, `Site("decode", layer)`, or None.

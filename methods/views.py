@@ -12,7 +12,7 @@ from torch import Tensor
 Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
 
 #: Kinds of site that take effect on the input of decoder layer 0.
-BEFORE_DECODER: frozenset[Where] = frozenset({"tower", "vision", "prefix"})
+BEFORE_DECODER: tuple[Where, ...] = ("tower", "vision", "prefix")
 
 
 class MethodError(ValueError):

@@ -7,26 +7,23 @@ from harness.catalogue import build_method, names_of
 from harness.errors import Refused
 from harness.facts import ModelFacts
 from harness.specs import ModelSpec
-from methods.base import Decoder, Method, MethodError, TokenReducer
+from methods.base import Method, MethodError, TokenReducer
 
 
-def signals_of(method: TokenReducer | Decoder, facts: ModelFacts) -> set[str]:
+def signals_of(method: Method, facts: ModelFacts) -> set[str]:
     """Return the names of all signals that a method reads in a model; a decoder's are read in the target."""
-    depth = facts.text.layers
-    sites = method.sites(depth)
-    if isinstance(method, TokenReducer):
-        step = method.decode_site(depth)
-        sites = method.all_sites(facts.tower.layers, depth) + ((step,) if step else ())
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
     return {need.signal for site in sites for need in method.needs(site)}
 
 
-def check_signals(model: ModelSpec, method: TokenReducer | Decoder, name: str) -> None:
+def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:
     """Raise Refused unless the model has the signals of a method, and its tower's tokens where it acts inside.
 
     Args:
         model: the model that the method reads.
         method: the built method.
         name: what an error line calls it.
+        base: of the methods that an error line offers instead.
     """
     facts = model.facts
     if _acts_inside(method, facts) and not facts.patch_tokens:
@@ -37,8 +34,7 @@ def check_signals(model: ModelSpec, method: TokenReducer | Decoder, name: str) -
     missing = sorted(signals_of(method, facts) - facts.signals)
     if not missing:
         return
-    kind = TokenReducer if isinstance(method, TokenReducer) else Decoder
-    able = [other for other in names_of(kind) if _carries(other, facts)]
+    able = [other for other in names_of(base) if _carries(other, facts)]
     raise Refused(
         f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; "
         f"valid: {', '.join(able)}"
@@ -58,7 +54,6 @@ def _carries(name: str, facts: ModelFacts) -> bool:
     """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
     try:
         method = build_method(name, {})
-        assert isinstance(method, TokenReducer | Decoder)  # the bases that run
         return signals_of(method, facts) <= facts.signals and (
             facts.patch_tokens or not _acts_inside(method, facts)
         )
@@ -67,4 +62,5 @@ def _carries(name: str, facts: ModelFacts) -> bool:
 
 
 def _acts_inside(method: Method, facts: ModelFacts) -> bool:
-    return isinstance(method, TokenReducer) and bool(method.tower_sites(facts.tower.layers))
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
+    return any(site.where == "tower" for site in sites)

@@ -16,13 +16,13 @@ from harness.decoding.vocabulary import check_tokenizers, read_vocabulary, token
 from harness.digests import Digests
 from harness.engine.text.graphs import obstacle, refused
 from harness.errors import Refused
-from harness.specs import ModelSpec, RunSpec
+from harness.specs import Asked, ModelSpec, RunSpec, Settled
 from harness.wording import in_words_of_the_draft
-from methods.base import Decoder
+from methods.base import Decoder, TokenReducer
 
 
-def settled(spec: RunSpec, method: Decoder) -> RunSpec:
-    """Return the run with what a decoder leaves no choice about: one sample in a batch, and often the ratio.
+def settled(spec: Settled, method: Decoder) -> Settled:
+    """Return the spec with what a decoder leaves no choice about: one sample in a batch, and often the ratio.
 
     A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever was asked for.
 
@@ -69,7 +69,7 @@ def check_one_beam(name: str, generation: Mapping[str, Any]) -> None:
         )
 
 
-def check_graphs(spec: RunSpec, method: Decoder) -> None:
+def check_graphs(spec: Asked, method: Decoder) -> None:
     """Check that `engine.graphs=true` can be kept on both sides, as far as that is known before they are loaded.
 
     Raises:
@@ -107,7 +107,7 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
     with in_words_of_the_draft():
         check_model(draft, spec.offline, digests)
         if reducer is not None:
-            check_signals(draft, reducer, name)
+            check_signals(draft, reducer, name, TokenReducer)
             check_frames(draft, reducer, name)
             spec.budget.check(reducer, draft.facts)
     if not method.text_only:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import Refused, UserError
+from methods.none import NoReduction
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
@@ -46,12 +47,14 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     from harness.artifacts.priors import prior_for
     from harness.calibration.images import question
     from harness.engine.session import Session
+    from harness.kinds.lookup import as_reducer
     from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
     prior = prior_for(spec.model, job.method, spec.store)
-    with Session(adapter, job.reducer, spec.budget, seed=spec.seed, prior=prior) as session:
+    method = as_reducer(job.method) or NoReduction()  # a decoder leaves the model's tokens alone
+    with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
             part = asked[first : first + BATCH]
             scenes = [sample_scene(one) for one in part]

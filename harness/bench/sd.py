@@ -39,9 +39,9 @@ from harness.decoding.summary import speculative_block
 from harness.decoding.transports import Sequential
 from harness.digests import Digests
 from harness.errors import UserError
+from harness.kinds.lookup import as_decoder
 from harness.report.speculative_table import figures, headings
 from harness.running import preflight
-from methods.base import Decoder
 
 SCHEMA = 2
 
@@ -143,13 +143,14 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     from harness.decoding.speculation import Speculation
 
     job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())
-    assert isinstance(job.method, Decoder)
+    decoder = as_decoder(job.method)
+    assert decoder is not None  # by SETTINGS
     decodings: list[Mapping[str, Any]] = []
-    with Speculation(job.spec, setup.adapter, job.method) as both:
+    with Speculation(job.spec, setup.adapter, decoder) as both:
         for number, chat in enumerate(kind.chats):
             answer = both.generate(both.encode([chat]), [str(number)], **kind.generation)
             decodings += [one.decoding for one in answer.records if one.decoding is not None]
-    block = speculative_block(decodings[WARMING:], job.method.overlap)
+    block = speculative_block(decodings[WARMING:], decoder.overlap)
     return {
         "kind": kind.name,
         "method": " ".join(part.removeprefix("method=") for part in setting).replace(

@@ -20,8 +20,8 @@ from harness.bench.setup import Figure, Setup, paired
 from harness.bench.views import features, view_of
 from harness.catalogue import build_method
 from harness.config.compose import CONF
+from harness.kinds.lookup import as_reducer
 from harness.specs import RunSpec
-from methods.base import TokenReducer
 
 PART = "selection"
 
@@ -86,8 +86,8 @@ def questions(specs: Sequence[tuple[str, RunSpec]], tokens: Tensor, keep: int) -
 
 
 def _question(name: str, spec: RunSpec, tokens: Tensor, keep: int) -> Question | None:
-    method = build_method(spec.method.name, spec.method.params)
-    if not isinstance(method, TokenReducer):
+    method = as_reducer(build_method(spec.method.name, spec.method.params))
+    if method is None:
         return None
     facts = spec.model.facts
     sites = method.all_sites(facts.tower.layers, facts.text.layers)

@@ -14,6 +14,7 @@ from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
+from harness.kinds.lookup import as_reducer
 from harness.specs import RunSpec
 from methods.base import TokenReducer
 
@@ -155,8 +156,8 @@ def reducer(spec: RunSpec) -> TokenReducer:
     Raises:
         UserError: it is of another kind.
     """
-    method = build_method(spec.method.name, spec.method.params)
-    if not isinstance(method, TokenReducer):
+    method = as_reducer(build_method(spec.method.name, spec.method.params))
+    if method is None:
         raise UserError(f"method={spec.method.name!r} is not a token reducer")
     return with_scheme(spec.model, method, spec.method.name, store=spec.store)
 

@@ -150,7 +150,7 @@ def run(request: Request) -> list[str]:
     """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
     from harness.adapters.base import load_adapter
     from harness.folders import check_folder
-    from harness.running.runner import OFFLINE
+    from harness.running.checking import OFFLINE
 
     check_folder("store", request.spec.store)
 

@@ -31,6 +31,7 @@ from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.engine.session import Session
+from harness.kinds.lookup import as_reducer
 from harness.seedling.benchmarks import sample_scene, samples
 from harness.specs import RunSpec
 from methods.base import TokenReducer
@@ -97,8 +98,8 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
     """Record what each shown method keeps."""
     for overrides in SHOWN:
         spec = spec_of(f"method={overrides}")
-        method = build_method(spec.method.name, spec.method.params)
-        assert isinstance(method, TokenReducer)
+        method = as_reducer(build_method(spec.method.name, spec.method.params))
+        assert method is not None  # by SHOWN
         prior = prior_for(spec.model, method, spec.store)
         for case in questions:
             origin = generate(adapter, method, ratio, prior, case)

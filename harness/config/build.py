@@ -17,6 +17,7 @@ from harness.config.compose import compose_model
 from harness.config.drafts import with_options
 from harness.config.model import model_spec
 from harness.errors import UserError
+from harness.measure.schedule import RULES
 from harness.paths import rooted
 from harness.specs import (
     AUTO_BATCH,
@@ -25,7 +26,6 @@ from harness.specs import (
     LOGS,
     POSITIONS,
     REFUSED,
-    RULES,
     TRANSPORTS,
     VARIANTS,
     BenchmarkSpec,
@@ -35,7 +35,6 @@ from harness.specs import (
     RunSpec,
 )
 from harness.wording import in_words_of_the_draft
-from methods.base import Decoder
 
 SECTIONS = {
     "model": (
@@ -127,10 +126,8 @@ def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
     variant = fields.choice("method.variant", part["variant"], VARIANTS)
     asked = fields.optional_text("method.draft", part.get("draft"))
     options = fields.table("method.draft_options", part.get("draft_options"))
-    if _decodes(name):
-        method = build_method(name, params)
-        if isinstance(method, Decoder) and method.source == "model":
-            return MethodSpec(name, variant, params, _draft(asked, options, model))
+    if _decodes(name) and build_method(name, params).takes_draft:
+        return MethodSpec(name, variant, params, _draft(asked, options, model))
     if asked is not None or options:
         key = "method.draft_options" if asked is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
@@ -139,7 +136,7 @@ def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
 
 def _decodes(name: str) -> bool:
     """Say whether a method decodes speculatively; an unknown name, refused later, does not."""
-    return name in METHODS and issubclass(METHODS.load(name), Decoder)
+    return name in METHODS and METHODS.load(name).drafts
 
 
 def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:

@@ -15,15 +15,14 @@ from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.decoding.records import DecodingRecord
-from harness.decoding.speculation import Speculation
 from harness.digests import Digests
 from harness.doctor.findings import NotHere
 from harness.engine.record import Generated
-from harness.engine.session import Session
+from harness.kinds.lookup import kind_of
 from harness.running import preflight
 from harness.seedling.questions import questions_for
 from harness.seedling.scenes import Scenes
-from methods.base import Decoder, TokenReducer
+from harness.specs import BACKENDS, AnswerSpec, Backend, EngineSpec, MethodSpec
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 
@@ -66,12 +65,14 @@ def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
     return done.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(done.logits, 1)
 
 
-def reduced(adapter: Adapter, method: str, ratio: float, backend: Any = "drop") -> Generated:
+def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "drop") -> Generated:
     """Answer the same chats with a method."""
-    built = build_method(method, {})
-    assert isinstance(built, TokenReducer)
-    with Session(adapter, built, Budget("kept", ratio), backend=backend) as session:
-        return session.generate(adapter.encode(chats()), None, **SETTINGS)
+    built, engine = build_method(method, {}), EngineSpec(backend=backend)
+    asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
+    with kind_of(built).open(asked, adapter, built) as opened:
+        inputs = opened.responder.encode(chats())
+        names = [str(number) for number in range(len(inputs["input_ids"]))]
+        return opened.responder.generate(inputs, names, **SETTINGS)
 
 
 def ratio_zero(device: str) -> str:
@@ -89,7 +90,7 @@ def drop_as_emulated(device: str) -> str:
     """Dropping tokens gives what masking them gives."""
     adapter, widest = model_on(f"model.device={device}"), 0.0
     for method in METHODS:
-        fast, slow = (reduced(adapter, method, 0.8, backend) for backend in ("drop", "emulate"))
+        fast, slow = (reduced(adapter, method, 0.8, backend) for backend in BACKENDS)
         assert fast.logits is not None
         assert slow.logits is not None
         assert torch.equal(fast.ids, slow.ids), f"{method}: answers differ"
@@ -118,9 +119,9 @@ def speculative(device: str, transport: str, *more: str) -> str:
     """A draft beside its target changes no answer, and none is given up."""
     overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
-    assert isinstance(job.method, Decoder)
     adapter = model_on(f"model.device={device}")
-    with Speculation(job.spec, adapter, job.method) as both:
+    with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
+        both = opened.responder
         for index, chat in enumerate(chats()):
             done = both.generate(
                 both.encode([chat]), [str(index)], do_sample=False, max_new_tokens=24

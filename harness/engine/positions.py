@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.errors import UserError
 from harness.facts import ModelFacts
+from harness.specs import PositionPolicy
 from methods.base import TokenReducer
 
-#: `engine.positions`.
-PositionPolicy = Literal["original", "renumbered", "method"]
 
-
-def closes_gaps(policy: str, method: TokenReducer, facts: ModelFacts) -> bool:
+def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:
     """Return whether a PositionPolicy renumbers the tokens left after every site.
 
     Released codes that close gaps elsewhere keep time, height and width of each token, so that `method` does, too, on

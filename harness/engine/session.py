@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +19,13 @@ from harness.engine.guards import check_generation, check_text_config
 from harness.engine.layout import Layout
 from harness.engine.parts import Parts
 from harness.engine.passes import Pass
-from harness.engine.positions import PositionPolicy
 from harness.engine.prompt import Prompt, make_prompt
 from harness.engine.record import Generated
 from harness.engine.text.cache import answer_cache
 from harness.engine.watching import Current, install
 from harness.measure.clock import Clock
+from harness.specs import Backend, PositionPolicy
 from methods.base import MethodError, TokenReducer
-
-Backend = Literal["drop", "emulate"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Session:
         prior: Prior | None = None,
         timed: bool = True,
     ) -> None:
-        if not isinstance(method, TokenReducer):
+        if not method.in_one_prefill:
             raise MethodError(
                 f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
             )

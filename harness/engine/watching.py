@@ -13,7 +13,7 @@ from harness.engine.idle import split_unread
 from harness.engine.layout import Stage
 from harness.engine.parts import Parts
 from harness.engine.passes import Pass
-from harness.engine.positions import PositionPolicy, closes_gaps
+from harness.engine.positions import closes_gaps
 from harness.engine.probe import AttentionTap, Watcher
 from harness.engine.setup import Setup
 from harness.engine.signals import Signals
@@ -21,6 +21,7 @@ from harness.engine.sites.decode import decode_site
 from harness.engine.sites.kinds import check_carried, tower_sites
 from harness.engine.tower.asking import watched_blocks
 from harness.measure.clock import Clock
+from harness.specs import PositionPolicy
 from methods.base import Site, TokenReducer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from PIL import ImageFile
 from harness.errors import UserError
 from harness.evaluation.samples import Failure, Key, Sample
 from harness.generation import Settings, cut
+from harness.kinds.base import Responder
 from methods.base import MethodError
 
 log = logging.getLogger(__name__)
@@ -29,17 +30,15 @@ class Answerer:
     """Answers batches of requests and finds out which of their samples cannot be answered.
 
     Args:
-        adapter: encodes chats and decodes ids (harness/adapters).
-        session: the open engine session that generates.
+        responder: what answers, already open.
         seed: of the run; batches that sample are seeded by it.
         document: returns the document of (task, split, doc id).
     """
 
     def __init__(
-        self, adapter: Any, session: Any, seed: int, document: Callable[[str, str, int], Any]
+        self, responder: Responder, seed: int, document: Callable[[str, str, int], Any]
     ) -> None:
-        self._adapter = adapter
-        self._session = session
+        self._responder = responder
         self._seed = seed
         self._document = document
         #: The first refusal: input that cannot work, not an accident.
@@ -73,10 +72,10 @@ class Answerer:
             # `generate` samples from torch's global generator: seed it by batch, leave no trace.
             with torch.random.fork_rng():
                 torch.manual_seed(self._seed * 1_000_003 + keys[0][1])
-                generated = self._session.generate(inputs, names, **group.generate)
+                generated = self._responder.generate(inputs, names, **group.generate)
         else:
-            generated = self._session.generate(inputs, names, **group.generate)
-        texts = self._adapter.decode(generated.ids)
+            generated = self._responder.generate(inputs, names, **group.generate)
+        texts = self._responder.decode(generated.ids)
         return [
             Sample(
                 task=key[0],
@@ -90,16 +89,15 @@ class Answerer:
             for key, text, record in zip(keys, texts, generated.records, strict=True)
         ]
 
-    def encode(self, block: Sequence[Instance]) -> Any:
+    def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
         with _whole_images():
-            return self._adapter.encode([self._messages(request) for request in block])
+            return self._responder.encode([self._messages(request) for request in block])
 
     def told(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
         with _whole_images():
-            told: dict[str, str | None] = self._adapter.told(self._messages(request))
-        return told
+            return self._responder.told(self._messages(request))
 
     def _messages(self, request: Instance) -> list[dict[str, Any]]:
         _, to_messages, _, doc_id, task, split = request.args

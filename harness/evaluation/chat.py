@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from harness.evaluation.answer import Answerer, key_of
 from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
 from harness.generation import Settings, settings
+from harness.kinds.base import Responder
 from harness.ranks import Ranks
 from harness.specs import AUTO_BATCH, RunSpec
 
@@ -56,8 +57,7 @@ class ChatModel(lmms):
     """Answers requests in batches, journals each answer, and never computes one that is there.
 
     Args:
-        adapter: encodes chats and decodes ids (harness/adapters).
-        session: the open engine session that generates.
+        responder: what answers, already open.
         journal: finished samples of this run.
         spec: batch size, warm-up, error allowance, generation settings and seed.
         tasks: the tasks whose requests will come; failed samples are withdrawn from them.
@@ -70,8 +70,7 @@ class ChatModel(lmms):
 
     def __init__(
         self,
-        adapter: Any,
-        session: Any,
+        responder: Responder,
         journal: Journal,
         spec: RunSpec,
         tasks: Sequence[Task],
@@ -86,7 +85,7 @@ class ChatModel(lmms):
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._answerer = Answerer(
-            adapter, session, spec.seed, lambda task, split, doc: self.task_dict[task][split][doc]
+            responder, spec.seed, lambda task, split, doc: self.task_dict[task][split][doc]
         )
         self._gave_up = False
         self._asked: list[Group] = []
@@ -129,7 +128,7 @@ class ChatModel(lmms):
         group, members = max(self._asked, key=lambda one: len(one[1]))
         return group, [one for one in members if key_of(one) in self.samples]
 
-    def encode(self, block: Sequence[Instance]) -> Any:
+    def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Return the model's inputs of a batch; raises whatever goes wrong."""
         return self._answerer.encode(block)
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from harness.budget import Budget
 from harness.errors import UserError
 from harness.evaluation.samples import (
     Failure,
@@ -21,18 +20,17 @@ from harness.evaluation.samples import (
     SampleErrors,
     score_entries,
 )
-from harness.evaluation.summary import time_medians, token_means
+from harness.evaluation.summary import time_medians
+from harness.kinds.lookup import kind_of
 from harness.ranks import Ranks, alone
 from harness.specs import RunSpec
-from methods.base import Decoder, TokenReducer
+from methods.base import Method
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
     from harness.artifacts.priors import Prior
-    from harness.engine.positions import PositionPolicy
-    from harness.engine.session import Backend
-    from harness.evaluation.paired import Rivals
     from harness.evaluation.tasks import Loaded
+    from harness.kinds.base import Responder, Rivals
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -73,19 +71,9 @@ class Evaluation:
     speedup_note: str = ""
 
     @property
-    def tokens(self) -> dict[str, float]:
-        """Means of token counts over samples, as the row names them."""
-        return token_means([sample.record for sample in self.samples])
-
-    @property
     def time(self) -> dict[str, float | None]:
         """Medians of phase times over samples in milliseconds, as the row names them."""
         return time_medians([sample.record for sample in self.samples])
-
-    @property
-    def kv_bytes(self) -> float:
-        """Mean bytes of the KV cache of one sample after prefill."""
-        return sum(sample.record.kv_bytes for sample in self.samples) / len(self.samples)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -97,7 +85,7 @@ class Evaluation:
 def evaluate(
     spec: RunSpec,
     adapter: Adapter,
-    method: TokenReducer | Decoder,
+    method: Method,
     journal: Journal,
     progress: Progress | None = None,
     *,
@@ -112,34 +100,12 @@ def evaluate(
     the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
     `open_benchmark` returned.
     """
-    from harness.evaluation.paired import Rivals, unpaired
-
-    if isinstance(method, Decoder):
-        from harness.decoding.speculation import Speculation
-
-        with Speculation(spec, adapter, method) as both:
-            done = evaluate_session(spec, both, both, journal, progress, ranks, loaded=loaded)
-        return replace(done, speedup_note=unpaired(spec, method) or "")
-
-    from harness.engine.session import Session
-    from harness.evaluation.rescore import Rescored
-    from methods.none import NoReduction
-
-    session = Session(
-        adapter,
-        method,
-        spec.budget,
-        seed=spec.seed,
-        backend=cast("Backend", spec.engine.backend),
-        positions=cast("PositionPolicy", spec.engine.positions),
-        prior=prior,
-    )
-    with session, Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed) as plain:
-        answering = Rescored(adapter, session) if spec.engine.rescore else session
-        reason = unpaired(spec, method)
-        rivals = Rivals(session, plain) if reason is None else None
+    kind = kind_of(method)
+    reason = kind.unpaired(spec, method)
+    with kind.open(spec, adapter, method, prior) as opened:
+        rivals = opened.rivals if reason is None else None
         done = evaluate_session(
-            spec, adapter, answering, journal, progress, ranks, rivals, answered, loaded
+            spec, opened.responder, journal, progress, ranks, rivals, answered, loaded
         )
     return done if reason is None else replace(done, speedup_note=reason)
 
@@ -166,8 +132,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
 
 def evaluate_session(
     spec: RunSpec,
-    adapter: Any,
-    session: Any,
+    responder: Responder,
     journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
@@ -179,8 +144,7 @@ def evaluate_session(
 
     Args:
         spec: the run; benchmark, engine, seed and the model's generation settings are read.
-        adapter: encodes chats and decodes ids.
-        session: has `generate(inputs, samples, **settings)`, already open.
+        responder: what answers, already open.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
         ranks: the processes that share the work, each in a call of its own; all return the same.
@@ -207,7 +171,7 @@ def evaluate_session(
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
-        model = ChatModel(adapter, session, journal, spec, tasks, progress, ranks)
+        model = ChatModel(responder, journal, spec, tasks, progress, ranks)
         results = simple_evaluate(
             model=model,
             tasks=list(tasks),

@@ -16,14 +16,12 @@ from lmms_eval.api.instance import Instance
 from harness.engine.record import Generated, Record
 from harness.evaluation.answer import key_of
 from harness.evaluation.chat import ChatModel
-from harness.evaluation.rescore import Generator
 from harness.facts import ModelFacts
 from harness.generation import Settings
+from harness.kinds.accounts import flops_of
+from harness.kinds.base import Generator, Rivals
 from harness.measure.bound import Gain, first_token_bound, prefill_bound
-from harness.measure.flops import SampleFlops, sample_flops
-from harness.measure.work import Work
 from harness.specs import AUTO_PAIRS, RunSpec
-from methods.base import Decoder, TokenReducer
 
 #: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a
 #: small batch costs more than one of the run's.
@@ -37,14 +35,6 @@ PAIRS = 4
 
 #: Tokens of an answer that are decoded again: enough to time a step.
 NEW_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """Two open sessions over one model: the method's own, and one without a method."""
-
-    own: Generator
-    plain: Generator
 
 
 @dataclass(frozen=True)
@@ -97,17 +87,6 @@ def turns(
     return Turns(min(affordable // rows - 1, MOST // rows), rows) if rows else None
 
 
-def unpaired(spec: RunSpec, method: TokenReducer | Decoder) -> str | None:
-    """Return why no run of this kind has a speed-up of its own; None if it can be measured."""
-    if isinstance(method, Decoder):
-        return "decoders are timed by engine.compare: extra.speculative"
-    facts = spec.model.facts
-    depth = facts.text.layers
-    if not method.all_sites(facts.tower.layers, depth) and method.decode_site(depth) is None:
-        return f"method={spec.method.name} reduces nothing"
-    return "engine.backend=emulate saves nothing" if spec.engine.backend == "emulate" else None
-
-
 def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> Paired:
     """Return the speed-up that `engine.paired` asks for, of what the model has answered, or why there is none."""
     asked = spec.engine.paired
@@ -124,13 +103,6 @@ def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1
         )
     facts, seed = spec.model.facts, spec.seed
     return measure(rivals, requests, group, model.encode, planned, facts, seed)
-
-
-def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
-    """Return the exact FLOPs of each sample's prefill, as it ran and with every token."""
-    return [
-        sample_flops(facts, one.entering, one.visual, one.text, Work(*one.work)) for one in records
-    ]
 
 
 def measure(

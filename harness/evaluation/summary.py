@@ -1,26 +1,11 @@
-"""What a row says about cost: means of counts and medians of times over the samples of a run."""
+"""What a row says about cost: medians of times over the samples of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 
 from harness.engine.record import Record
-
-
-def token_means(records: Sequence[Record]) -> dict[str, float]:
-    """Return the means of visual tokens, kept tokens, layer average and KV entries.
-
-    Kept tokens, requested and real, are those after the last site; a method without sites keeps
-    all.
-    """
-    return {
-        "visual": fmean(record.visual for record in records),
-        "requested_keep": fmean((record.requested or (record.visual,))[-1] for record in records),
-        "kept_final": fmean((record.kept or (record.visual,))[-1] for record in records),
-        "layer_average": fmean(fmean(record.entering) for record in records),
-        "kv_entries": fmean(record.kv_entries for record in records),
-    }
 
 
 def time_medians(records: Sequence[Record]) -> dict[str, float | None]:

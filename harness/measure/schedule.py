@@ -21,7 +21,8 @@ from itertools import pairwise
 
 from harness.facts import ModelFacts
 from harness.measure.flops import quadratic
-from methods.base import TokenReducer
+from methods.base import MethodError, Site, TokenReducer
+from methods.views import BEFORE_DECODER
 
 RULES = ("kept", "average", "flops")
 
@@ -86,11 +87,24 @@ class Frame:
         return math.sqrt(half**2 + spent / (self.depth * square)) - half - self.text
 
 
+def shortened_layer(site: Site) -> int:
+    """Return the decoder layer whose input a site shortens: 0 for everything before the decoder.
+
+    Raises:
+        MethodError: it shortens no input: a cache gets shorter behind its layer, a decoding step hides entries.
+    """
+    if site.shortens is None:
+        raise MethodError(
+            f"a {site.where} site shortens no input of a layer; valid for what drops tokens: "
+            f"{', '.join(BEFORE_DECODER)}, layer"
+        )
+    return site.shortens
+
+
 def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
-    shortened = (site.shortens for site in reducer.all_sites(facts.tower.layers, depth))
-    starts = tuple(layer for layer in shortened if layer is not None)
+    starts = tuple(map(shortened_layer, reducer.all_sites(facts.tower.layers, depth)))
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
     return Frame(starts, depth, n_visual, n_text, (linear, square), extra)

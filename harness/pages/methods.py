@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
 from harness.config.compose import CONF
+from harness.kinds.lookup import as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Method, Site, TokenReducer
@@ -82,8 +83,8 @@ def page(root: Path = ROOT) -> str:
 
 
 def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
-    method = build_method(name, {})
-    assert isinstance(method, TokenReducer)  # by its name
+    method = as_reducer(build_method(name, {}))
+    assert method is not None  # by its name
     sites = method.all_sites(BLOCKS, DEPTH)
     step = method.decode_site(DEPTH)
     every = (*sites, step) if step else sites
@@ -99,8 +100,8 @@ def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
 
 
 def _decoder_row(name: str) -> tuple[str, ...]:
-    method = build_method(name, {})
-    assert isinstance(method, Decoder)  # by its name
+    method = as_decoder(build_method(name, {}))
+    assert method is not None  # by its name
     alone = method.source == "nobody"
     levels = f"tree of {len(method.tree)} on {method.window} levels"
     rounds = "at once" if method.overlap else "in turn"

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.digests import Digests, digest
+from harness.kinds.lookup import kind_of
 from harness.paths import ROOT
 from harness.revisions import model_revision
 from harness.running.codebase import Codebase
 from harness.running.reach import reaches
-from harness.running.roots import draft_of, roots_of
+from harness.running.roots import roots_of
 from harness.running.settings import Contents, cell_of, settings_of
 from harness.specs import BenchmarkSpec, RunSpec
 from methods.base import Method
@@ -77,7 +78,7 @@ def key_parts(
     """
     code = reaches(root)
     files = task_files(spec.benchmark)
-    draft = draft_of(spec, method)
+    draft = kind_of(method).identity(spec, method).draft
     contents = Contents(
         model=model_revision(spec.model, digests),
         draft=None if draft is None else model_revision(draft, digests),

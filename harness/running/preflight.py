@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.admission import speculative
 from harness.admission.checkpoints import check_model
 from harness.admission.generation import check_settings
-from harness.admission.signals import check_frames, check_signals
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
-from harness.artifacts.schemes import with_scheme
-from harness.budget import Budget
-from harness.catalogue import METHODS, build_method
+from harness.catalogue import build_method
 from harness.digests import Digests
-from harness.engine.guards import check_generation, require_one_beam
-from harness.engine.positions import closes_gaps
+from harness.engine.guards import check_generation
 from harness.errors import Refused, UserError, unknown_name
 from harness.folders import check_files, check_folder
+from harness.kinds.lookup import kind_of
 from harness.running.keys import key_parts, run_key
 from harness.specs import RunSpec
 from harness.store import Store
-from methods.base import Decoder, MethodError, TokenReducer
-from methods.none import NoReduction
+from methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
@@ -37,17 +32,13 @@ DECLARED = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)", re.MULTIL
 
 @dataclass(frozen=True)
 class Job:
-    """A run that has passed every check: what to do, with which method, under which key."""
+    """A run that has passed every check: what to do, with which method, under which key, and the label of its row."""
 
     spec: RunSpec
-    method: TokenReducer | Decoder
+    method: Method
     key: str
     parts: dict[str, Any]
-
-    @property
-    def reducer(self) -> TokenReducer:
-        """What acts on the model's tokens: the method itself, and nothing where it decodes speculatively."""
-        return self.method if isinstance(self.method, TokenReducer) else NoReduction()
+    label: str
 
 
 def check(spec: RunSpec, digests: Digests) -> Job:
@@ -61,58 +52,38 @@ def check(spec: RunSpec, digests: Digests) -> Job:
         UserError: anything else; always one line with the config key, the value and what is valid.
     """
     try:
-        return _check(spec, digests)
+        return check_method(spec, build_method(spec.method.name, spec.method.params), digests)
     except MethodError as error:
         # A hyper-parameter that does not fit this model, `method.params.<key>`.
         raise Refused(str(error)) from error
 
 
-def _check(spec: RunSpec, digests: Digests) -> Job:
-    method = build_method(spec.method.name, spec.method.params)
-    name = spec.method.name
-    if not isinstance(method, TokenReducer | Decoder):
-        raise UserError(
-            f"method={name!r} neither reduces tokens nor decodes; valid: {', '.join(METHODS.names())}"
-        )
-    check_signals(spec.model, method, name)
-    _check_generation(spec, method)
-    artifacts: tuple[Path, ...] = ()
-    if isinstance(method, Decoder):
-        spec = speculative.settled(spec, method)
-        speculative.check_graphs(spec, method)
-        check_model(spec.model, spec.offline, digests)
-        artifacts = speculative.check_draft(spec, method, digests)
-    else:
-        spec = _settled(spec, method)
-        check_model(spec.model, spec.offline, digests)
-        method = with_scheme(spec.model, method, name, digests, spec.store)
-        spec.budget.check(method, spec.model.facts)
-        check_frames(spec.model, method, name)
+def check_method(spec: RunSpec, method: Method, digests: Digests) -> Job:
+    """Return the job of `spec` under a method that has been built, whatever the spec says of it.
+
+    Raises:
+        MethodError: a hyper-parameter does not fit this model.
+        UserError: as `check`.
+    """
+    kind, name = kind_of(method), spec.method.name
+    _check_generation(spec)
+    spec = kind.settle(spec, method)
+    check_model(spec.model, spec.offline, digests)
+    # What is fitted to a model, such as a schedule, is no part of the label.
+    label = kind.identity(spec, method).label
+    admitted = kind.admit(spec, method, digests)
     _check_benchmark(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
     _check_places(spec)
-    artifacts += require_prior(spec.model, method, name, digests, spec.store)
-    parts = key_parts(spec, method, digests, artifacts)
-    return Job(spec, method, run_key(parts), parts)
+    priors = require_prior(spec.model, admitted.method, name, digests, spec.store)
+    parts = key_parts(spec, admitted.method, digests, (*admitted.artifacts, *priors))
+    return Job(spec, admitted.method, run_key(parts), parts, label)
 
 
-def _settled(spec: RunSpec, method: TokenReducer) -> RunSpec:
-    """Return the run with the ratio 0 where the method acts nowhere, its positions checked."""
-    facts = spec.model.facts
-    sites = method.all_sites(facts.tower.layers, facts.text.layers)
-    closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
-    return spec if sites else replace(spec, budget=Budget(rule="kept", ratio=0.0))
-
-
-def _check_generation(spec: RunSpec, method: TokenReducer | Decoder) -> None:
+def _check_generation(spec: RunSpec) -> None:
     check_settings("model.generation", spec.model.generation)
     check_settings("benchmark.generation", spec.benchmark.generation)
-    generation = {**spec.model.generation, **spec.benchmark.generation}
-    check_generation(generation)
-    if isinstance(method, Decoder):
-        speculative.check_one_beam(spec.method.name, generation)
-    elif method.decode_site(spec.model.facts.text.layers) is not None:
-        require_one_beam(generation.get("num_beams") or 1)
+    check_generation(spec.generation)
 
 
 def _check_places(spec: RunSpec) -> None:

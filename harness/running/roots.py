@@ -11,10 +11,12 @@ from pathlib import Path
 
 from harness.adapters.base import ADAPTERS
 from harness.admission.signals import signals_of
+from harness.kinds.base import Identity
+from harness.kinds.lookup import as_decoder, kind_of
 from harness.running.codebase import Codebase
 from harness.running.reach import Roots
-from harness.specs import ModelSpec, RunSpec
-from methods.base import Decoder, Method, TokenReducer
+from harness.specs import RunSpec
+from methods.base import Method
 
 #: What the harness calls to make the numbers of a row (harness/running/runner.py).
 ENTRIES = (
@@ -28,6 +30,9 @@ ENTRIES = (
 
 #: The table of adapters: the entries of the model's and the draft's count.
 BY_ADAPTER = "harness.adapters.base:ADAPTERS"
+
+#: The table of kinds: the entry of the method's base counts.
+BY_KIND = "harness.kinds.lookup:KINDS"
 
 #: Tables by name of a signal: the entries of those that the method reads count.
 BY_SIGNAL = ("harness.engine.signals.table:PRODUCERS",)
@@ -51,40 +56,38 @@ STOPPED = {
 
 def roots_of(spec: RunSpec, method: Method, base: Codebase, task: Iterable[Path]) -> Roots:
     """Return where the code of a run starts; `task` are the files of its benchmark."""
-    draft = draft_of(spec, method)
-    adapters = frozenset(one.adapter for one in (spec.model, draft) if one is not None)
+    identity = kind_of(method).identity(spec, method)
+    adapters = frozenset(one.adapter for one in (spec.model, identity.draft) if one is not None)
     # Families of this repository are found in its source: importing them takes seconds.
     foreign = [ADAPTERS.load(name) for name in sorted(adapters - base.keys(BY_ADAPTER))]
     symbols, files = set(ENTRIES), set(_own_code(task, base))
-    for chosen in (type(method), *foreign):
+    methods = (method, *identity.methods)
+    for chosen in (*map(type, methods), *foreign):
         if base.path(chosen.__module__) is None:
             files.add(Path(getfile(chosen)))
         else:
             symbols.add(f"{chosen.__module__}:{chosen.__qualname__.partition('.')[0]}")
+    bases = frozenset(one.__name__ for each in methods for one in type(each).__mro__)
     return Roots(
         symbols=tuple(sorted(symbols)),
         files=tuple(sorted(files)),
         choices=(
             (BY_ADAPTER, adapters),
-            *((table, _signals(spec, method)) for table in BY_SIGNAL),
+            (BY_KIND, bases),
+            *((table, _signals(spec, identity)) for table in BY_SIGNAL),
         ),
         stops=frozenset(STOPPED),
     )
 
 
-def draft_of(spec: RunSpec, method: Method) -> ModelSpec | None:
-    """Return the model that drafts, None where none does."""
-    return spec.method.draft if isinstance(method, Decoder) else None
-
-
-def _signals(spec: RunSpec, method: Method) -> frozenset[str]:
+def _signals(spec: RunSpec, identity: Identity) -> frozenset[str]:
     """Return the signals that are read in the model, and in the draft."""
     found: set[str] = set()
-    if isinstance(method, TokenReducer | Decoder):
+    for method in identity.methods:
         found |= signals_of(method, spec.model.facts)
-    draft = draft_of(spec, method)
-    if isinstance(method, Decoder) and method.reducer is not None and draft is not None:
-        found |= signals_of(method.reducer, draft.facts)
+        decoder = as_decoder(method)
+        if identity.draft is not None and decoder is not None and decoder.reducer is not None:
+            found |= signals_of(decoder.reducer, identity.draft.facts)
     return frozenset(found)
 
 

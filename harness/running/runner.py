@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,49 +11,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.artifacts.priors import prior_for
-from harness.cells import check_comparable
 from harness.digests import Digests
 from harness.errors import Refused, StoreLost, UserError, tell_once
 from harness.journal import Journal
+from harness.kinds.lookup import kind_of
 from harness.labels import label_of
 from harness.ranks import Ranks
-from harness.running import console, environment, hints, preflight, progress, streams, wandb_log
+from harness.running import console, environment, hints, progress, streams, wandb_log
+from harness.running.checking import check_cell, check_drawn
 from harness.running.forecast import Forecast
+from harness.running.pool import Pool, threads
 from harness.running.preflight import Job
-from harness.running.row import build_row, outline
+from harness.running.row import build_row
 from harness.running.waiting import Waiting
-from harness.specs import ModelSpec, RunSpec
+from harness.specs import RunSpec
 from harness.store import RunDir, Store, Unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.adapters.base import Adapter
     from harness.evaluation.evaluate import Evaluation
     from harness.measure.memory import Peak
-
-#: Hugging Face libraries read these when they are imported.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-
-
-@dataclass
-class Pool:
-    """Holds the model of the last run, so that a sweep loads each model once."""
-
-    _spec: ModelSpec | None = None
-    _adapter: Adapter | None = None
-
-    def adapter(self, spec: ModelSpec) -> Adapter:
-        """Return the loaded model of `spec`; a different one is dropped first, two may not fit."""
-        if self._adapter is None or self._spec != spec:
-            self._adapter = None
-            from transformers.utils import logging
-
-            from harness.adapters.base import load_adapter
-
-            logging.disable_progress_bar()
-            self._adapter, self._spec = load_adapter(spec), spec
-        return self._adapter
 
 
 @dataclass
@@ -75,6 +52,7 @@ class Runner:
         left_out: what has no row, each with the reason in one line.
         refused: how many of these were left out before the first cell ran.
         forecast: how many cells there are, and how far they are.
+        jobs: what was admitted, each with the cell that it was made of.
     """
 
     sweep: bool = False
@@ -88,6 +66,7 @@ class Runner:
     left_out: list[tuple[RunSpec, str]] = field(default_factory=list)
     refused: int = 0
     forecast: Forecast = field(default_factory=Forecast)
+    jobs: list[tuple[RunSpec, Job]] = field(default_factory=list)
 
     def admit(self, specs: Sequence[RunSpec]) -> None:
         """Check all cells before the first one runs; with `refused=skip`, note those that cannot run.
@@ -96,11 +75,10 @@ class Runner:
             UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run; or curves or a report are
                 asked for and the rows could not stand beside each other.
         """
-        jobs = []
         for number, spec in enumerate(specs, 1):
             self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
-                jobs.append(self.check(spec))
+                self.jobs.append((spec, check_cell(spec, self.ranks, self.digests)))
             except Refused as error:
                 if spec.refused == "error":
                     raise
@@ -108,27 +86,9 @@ class Runner:
         if len(self.left_out) == len(specs):
             raise UserError(self.left_out[0][1])
         self.refused = len(self.left_out)
-        _check_drawn([job for job in jobs if job.spec.curves or job.spec.report])
+        jobs = [job for _, job in self.jobs]
+        check_drawn(jobs)
         self.forecast.expect(len(specs), _pending(jobs))
-
-    def check(self, spec: RunSpec) -> Job:
-        """Return the job of a spec that can run; see harness.running.preflight.check."""
-        if spec.offline:
-            os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        if spec.log == "wandb":
-            wandb_log.check(spec.log_options)
-        if spec.model.device_map is not None and self.ranks.world > 1:
-            raise UserError(
-                f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
-                f"valid for {self.ranks.world} processes: null"
-            )
-        if spec.method.draft is not None and self.ranks.world > 1:
-            raise UserError(
-                f"method={spec.method.name!r} has a device for its draft, which {self.ranks.world} processes would "
-                "share; valid: one process"
-            )
-        self.ranks.use_device(spec.model.device)
-        return preflight.check(spec, self.digests)
 
     def run(self, spec: RunSpec) -> None:
         """Run one cell: key -> skip if done -> evaluate -> store -> report. Nothing happens to a cell left out.
@@ -141,7 +101,7 @@ class Runner:
         if any(spec == one for one, _ in self.left_out):
             return
         start = time.monotonic()
-        job = self.check(spec)
+        job = self._job(spec)
         directory = Store(spec.store).run(job.key)
         row = self._stored(job, directory)
         if row is None:
@@ -149,6 +109,14 @@ class Runner:
                 # Another command may have finished it meanwhile.
                 row = self._stored(job, directory) or self._evaluate(job, directory)
         self._report(row, spec, time.monotonic() - start)
+
+    def _job(self, spec: RunSpec) -> Job:
+        """Return the job that a cell was admitted as; one that nobody asked to admit is checked now."""
+        found = next((job for one, job in self.jobs if one == spec), None)
+        if found is None:
+            return check_cell(spec, self.ranks, self.digests)
+        self.ranks.use_device(spec.model.device)
+        return found
 
     def _stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
         """Return the row that the store has of a job; None if the job is to be run.
@@ -194,7 +162,7 @@ class Runner:
         journal = _journal(job, directory).of_rank(ranks.rank)
         title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
         with (
-            _threads(spec.engine.threads),
+            threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),
             progress.shown(title, self.forecast, job.key, quiet=ranks.rank > 0) as shown,
         ):
@@ -244,7 +212,7 @@ class Runner:
         if any(done["run_key"] == row["run_key"] for done in self.rows):
             return True
         engine, extra = job.spec.engine, row["extra"]
-        lacks = engine.paired > 0 and extra.get("speedup") is None and _can_be_paired(job)
+        lacks = engine.paired > 0 and extra.get("speedup") is None and _can_gain(job)
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
     def _report(self, row: dict[str, Any], spec: RunSpec, seconds: float) -> None:
@@ -335,17 +303,6 @@ class Runner:
             print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
 
 
-def _check_drawn(jobs: Sequence[Job]) -> None:
-    """Raise UserError if what `curves` or `report` asks for would mix rows of different settings."""
-    try:
-        check_comparable(map(outline, jobs))
-    except UserError as error:
-        key = "curves" if jobs[0].spec.curves else "report"
-        raise UserError(
-            f"{key}={str(getattr(jobs[0].spec, key))!r}: {error}; or {key}=null"
-        ) from error
-
-
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
     """Return the runs that the store has no row of, each with what it lasts as long as: its model and benchmark."""
     return {
@@ -355,11 +312,9 @@ def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _can_be_paired(job: Job) -> bool:
+def _can_gain(job: Job) -> bool:
     """Say whether the run has something to gain on the unreduced model."""
-    from harness.evaluation.paired import unpaired
-
-    return unpaired(job.spec, job.method) is None
+    return kind_of(job.method).unpaired(job.spec, job.method) is None
 
 
 def _begin(job: Job, directory: RunDir) -> str:
@@ -371,17 +326,3 @@ def _begin(job: Job, directory: RunDir) -> str:
 def _journal(job: Job, directory: RunDir) -> Journal:
     """Return where the answers go: a forced run's beside those of the row that stands until the run is finished."""
     return directory.forced if job.spec.force else directory.journal
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Use `count` threads inside the block; None leaves the setting alone."""
-    import torch
-
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.kinds.lookup import kind_of
 from harness.specs import BenchmarkSpec, ModelSpec, RunSpec
-from methods.base import Decoder, Method, TokenReducer
+from methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         method: the built method; its fields are the hyper-parameters with defaults filled in.
         contents: what identifies the files that the run reads.
     """
-    draft = spec.method.draft if isinstance(method, Decoder) else None
+    identity = kind_of(method).identity(spec, method)
+    draft = identity.draft
     found = {
         "model": _model(spec.model, contents.model),
-        "method": {"params": asdict(method)},
+        "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
         "benchmark": _benchmark(spec.benchmark, contents.tasks),
-        "engine": _engine(spec, method),
+        "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
     return {key: _plain(value) for key, value in found.items()}
@@ -98,42 +100,6 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "generation": benchmark.generation,
         "files": tasks,
     }
-
-
-def _engine(spec: RunSpec, method: Method) -> dict[str, Any]:
-    engine, decodes = spec.engine, isinstance(method, Decoder)
-    of_reducers = {
-        "backend": engine.backend,
-        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
-        "batch_size": engine.batch_size or "auto",
-        "positions": engine.positions if _acts(spec, method) else None,
-        "rescore": engine.rescore,
-    }
-    of_decoders = {
-        "transport": _transport(engine.transport, method),
-        "compare": engine.compare,
-        "graphs": "auto" if engine.graphs is None else engine.graphs,
-    }
-    return {
-        "warmup": engine.warmup,
-        **(dict.fromkeys(of_reducers) if decodes else of_reducers),
-        **(of_decoders if decodes else dict.fromkeys(of_decoders)),
-    }
-
-
-def _transport(asked: str, method: Method) -> str | None:
-    if not isinstance(method, Decoder) or method.source != "model":
-        return None
-    # Sides that never work at once take turns in one process under `auto` too.
-    return "auto" if asked == "sequential" and not method.overlap else asked
-
-
-def _acts(spec: RunSpec, method: Method) -> bool:
-    """Say whether the method takes tokens out of the prompt: otherwise there are no gaps and no policy for them."""
-    facts = spec.model.facts
-    return isinstance(method, TokenReducer) and bool(
-        method.all_sites(facts.tower.layers, facts.text.layers)
-    )
 
 
 def _plain(value: Any) -> Any:

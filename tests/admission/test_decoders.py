@@ -17,12 +17,12 @@ from harness.config.compose import CONF, compose_model, read_command
 from harness.decoding.vocabulary import check_tokenizers, common_size, read_vocabulary
 from harness.digests import Digests
 from harness.errors import Refused, UserError
+from harness.kinds.lookup import as_reducer
 from harness.paths import ROOT
 from harness.running.preflight import Job, check
 from harness.specs import RunSpec
 from harness.wording import in_words_of_the_draft
 from methods.base import Decoder
-from methods.none import NoReduction
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -172,7 +172,7 @@ def test_error_lines_speak_of_the_draft() -> None:
 def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: str) -> None:
     job = job_of(tmp_path, f"method={name}", "ratio=0.9", "engine.batch_size=8")
     assert isinstance(job.method, Decoder)
-    assert job.reducer == NoReduction()
+    assert as_reducer(job.method) is None
     assert job.spec.engine.batch_size == 1
     blind, whole = name == "onsd", name in ("autoregressive", "vanilla_sd", "sd_tree", "pearl")
     assert job.spec.budget.ratio == (1 if blind else 0 if whole else 0.9)
@@ -180,7 +180,7 @@ def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: st
 
 def test_a_reducer_acts_on_the_model_itself(tmp_path: Path) -> None:
     job = job_of(tmp_path, "method=fastv", "engine.batch_size=8")
-    assert job.reducer is job.method
+    assert as_reducer(job.method) is job.method
     assert job.spec.engine.batch_size == 8
 
 

@@ -17,7 +17,7 @@ from harness.engine import probe
 from harness.engine.record import Generated
 from harness.engine.session import Session
 from harness.evaluation.evaluate import evaluate_session
-from harness.evaluation.rescore import Rescored
+from harness.kinds.rescore import Rescored
 from harness.store import Journal
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.none import NoReduction
@@ -241,7 +241,7 @@ def test_the_cold_batch_is_not_the_measurement(
     model = Slower()
     monkeypatch.setattr("harness.evaluation.chat.time.perf_counter", lambda: model.wall)
     journal = Journal(tmp_path / "journal.jsonl")
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     assert model.batches[0] == model.batches[1]
     assert [one.record.times_ms["vision"] for one in result.samples] == [1, 1, 2, 2, 3, 3]
     assert result.time["vision_ms"] == 2

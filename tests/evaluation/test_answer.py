@@ -15,16 +15,16 @@ from harness.generation import Settings
 from tests.arithmetic import Calculator
 
 
-class Drawing:
-    """A session that notes the next random number of each call, as `generate` would draw it."""
+class Drawing(Calculator):
+    """A calculator that notes the next random number of each call, as `generate` would draw it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.numbers: list[float] = []
-        self._plain = Calculator()
 
     def generate(self, inputs: Any, samples: Sequence[str], **settings: Any) -> Generated:
         self.numbers.append(torch.rand(1).item())
-        return self._plain.generate(inputs, samples)
+        return super().generate(inputs, samples)
 
 
 def request(doc_id: int) -> Any:
@@ -41,9 +41,7 @@ def request(doc_id: int) -> Any:
 def drawn(seed: int, *batches: Sequence[int]) -> list[float]:
     """Answer batches of documents and return the number that each batch drew first."""
     session = Drawing()
-    answerer = Answerer(
-        Calculator(), session, seed, lambda task, split, doc: {"question": f"{doc}+1"}
-    )
+    answerer = Answerer(session, seed, lambda task, split, doc: {"question": f"{doc}+1"})
     group = Settings({"do_sample": True}, ())
     for batch in batches:
         answerer.answer([request(doc_id) for doc_id in batch], group)

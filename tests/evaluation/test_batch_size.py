@@ -171,7 +171,7 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path
     spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH)
     journal = Journal(tmp_path / "journal.jsonl")
     model = Small(most=4)
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     trials, run = model.batches[:4], model.batches[4:]
     assert trials == [names(7), names(7, 0), names(7, 0, 1, 2), names(7, *range(7))]
     assert run == [names(0, 1, 2, 3), names(4, 5, 6, 7), names(8, 9)]
@@ -182,7 +182,7 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path
     lines = journal.path.read_bytes().splitlines(keepends=True)
     journal.path.write_bytes(b"".join(lines[:6]))
     roomy = Small()
-    again = evaluate_session(spec, roomy, roomy, journal)
+    again = evaluate_session(spec, roomy, journal)
     assert roomy.batches == [names(4, 5, 6, 7), names(8, 9)]
     assert (again.batch_size, again.resumed, by_id(again)) == (4, 5, by_id(result))
 
@@ -192,7 +192,7 @@ def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
     questions[3] = ("broken, and the longest question of all", "0")
     spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH, max_errors=1)
     model = Small()
-    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert result.batch_size == 4  # seven are left, and eight are not seven
     assert [str(failure) for failure in result.failures] == [
         "sums/3: UserError: the chat cannot be read"
@@ -202,7 +202,7 @@ def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
 def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=AUTO_BATCH)
     model = Small(most=2, error=ValueError("no batches today"))
-    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert (result.batch_size, result.n_samples) == (2, 6)
 
 
@@ -214,7 +214,7 @@ def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size=AUTO_BATCH)
     model = Small()
     journal = Journal(tmp_path / "journal.jsonl")
-    result = evaluate_session(spec, model, model, journal, None, WithOneThatHasRoomForTwo())
+    result = evaluate_session(spec, model, journal, None, WithOneThatHasRoomForTwo())
     assert result.batch_size == 2
     assert journal.entries()[0] == {"batch_size": 2}
 
@@ -222,7 +222,7 @@ def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
 def test_a_batch_that_runs_out_later_is_answered_one_by_one(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=4)
     model = Small(most=3)
-    result = evaluate_session(spec, model, model, Journal(tmp_path / "journal.jsonl"))
+    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert result.n_samples == 6
     assert [len(batch) for batch in model.batches] == [4, 1, 1, 1, 1, 2]
 

@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
 from harness.evaluation.samples import Sample, read_scores
 from harness.generation import DEFAULT_NEW_TOKENS, cut, settings
+from harness.kinds.accounts import token_means
 from harness.store import Journal
 from tests.arithmetic import UTILS, Calculator, make_spec, sums, write_task
 
@@ -43,7 +44,7 @@ def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None
     spec = make_spec(write_task(tmp_path / "t", sums(5, wrong=[3])), metrics=("right", "f1"))
     progress: list[tuple[int, int]] = []
     model = Calculator()
-    result = evaluate_session(spec, model, model, journal, lambda *p: progress.append(p))
+    result = evaluate_session(spec, model, journal, lambda *p: progress.append(p))
     assert result.metrics["right"]["value"] == pytest.approx(0.8)
     # Standard error of (1, 1, 1, 0, 1): sample variance 0.2 over five samples.
     assert result.metrics["right"]["stderr"] == pytest.approx((0.2 / 5) ** 0.5)
@@ -62,7 +63,8 @@ def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None
     assert [s.record.sample for s in result.samples] == [f"sums/{i}" for i in range(5)]
     assert (result.samples[0].input_tokens, result.samples[0].output_tokens) == (13, 2)
     expected = {"visual": 6, "requested_keep": 3, "kept_final": 3, "layer_average": 4.5}
-    assert result.tokens == {**expected, "kv_entries": 9}
+    counts = token_means([sample.record for sample in result.samples])
+    assert counts == {**expected, "kv_entries": 9}
     assert result.time["decode_ms_per_token"] == 0.25
     assert progress == [(0, 5), (2, 5), (4, 5), (5, 5)]
     assert model.batches == [["sums/0", "sums/1"], ["sums/2", "sums/3"], ["sums/4"]]
@@ -72,7 +74,7 @@ def test_nothing_reaches_stdout(
     tmp_path: Path, journal: Journal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Calculator()
-    evaluate_session(make_spec(write_task(tmp_path / "t", sums(2))), model, model, journal)
+    evaluate_session(make_spec(write_task(tmp_path / "t", sums(2))), model, journal)
     assert capsys.readouterr().out == ""
 
 
@@ -80,15 +82,15 @@ def test_the_prompt_of_the_first_answered_sample_is_told(tmp_path: Path, journal
     questions = sums(4)
     spec = make_spec(write_task(tmp_path / "t", [("bad", "0"), *questions]), max_errors=1)
     model = Calculator()
-    assert evaluate_session(spec, model, model, journal).prompt == {"rendered": "0+7"}
+    assert evaluate_session(spec, model, journal).prompt == {"rendered": "0+7"}
     # Also where every answer comes from the journal.
-    assert evaluate_session(spec, model, model, journal).prompt == {"rendered": "0+7"}
+    assert evaluate_session(spec, model, journal).prompt == {"rendered": "0+7"}
 
 
 def test_limit_and_warmup(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(6))
     model = Calculator()
-    result = evaluate_session(make_spec(folder, limit=3, warmup=2), model, model, journal)
+    result = evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal)
     assert result.n_samples == 3
     first = ["sums/0", "sums/1"]
     assert model.batches == [first, first, first, ["sums/2"]]
@@ -102,7 +104,7 @@ def test_limits_that_lmms_eval_would_misread_are_refused(
     model = Calculator()
     spec = make_spec(write_task(tmp_path / "t", sums(2)), limit=limit)
     with pytest.raises(UserError, match=r"^limit="):
-        evaluate_session(spec, model, model, journal)
+        evaluate_session(spec, model, journal)
 
 
 def test_lmms_eval_does_not_deal_the_samples_out_itself(
@@ -111,7 +113,7 @@ def test_lmms_eval_does_not_deal_the_samples_out_itself(
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     model = Calculator()
-    result = evaluate_session(make_spec(write_task(tmp_path / "t", sums(3))), model, model, journal)
+    result = evaluate_session(make_spec(write_task(tmp_path / "t", sums(3))), model, journal)
     assert answers(result) == {i: str(i + 7) for i in range(3)}
 
 
@@ -121,7 +123,7 @@ def test_missing_data_is_one_line_at_once(tmp_path: Path, journal: Journal) -> N
     model = Calculator()
     line = r"^benchmark.task='sums': its data cannot be loaded: FileNotFoundError: [^\n]*sums.jsonl"
     with pytest.raises(UserError, match=line):
-        evaluate_session(make_spec(folder), model, model, journal)
+        evaluate_session(make_spec(folder), model, journal)
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -130,17 +132,17 @@ def test_resume_takes_finished_samples_and_gives_the_same_result(
 ) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(7, wrong=[0])))
     whole = Calculator()
-    expected = evaluate_session(spec, whole, whole, Journal(tmp_path / "whole.jsonl"))
+    expected = evaluate_session(spec, whole, Journal(tmp_path / "whole.jsonl"))
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     journal.path.write_bytes(b"".join(lines[:3]) + (lines[3][:-9] if torn else b""))
     model = Calculator()
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     assert result.resumed == 3
     # The half-finished batch is composed as before, the first one is not asked again.
     assert model.batches == [["sums/2", "sums/3"], ["sums/4", "sums/5"], ["sums/6"]]
     assert replace(result, resumed=0, seconds=0) == replace(expected, resumed=0, seconds=0)
     again = Calculator()
-    final = evaluate_session(spec, again, again, journal)
+    final = evaluate_session(spec, again, journal)
     assert again.batches == []
     assert final.metrics == expected.metrics
 
@@ -162,7 +164,7 @@ def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
                 return super().generate(inputs, samples, **more)
 
         model = Doomed()
-        evaluate_session(make_spec(Path(sys.argv[1])), model, model, Journal(Path(sys.argv[2])))
+        evaluate_session(make_spec(Path(sys.argv[1])), model, Journal(Path(sys.argv[2])))
         """
     )
     command = [sys.executable, "-c", script, str(folder), str(journal.path)]
@@ -172,7 +174,7 @@ def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
     with journal.path.open("a") as file:
         file.write('{"task": "sums", "doc_id": 4, "ans')
     model = Calculator()
-    result = evaluate_session(make_spec(folder), model, model, journal)
+    result = evaluate_session(make_spec(folder), model, journal)
     assert (result.resumed, model.batches) == (4, [["sums/4", "sums/5"]])
     assert answers(result) == {i: str(i + 7) for i in range(6)}
 
@@ -188,7 +190,7 @@ def test_a_failing_sample_is_named_and_the_others_are_saved(
     with pytest.raises(
         SampleErrors, match=rf"1 of 5 .*sums/2: {fail.__name__}: cannot add this"
     ) as e:
-        evaluate_session(spec, model, model, journal)
+        evaluate_session(spec, model, journal)
     assert "\n" not in str(e.value)
     saved = {r["doc_id"] for r in journal.entries() if "answer" in r}
     assert saved == {0, 1, 3, 4}
@@ -202,7 +204,7 @@ def test_allowed_failures_are_left_out_and_never_scored(tmp_path: Path, journal:
     questions[2] = ("bad", "")  # An empty answer would be counted as right.
     spec = make_spec(write_task(tmp_path / "t", questions), max_errors=1)
     model = Calculator()
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     assert result.n_samples == 5
     assert result.metrics["right"]["value"] == pytest.approx(4 / 5)
     assert [failure.key for failure in result.failures] == [("sums", 2)]
@@ -216,8 +218,8 @@ def test_a_sample_that_cannot_be_scored_is_named_at_once(tmp_path: Path, journal
     folder = write_task(tmp_path / "t", questions)
     model = Calculator()
     with pytest.raises(SampleErrors, match="sums/3: KeyError"):
-        evaluate_session(make_spec(folder), model, model, journal)
-    result = evaluate_session(make_spec(folder, max_errors=1), model, model, journal)
+        evaluate_session(make_spec(folder), model, journal)
+    result = evaluate_session(make_spec(folder, max_errors=1), model, journal)
     assert (result.n_samples, result.resumed) == (4, 5)
     assert result.metrics["right"]["value"] == 1.0
     assert ("sums", 3) not in result.scores
@@ -242,13 +244,13 @@ def test_a_sample_beyond_the_context_is_refused_by_its_own_name(
     folder = write_task(tmp_path / "t", questions)
     model = Narrow()
     with pytest.raises(SampleErrors, match=r"^1 of 6 .*: sums/4: UserError: the chat has 13 tok"):
-        evaluate_session(make_spec(folder, batch_size=3), model, model, journal)
-    result = evaluate_session(make_spec(folder, batch_size=3, max_errors=1), model, model, journal)
+        evaluate_session(make_spec(folder, batch_size=3), model, journal)
+    result = evaluate_session(make_spec(folder, batch_size=3, max_errors=1), model, journal)
     assert (result.n_samples, result.resumed) == (5, 5)
     assert result.metrics["right"]["value"] == 1.0
     only = make_spec(write_task(tmp_path / "u", questions[4:5]), max_errors=1)
     with pytest.raises(UserError, match=r"^sums/0: UserError: the chat has 13 tokens, 10 fit$"):
-        evaluate_session(only, model, model, Journal(tmp_path / "only.jsonl"))
+        evaluate_session(only, model, Journal(tmp_path / "only.jsonl"))
 
 
 def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Journal) -> None:
@@ -259,7 +261,7 @@ def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Jour
     (folder / "utils.py").write_text(UTILS.replace("def images(doc):", broken))
     model = Calculator()
     with pytest.raises(SampleErrors, match=r"1 of 5 .*: sums/3: OSError: no such video"):
-        evaluate_session(make_spec(folder), model, model, journal)
+        evaluate_session(make_spec(folder), model, journal)
     assert [entry["doc_id"] for entry in journal.entries() if "error" in entry] == [3]
 
 
@@ -271,7 +273,7 @@ def test_a_task_of_a_group_may_fail_as_a_whole(tmp_path: Path, journal: Journal)
     (folder / "both.yaml").write_text("group: both\ntask: [sums, odds]\n")
     spec = make_spec(folder, task="both", metrics=("sums/right", "odds/right"), max_errors=2)
     model = Calculator()
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     assert result.metrics["sums/right"]["value"] == 1.0
     assert result.metrics["odds/right"] == {"value": None, "stderr": None}
     assert [failure.key for failure in result.failures] == [("odds", 0), ("odds", 1)]
@@ -282,18 +284,18 @@ def test_a_broken_run_stops_early(tmp_path: Path, journal: Journal) -> None:
     spec = make_spec(write_task(tmp_path / "t", [("bad", "0")] * 60), max_errors=60)
     model = Calculator()
     with pytest.raises(SampleErrors, match="and 11 more"):
-        evaluate_session(spec, model, model, journal)
+        evaluate_session(spec, model, journal)
     assert len(model.batches) < 30
     refusing = Calculator(fail=UserError)
     with pytest.raises(UserError, match="cannot add this"):
-        evaluate_session(spec, refusing, refusing, Journal(tmp_path / "other.jsonl"))
+        evaluate_session(spec, refusing, Journal(tmp_path / "other.jsonl"))
 
 
 def test_until_and_generation_settings_reach_the_model(tmp_path: Path, journal: Journal) -> None:
     generation = 'generation_kwargs: {until: ["!"], temperature: 0, do_sample: false}\n'
     folder = write_task(tmp_path / "t", sums(2), generation)
     model = Calculator(tail="! and more")
-    result = evaluate_session(make_spec(folder), model, model, journal)
+    result = evaluate_session(make_spec(folder), model, journal)
     assert answers(result) == {0: "7", 1: "8"}
     assert model.settings == [{"do_sample": False, "max_new_tokens": DEFAULT_NEW_TOKENS}]
 
@@ -327,9 +329,9 @@ def test_bad_task_and_metric_names(
     folder = write_task(tmp_path / "t", sums(2))
     model = Calculator()
     with pytest.raises(UserError, match=r"benchmark.metrics: 'wrong' .*valid: f1, rare, right"):
-        evaluate_session(make_spec(folder, metrics=("wrong",)), model, model, journal)
+        evaluate_session(make_spec(folder, metrics=("wrong",)), model, journal)
     with pytest.raises(UserError, match=r"benchmark.task='sumz' .*did you mean sums\?"):
-        evaluate_session(make_spec(folder, task="sumz"), model, model, journal)
+        evaluate_session(make_spec(folder, task="sumz"), model, journal)
     assert model.batches == []
 
 
@@ -337,7 +339,7 @@ def test_a_metric_that_no_sample_has_is_none(tmp_path: Path, journal: Journal) -
     folder = write_task(tmp_path / "t", sums(2))
     model = Calculator()
     spec = make_spec(folder, metrics=("right", "rare"))
-    result = evaluate_session(spec, model, model, journal)
+    result = evaluate_session(spec, model, journal)
     assert result.metrics["rare"] == {"value": None, "stderr": None}
 
 

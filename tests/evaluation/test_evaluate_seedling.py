@@ -20,6 +20,7 @@ from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
+from harness.kinds.accounts import token_means
 from harness.specs import RunSpec
 from harness.store import Journal
 from methods.base import TokenReducer
@@ -85,7 +86,7 @@ def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter)
         for phase in ("vision", "select", "prefill", "decode_per_token"):
             assert record.times_ms[phase] > 0
         assert {"acc_at_50", "mean_iou"} <= set(result.scores[sample.key])
-    assert result.tokens["kept_final"] == 36
+    assert token_means([one.record for one in result.samples])["kept_final"] == 36
     assert result.time["select_ms"] is not None
     value = result.metrics["mean_iou"]["value"]
     assert value is not None

@@ -28,7 +28,7 @@ def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(folder: Path, journal: Path, **changes: Any) -> tuple[Evaluation, list[Any]]:
     """Return the evaluation of a model that goes on after a blank line, and the answers in its journal."""
     model, file = Calculator(tail=BODY), Journal(journal)
-    result = evaluate_session(make_spec(folder, **changes), model, model, file)
+    result = evaluate_session(make_spec(folder, **changes), model, file)
     return result, [entry for entry in file.entries() if "answer" in entry]
 
 

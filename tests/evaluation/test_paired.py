@@ -19,8 +19,9 @@ from harness.config.compose import read_command
 from harness.engine.record import Generated, Record
 from harness.engine.session import Session
 from harness.evaluation.evaluate import Evaluation, evaluate
-from harness.evaluation.paired import MOST, NEW_TOKENS, PAIRS, Rivals, Turns, measure, turns
+from harness.evaluation.paired import MOST, NEW_TOKENS, PAIRS, Turns, measure, turns
 from harness.generation import Settings
+from harness.kinds.base import Rivals
 from harness.measure.bound import Gain, first_token_bound, prefill_bound
 from harness.measure.flops import sample_flops
 from harness.measure.work import Work

@@ -18,8 +18,8 @@ from harness.config.compose import read_command
 from harness.engine.record import Generated, Record
 from harness.engine.session import Session
 from harness.evaluation.evaluate import evaluate
-from harness.evaluation.rescore import Rescored, acceptance, judge
 from harness.evaluation.samples import Sample
+from harness.kinds.rescore import Rescored, acceptance, judge
 from harness.specs import RunSpec
 from harness.store import Journal
 from run import main

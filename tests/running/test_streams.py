@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness.running import streams
-from harness.running.runner import _threads
+from harness.running.pool import threads
 from harness.running.streams import OutputLost, Stopped, stoppable
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,8 +104,8 @@ def test_what_an_encoding_lacks_is_escaped() -> None:
 
 def test_threads_are_those_of_before_behind_a_run() -> None:
     before = torch.get_num_threads()
-    with _threads(before + 2):
+    with threads(before + 2):
         assert torch.get_num_threads() == before + 2
     assert torch.get_num_threads() == before
-    with _threads(None):
+    with threads(None):
         assert torch.get_num_threads() == before

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from harness.kinds.base import Generator
 from harness.measure.clock import Clock
 
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 
 #: Phase of `Record.times_ms`.
 PHASE = "rescore"
-
-
-class Generator(Protocol):
-    """What answers: an open session, for one."""
-
-    def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
-    ) -> Generated:
-        """Answer one left-padded batch."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,8 @@ class Rescored:
 
         Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
         """
-        generated = self._inner.generate(inputs, samples, **generation)
+        names = samples or [str(row) for row in range(len(inputs["attention_mask"]))]
+        generated = self._inner.generate(inputs, names, **generation)
         clock = Clock(*self._adapter.devices)
         with clock.phase(PHASE):
             judged = judge(self._adapter, inputs, generated.ids, **generation)

@@ -1,0 +1,87 @@
+"""Methods by which a draft guesses the answer ahead: two models answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.admission import speculative
+from harness.admission.signals import check_signals
+from harness.decoding.summary import speculative_block
+from harness.kinds.accounts import account_of
+from harness.kinds.base import Account, Admitted, Identity, Opened
+from harness.kinds.identities import identity_of
+from harness.specs import Asked, RunSpec, Settled
+from methods.base import Decoder
+from methods.none import NoReduction
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.artifacts.priors import Prior
+    from harness.digests import Digests
+    from harness.engine.record import Record
+
+
+class SpeculativeDecoder:
+    """Implements Kind for methods.base.Decoder. Nothing is taken from the target's own prompt."""
+
+    def settle(self, spec: Settled, method: Decoder) -> Settled:
+        """Take one sample in a batch, and the ratio of what the draft is known to see."""
+        check_signals(spec.model, method, spec.method.name, Decoder)
+        spec = speculative.settled(spec, method)
+        speculative.check_graphs(spec, method)
+        return spec
+
+    def admit(self, spec: RunSpec, method: Decoder, digests: Digests) -> Admitted[Decoder]:
+        """Check the draft as the target is checked, and that the two go together."""
+        speculative.check_one_beam(spec.method.name, spec.generation)
+        return Admitted(method, speculative.check_draft(spec, method, digests))
+
+    @contextmanager
+    def open(
+        self, asked: Asked, adapter: Adapter, method: Decoder, prior: Prior | None = None
+    ) -> Iterator[Opened]:
+        """Start whoever drafts; with `engine.compare` each answer is decoded plainly beside it, so there are no rivals.
+
+        No decoder reads a prior in the target, and the draft's is found where the draft is.
+        """
+        del prior
+        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        from harness.decoding.speculation import Speculation
+
+        with Speculation(asked, adapter, method) as both:
+            yield Opened(both)
+
+    def unpaired(self, asked: Asked, method: Decoder) -> str | None:
+        """Say where the speed-up is instead."""
+        del asked, method
+        return "decoders are timed by engine.compare: extra.speculative"
+
+    def account(self, asked: Asked, method: Decoder, records: Sequence[Record]) -> Account:
+        """Count whole prompts, and how the two models did together."""
+        found = account_of(asked, NoReduction(), records)
+        decodings = [record.decoding for record in records if record.decoding is not None]
+        block = speculative_block(decodings, method.overlap)
+        return replace(found, extra={**found.extra, "speculative": block})
+
+    def identity(self, asked: Asked, method: Decoder) -> Identity:
+        """Name the settings of two models that answer together."""
+        engine = asked.engine
+        concerning = {
+            "transport": _transport(engine.transport, method),
+            "compare": engine.compare,
+            "graphs": "auto" if engine.graphs is None else engine.graphs,
+        }
+        return identity_of(asked, method, concerning, asked.method.draft)
+
+
+def _transport(asked: str, method: Decoder) -> str | None:
+    if not method.takes_draft:
+        return None
+    # Sides that never work at once take turns in one process under `auto` too.
+    return "auto" if asked == "sequential" and not method.overlap else asked
+
+
+DECODER = SpeculativeDecoder()

@@ -1,0 +1,61 @@
+"""What a method adds to a row's key and name, for every kind alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from harness.kinds.base import Identity
+from harness.labels import label
+from harness.specs import Asked, EngineSpec, ModelSpec
+from methods.base import Method
+
+#: Settings of the engine that make a difference to some kind, in the order of a row.
+CONCERNING = (
+    *("backend", "batch_size", "positions", "rescore"),
+    *("transport", "compare", "graphs"),
+)
+
+
+def identity_of(
+    asked: Asked, method: Method, concerning: Mapping[str, Any], draft: ModelSpec | None = None
+) -> Identity:
+    """Return the identity of a method.
+
+    Args:
+        asked: what it runs under.
+        method: the method.
+        concerning: values of those settings of the engine that make a difference to it.
+        draft: the model that drafts.
+    """
+    return Identity(
+        methods=method.parts,
+        params=params_of(method),
+        engine={name: concerning.get(name) for name in CONCERNING},
+        draft=draft,
+        label=label(method, asked.method.variant, asked.budget),
+    )
+
+
+def params_of(method: Method) -> dict[str, Any]:
+    """Return the hyper-parameters of a method; of a composition those of each part, beside its class."""
+    if len(method.parts) == 1:
+        return asdict(method)
+    return {type(part).__qualname__: asdict(part) for part in method.parts}
+
+
+def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
+    """Return the settings that concern answers of one model.
+
+    Args:
+        engine: all settings.
+        acts: whether tokens leave the prompt; otherwise there are no gaps and no policy for them.
+    """
+    return {
+        "backend": engine.backend,
+        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
+        "batch_size": engine.batch_size or "auto",
+        "positions": engine.positions if acts else None,
+        "rescore": engine.rescore,
+    }

@@ -1,0 +1,56 @@
+"""Which kind a method is: the only place that asks for its base class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from harness.errors import UserError
+from harness.kinds.base import Kind
+from harness.kinds.composition import COMPOSITION
+from harness.kinds.compressor import COMPRESSOR
+from harness.kinds.decoder import DECODER
+from harness.kinds.denoiser import DENOISER
+from harness.kinds.reducer import REDUCER
+from methods.base import Decoder, Method, TokenReducer
+from methods.composed import Composed
+from methods.compressor import CacheCompressor
+from methods.denoiser import DenoisingReducer
+
+M = TypeVar("M", bound=Method)
+
+KINDS: Mapping[type[Any], Kind[Any]] = {
+    TokenReducer: REDUCER,
+    Decoder: DECODER,
+    CacheCompressor: COMPRESSOR,
+    DenoisingReducer: DENOISER,
+    Composed: COMPOSITION,
+}
+
+
+def kind_of(method: M) -> Kind[M]:
+    """Return what runs a method: the kind of the nearest of its bases.
+
+    Raises:
+        UserError: its class is derived from no base of a kind.
+    """
+    return KINDS[_base_of(method)]
+
+
+def as_reducer(method: Method) -> TokenReducer | None:
+    """Return a method that drops tokens in one prefill, for commands about these; None if it is of another kind."""
+    own = _base_of(method) is TokenReducer  # and not one that is asked at every denoising step
+    return method if own and isinstance(method, TokenReducer) else None
+
+
+def as_decoder(method: Method) -> Decoder | None:
+    """Return a method by which a draft guesses ahead, for commands about these; None if it is of another kind."""
+    return method if isinstance(method, Decoder) else None
+
+
+def _base_of(method: Method) -> type[Any]:
+    for base in type(method).__mro__:
+        if base in KINDS:
+            return base
+    valid = ", ".join(base.__name__ for base in KINDS)
+    raise UserError(f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}")

@@ -1,0 +1,98 @@
+"""Methods that drop or merge visual tokens in one prefill: an engine session answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.admission.signals import check_frames, check_signals
+from harness.artifacts.schemes import with_scheme
+from harness.budget import Budget
+from harness.engine.guards import require_one_beam
+from harness.engine.positions import closes_gaps
+from harness.kinds.accounts import account_of
+from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
+from harness.kinds.identities import answering_settings, identity_of
+from harness.kinds.responders import Joined
+from harness.measure.schedule import shortened_layer
+from harness.specs import Asked, RunSpec, Settled
+from methods.base import TokenReducer
+from methods.none import NoReduction
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.artifacts.priors import Prior
+    from harness.digests import Digests
+    from harness.engine.record import Record
+
+#: Of a method that acts nowhere: every token stays, whatever the ratio.
+WHOLE = Budget(rule="kept", ratio=0.0)
+
+
+class Reducer:
+    """Implements Kind for methods.base.TokenReducer."""
+
+    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Take the ratio of a method that acts nowhere as 0: all its cells in a sweep are one run."""
+        facts = spec.model.facts
+        check_signals(spec.model, method, spec.method.name, TokenReducer)
+        sites = method.all_sites(facts.tower.layers, facts.text.layers)
+        for site in sites:
+            shortened_layer(site)  # raises what is refused
+        closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
+        return spec if sites else replace(spec, budget=WHOLE)
+
+    def admit(
+        self, spec: RunSpec, method: TokenReducer, digests: Digests
+    ) -> Admitted[TokenReducer]:
+        """Fill in a fitted schedule; check that beams, the ratio and the model's media go with the method."""
+        model, name = spec.model, spec.method.name
+        if method.decode_site(model.facts.text.layers) is not None:
+            require_one_beam(spec.generation.get("num_beams") or 1)
+        method = with_scheme(model, method, name, digests, spec.store)
+        spec.budget.check(method, model.facts)
+        check_frames(model, method, name)
+        return Admitted(method)
+
+    @contextmanager
+    def open(
+        self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+    ) -> Iterator[Opened]:
+        """Open a session with the method and one without; with `engine.rescore` the whole model judges answers."""
+        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        from harness.engine.session import Session
+
+        engine = asked.engine
+        session = Session(
+            adapter,
+            method,
+            asked.budget,
+            seed=asked.seed,
+            backend=engine.backend,
+            positions=engine.positions,
+            prior=prior,
+        )
+        with session, Session(adapter, NoReduction(), WHOLE, seed=asked.seed) as plain:
+            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
+
+    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
+        """Time what saves something."""
+        facts = asked.model.facts
+        if not method.read_sites(facts.tower.layers, facts.text.layers):
+            return f"method={asked.method.name} reduces nothing"
+        return "engine.backend=emulate saves nothing" if asked.engine.backend == "emulate" else None
+
+    def account(self, asked: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+        """Count what the method left of each prompt."""
+        return account_of(asked, method, records)
+
+    def identity(self, asked: Asked, method: TokenReducer) -> Identity:
+        """Name the settings of answers of one model."""
+        facts = asked.model.facts
+        acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
+        return identity_of(asked, method, answering_settings(asked.engine, acts))
+
+
+REDUCER = Reducer()

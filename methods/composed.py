@@ -1,0 +1,34 @@
+"""Two methods on one prompt: a reducer drops tokens, then a compressor evicts cache entries of those that are left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.base import Method, Need, Site, TokenReducer
+from methods.compressor import CacheCompressor
+
+
+@dataclass(frozen=True)
+class Composed(Method):
+    """A reducer and a compressor; the budget is the reducer's."""
+
+    reducer: TokenReducer
+    compressor: CacheCompressor
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """Return both, in the order in which they act."""
+        return (self.reducer, self.compressor)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the sites of both around the decoder, in the order in which they act."""
+        return self.reducer.sites(depth) + self.compressor.sites(depth)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what the one that acts at `site` reads there."""
+        return (self.compressor if site.where == "cache" else self.reducer).needs(site)
+
+    def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
+        """Return where either of them reads."""
+        reducer, compressor = self.reducer, self.compressor
+        return reducer.read_sites(blocks, depth) + compressor.read_sites(blocks, depth)
