@@ -66,6 +66,8 @@ class ModelFacts:
         rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
         signals: names out of methods.signals.SIGNALS that the adapter can produce.
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
+        deepstack: tower layers whose output goes to the decoder, too: what a projector of its own makes of the n-th is
+            added to the visual tokens behind decoder layer n. Each projector has the widths of `projector`.
     """
 
     text: StackFacts
@@ -78,6 +80,7 @@ class ModelFacts:
     rotary_axes: int
     signals: frozenset[str]
     patch_tokens: bool = False
+    deepstack: tuple[int, ...] = ()
 
     @classmethod
     def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:
@@ -90,6 +93,7 @@ class ModelFacts:
             stem=None if stem is None else _tower(stem),
             projector=tuple(values.pop("projector")),
             signals=frozenset(values.pop("signals")),
+            deepstack=tuple(values.pop("deepstack", ())),
             **values,
         )
 
@@ -100,7 +104,8 @@ class ModelFacts:
             return replace(self, text=text)
         kept = self.tower.window_layers * tower_layers // self.tower.layers
         tower = replace(self.tower, layers=tower_layers, window_layers=kept)
-        return replace(self, text=text, tower=tower)
+        read = tuple(layer for layer in self.deepstack if layer < tower_layers)
+        return replace(self, text=text, tower=tower, deepstack=read)
 
 
 def _tower(facts: Mapping[str, Any]) -> StackFacts:

@@ -32,6 +32,7 @@ ADAPTERS.add("llava_onevision", "harness.adapters.llava_onevision:LlavaOnevision
 ADAPTERS.add("llava_video", "harness.adapters.llava_video:LlavaVideoAdapter")
 ADAPTERS.add("qwen2_vl", "harness.adapters.qwen2_vl:Qwen2VLAdapter")
 ADAPTERS.add("qwen2_5_vl", "harness.adapters.qwen2_5_vl:Qwen25VLAdapter")
+ADAPTERS.add("qwen3_vl", "harness.adapters.qwen3_vl:Qwen3VLAdapter")
 ADAPTERS.add("internvl", "harness.adapters.internvl:InternVLAdapter")
 ADAPTERS.add("deepseek_ocr", "harness.adapters.deepseek_ocr:DeepseekOcrAdapter")
 

@@ -65,7 +65,9 @@ def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
     if stem and facts.stem is not None:
         windows = sum(bool(layer.window_size) for layer in stem)
         yield from _stacks("stem", facts.stem, read_stack(stem, windows))
-    yield "projector", facts.projector, linear_widths(adapter.projector)
+    for one in (adapter.projector, *adapter.deepstack().values()):
+        yield "projector", facts.projector, linear_widths(one)
+    yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
     yield "vocabulary", facts.vocabulary, adapter.model.get_output_embeddings().weight.shape[0]
     yield "rotary_axes", facts.rotary_axes, _axes(decoder.config)
     has_token = any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())

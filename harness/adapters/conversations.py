@@ -29,6 +29,12 @@ BARE = (
     " '<|vision_start|><|' + part.type + '_pad|><|vision_end|>' }}{% endfor %}"
 )
 
+#: As `BARE`, but of a video the placeholder alone: Qwen3-VL's processor writes times, and the marks around each frame.
+TIMED = BARE.replace(
+    "'<|vision_start|><|' + part.type",
+    "'<|video_pad|>' if part.type == 'video' else '<|vision_start|><|' + part.type",
+)
+
 #: Media first, a line each; several pictures are numbered, as on InternVL's model cards.
 NUMBERED = (
     "{% for part in turn.content if part.type == 'video' %}{{ '<video>\\n' }}{% endfor %}"
@@ -114,6 +120,7 @@ FRAMES: Mapping[str, Frame] = {
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
     ),
     "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
+    "qwen3": alike(None, _CHATML, "<|im_end|>\n"),
     "internvl2": alike(_INTERNVL2, _CHATML, "<|im_end|>"),
     # The space is a token: Llama's tokenizer puts it before the first special token, a converted tokenizer does not.
     "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),

@@ -1,4 +1,4 @@
-"""InternVL2 and InternVL2.5: InternViT on tiles, pixel shuffle, an MLP, and one of several text stacks."""
+"""InternVL2 to InternVL3.5: InternViT on tiles, pixel shuffle, an MLP, and one of several text stacks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from harness.adapters.internvl_processing import (
     TOKENS,
     build_processor,
     frames_like,
+    known_text,
     process_chat,
 )
 from harness.adapters.loading import load_part
@@ -55,14 +56,24 @@ class InternVLAdapter(Adapter):
         return processor
 
     @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's own configuration.
+
+        Raises:
+            UserError: its text stack is of an unknown type (a mixture of experts, say).
+        """
+        return known_text(super().checkpoint_config(spec), spec)
+
+    @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """InternViT, pixel shuffle and an MLP, and the text stack that `architecture.text.model_type` names."""
-        return InternVLConfig(
+        config = InternVLConfig(
             vision_config=vision_config(spec.facts.tower, spec),
             text_config=text_config(spec, tokenizer),
             image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["context_image_token"]),
             **spec.architecture["model"],
         )
+        return known_text(config, spec)
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""InternVL's processor without a checkpoint, and how it is run."""
+"""InternVL's processor without a checkpoint, how it is run, and which text stacks the family has."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ TOKENS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+
+#: Text stacks, as `text_config.model_type` names them, whose arithmetic is counted and whose layers can be shortened.
+TEXTS = ("qwen2", "qwen3", "llama", "phi3")
+
+
+def known_text(config: Any, spec: ModelSpec) -> Any:
+    """Return a model's configuration.
+
+    Raises:
+        UserError: its text stack is none of TEXTS.
+    """
+    kind = config.text_config.model_type
+    if kind not in TEXTS:
+        raise UserError(
+            f"model={spec.name}: its text stack is of type {kind!r}; valid: {', '.join(TEXTS)}"
+        )
+    return config
 
 
 def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:

@@ -21,8 +21,17 @@ BOUNDS = {
 }
 
 
-def new_processor(processor_class: Any, spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return a processor for the tower's patches, for a model without a checkpoint."""
+def new_processor(
+    processor_class: Any,
+    spec: ModelSpec,
+    tokenizer: Any,
+    video_class: Any = Qwen2VLVideoProcessor,
+    **colours: Any,
+) -> Any:
+    """Return a processor for the tower's patches, for a model without a checkpoint.
+
+    `colours` are what pictures and frames are normalised by where that is not the classes' own.
+    """
     vision = spec.architecture["vision"]
     sizes = {
         "patch_size": vision["patch_size"],
@@ -30,8 +39,8 @@ def new_processor(processor_class: Any, spec: ModelSpec, tokenizer: Any) -> Any:
         "temporal_patch_size": vision["temporal_patch_size"],
     }
     processor = processor_class(
-        image_processor=Qwen2VLImageProcessor(**sizes),
-        video_processor=Qwen2VLVideoProcessor(**sizes),
+        image_processor=Qwen2VLImageProcessor(**sizes, **colours),
+        video_processor=video_class(**sizes, **colours),
         tokenizer=tokenizer,
     )
     return bounded(processor, spec)

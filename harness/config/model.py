@@ -140,6 +140,8 @@ def _facts(part: dict[str, Any]) -> ModelFacts:
                 )
     for name in ("vocabulary", "visual_tokens", "rotary_axes"):
         fields.integer(f"model.facts.{name}", part[name], at_least=1)
+    for layer in part.get("deepstack", ()):
+        fields.integer("model.facts.deepstack", layer, at_least=0)
     fields.flag("model.facts.patch_tokens", part.get("patch_tokens", False))
     fields.choice("model.facts.class_attention", part["class_attention"], CLASS_ATTENTION)
     return facts

@@ -34,18 +34,21 @@ class LayerHooks:
 
     def install(self) -> list[RemovableHandle]:
         """Hook the decoder layers from the first that differs from the plain model; the caller removes the handles."""
-        setup, decoder = self._prefill.setup, self._prefill.setup.adapter.decoder
+        prefill, setup = self._prefill, self._prefill.setup
+        decoder, handles = setup.adapter.decoder, []
+        if prefill.deepstack is not None:
+            handles += prefill.deepstack.hook(decoder.layers, prefill.alive)
         layers = [*self._acting]
         if setup.decode_site is not None:
             layers.append(setup.decode_site.layer)
-        if setup.emulate and self._prefill.shortened:
+        if setup.emulate and prefill.shortened:
             layers.append(0)
         if not layers:
-            return []
+            return handles
         # Behind the last layer stands the final norm: whoever only looks may look there too.
         modules = [*decoder.layers, decoder.norm]
         last = max(len(decoder.layers), *(layer + 1 for layer in layers))
-        return [
+        return handles + [
             modules[layer].register_forward_pre_hook(partial(self._hook, layer), with_kwargs=True)
             for layer in range(min(layers), last)
         ]

@@ -71,6 +71,10 @@ class Parts(ABC):
         """Return the visual tokens of every image; None where they follow its shape."""
         return None
 
+    def deepstack(self) -> Mapping[int, nn.Module]:
+        """Return, by tower layer, the projectors whose output the decoder's first layers add to visual tokens."""
+        return {}
+
     def unread_blocks(self) -> Sequence[nn.Module]:
         """Return the tower's blocks behind the one whose output the projector reads, in their order."""
         return ()

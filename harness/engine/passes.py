@@ -110,7 +110,7 @@ class Pass:
 
     def prefill_stage(self) -> Stage | None:
         """Return the stage in force while a prefill runs, None outside one."""
-        return self._prefill.stage if self._prefill.running else None
+        return self._prefill.alive()
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show the sites queries and keys of the tower's block that runs."""
@@ -128,7 +128,7 @@ class Pass:
         features = self._vision.features()
         if self._prompt is not None:
             kwargs, features = self._prompt.enter(kwargs), self._prompt.features
-        self._prefill.start(kwargs["inputs_embeds"])
+        kwargs = self._prefill.start(kwargs)
         if self._setup.decode_site is not None:
             require_one_beam(self._prefill.beams)
         for sites in self._sites:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from harness.engine.deepstack import DeepStack, take_over
 from harness.engine.layout import Layout, Stage, take
 from harness.engine.reduce import Decision, TokensOf, decide, hide, row_generators, shrink
 from harness.engine.setup import Setup
@@ -47,21 +50,31 @@ class Prefill:
         self.spare: list[Tensor] = []
         #: Units of each sample that went through the projector a second time.
         self.reprojected = (0,) * layout.rows
+        #: What the first decoder layers add to visual tokens; None if the model has no such, or nothing is dropped.
+        self.deepstack: DeepStack | None = None
         #: Whether the decoder stack is at work on the prompt.
         self.running = False
 
-    def start(self, hidden: Tensor) -> None:
-        """Begin with every token alive; `hidden` (B, L, D) enters the decoder."""
+    def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Begin with every token alive; return the arguments of the decoder stack without what is the engine's now."""
+        hidden = arguments["inputs_embeds"]
         self.running = True
         self.beams = hidden.shape[0] // self.layout.rows
         layout = self.layout.repeat(self.beams)
         self.setup.signals.start(layout, hidden)
         self.stages = [Stage.initial(layout)]
+        if self.setup.sites:
+            self.deepstack, arguments = take_over(arguments, layout)
+        return arguments
 
     @property
     def stage(self) -> Stage:
         """The tokens alive now."""
         return self.stages[-1]
+
+    def alive(self) -> Stage | None:
+        """Return the tokens alive while the decoder stack is at work on the prompt, None before and afterwards."""
+        return self.stage if self.running else None
 
     @property
     def shortened(self) -> bool:
@@ -109,6 +122,8 @@ class Prefill:
             (B, M') the slots to gather, or None if nothing moves (all kept, or emulated).
         """
         stage = self.stage
+        if self.deepstack is not None:
+            self.deepstack.merge(decision, stage, first)
         self.kept.append(decision.counts[:: self.beams])
         if decision.spare is not None:
             self.spare.append(decision.spare[:: self.beams])

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.engine.layout import Layout, Stage, groups, left_padded, take
 from harness.engine.signals import Signals
 from harness.measure.available import fits_beside
-from methods.base import Site, TokenReducer, View
+from methods.base import Assignment, Mixture, Site, TokenReducer, View
 from methods.select.cosines import judged_by
 
 #: Rows of a batch.
@@ -26,12 +26,13 @@ TokensOf = Callable[[Rows, int], Tensor]
 class Merged:
     """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
 
-    `features` says that they are features, still to be projected.
+    `merge` made them. `features` says that they are features, still to be projected.
     """
 
     rows: Rows
     kept: Tensor
     values: Tensor
+    merge: Assignment | Mixture
     features: bool = False
 
 
@@ -121,7 +122,7 @@ def decide(
             onto = None if of_features else merge_onto
             tokens = view.tokens if onto is None else onto(rows, n_tokens)
             values = plan.merge.apply(tokens, plan.kept.shape[1])
-            merged.append(Merged(rows, plan.kept, values, of_features))
+            merged.append(Merged(rows, plan.kept, values, plan.merge, of_features))
     if len(pieces) == 1 and isinstance(pieces[0][0], slice):
         kept = pieces[0][1]
     else:

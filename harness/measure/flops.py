@@ -20,7 +20,8 @@ through), e experts:
 | ----------- | ---------------------------------------------------------------------------- |
 | `tower`     | the layers that run of the vision tower and of what stands before it; layers |
 |             | behind the one that is read run, and count, only where a method looks at them |
-| `projector` | its linear maps, on every unit that goes through it                          |
+| `projector` | its linear maps, on every unit that goes through it, and those of DeepStack's |
+|             | projectors, through which every unit goes once                               |
 | `text`      | every decoder layer on the tokens that enter it                              |
 | `head`      | the output head at the last position, all that generation asks for           |
 
@@ -130,9 +131,13 @@ def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> i
     return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
 
 
-def projector_flops(facts: ModelFacts, units: int) -> int:
-    """Return the exact FLOPs of the projector's linear maps on `units` units."""
-    return 2 * units * sum(a * b for a, b in pairwise(facts.projector))
+def projector_flops(facts: ModelFacts, units: int, again: int = 0) -> int:
+    """Return the exact FLOPs of the projectors' linear maps on `units` units, of which `again` are projected anew.
+
+    What was merged goes through the projector a second time, but not through those of DeepStack.
+    """
+    passes = units * (1 + len(facts.deepstack)) + again
+    return 2 * passes * sum(a * b for a, b in pairwise(facts.projector))
 
 
 def text_flops(
@@ -177,7 +182,7 @@ def sample_flops(
     untouched = work.untouched()
 
     def components(counts: Sequence[int], work: Work) -> Components:
-        projector = projector_flops(facts, work.units + work.reprojected)
+        projector = projector_flops(facts, work.units, work.reprojected)
         return Components(
             tower_flops(facts, work), projector, text_flops(facts, counts, n_text), head
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
 from harness.specs import BenchmarkSpec, ModelSpec, RunSpec
 from methods.base import Method
@@ -85,9 +86,18 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "media": model.media,
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
-        # What a model can give decides which methods run on it, and no number of theirs: a new signal changes no row.
-        "facts": {k: v for k, v in asdict(model.facts).items() if k != "signals"},
+        "facts": _facts(model.facts),
     }
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    stated = asdict(facts)
+    # What a model can give decides which methods run on it, and no number of theirs: a new signal changes no row.
+    del stated["signals"]
+    if not facts.deepstack:
+        # Younger than the other facts: a model without it has the settings that it always had.
+        del stated["deepstack"]
+    return stated
 
 
 def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:

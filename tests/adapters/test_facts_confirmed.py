@@ -23,8 +23,8 @@ from tests.family_runs import saved
 from tests.tiny import random_model
 
 STACK = [one.name for one in fields(StackFacts)]
-#: Two families that have everything between them: a stem, experts and a dense first layer; windows and three axes.
-NAMES = ("llava", "qwen2_5_vl", "deepseek_ocr")
+#: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack.
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr")
 
 
 def keys_of(facts: ModelFacts) -> list[str]:
@@ -45,7 +45,7 @@ def other(key: str, value: Any) -> Any:
     if key == "class_attention":
         return "mean" if value == "token" else "token"
     if isinstance(value, tuple):
-        return (*value[:-1], value[-1] + 1)
+        return (*value[:-1], value[-1] + 1) if value else (0,)
     return 3 if value in (None, 0) else value + 1
 
 

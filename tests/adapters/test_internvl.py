@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from harness.config.compose import read_command
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.base import Need, Site
-from tests.families.internvl import LLAMA, QWEN, VIDEOS
+from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
 from tests.families.onevision import video, watch
 from tests.tiny import IMAGE, SHAPES, Recorder, chat, load_tiny, picture, save_tiny
 
@@ -208,6 +209,22 @@ def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
             assert (signals[f"tower_keys{suffix}"][0] - expected).abs().max() <= 5e-6
 
 
+# ---------------------------------------------------------------------- text stacks
+
+
+def test_a_text_stack_of_experts_is_refused_by_name(tmp_path):
+    """InternVL3.5 has such sizes; their checkpoints are of the family's own type."""
+    folder = save_tiny(QWEN3, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["model_type"] = "qwen3_moe"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"text stack is of type 'qwen3_moe'; valid: qwen2, qwen3"):
+        load_tiny(QWEN3, folder)
+    text = {**QWEN3.architecture["text"], "model_type": "qwen3_moe"}
+    with pytest.raises(UserError, match=r"text stack is of type 'qwen3_moe'"):
+        load_adapter(replace(QWEN3, architecture={**QWEN3.architecture, "text": text}))
+
+
 # ---------------------------------------------------------------------- real sizes
 
 
@@ -219,6 +236,13 @@ def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
         ("internvl2_8b", 8075),
         ("internvl2_26b", 25514),
         ("internvl2_5_8b", 8075),
+        ("internvl3_1b", 938),
+        ("internvl3_2b", 2089),
+        ("internvl3_8b", 7944),
+        ("internvl3_14b", 15117),
+        ("internvl3_5_1b", 1061),
+        ("internvl3_5_4b", 4732),
+        ("internvl3_5_8b", 8528),
     ],
 )
 def test_the_config_file_builds_the_released_architecture(name, millions):

@@ -34,6 +34,7 @@ QWEN_1_5 = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
 )
+QWEN3 = "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
 INTERNVL2 = (
     "<|im_start|>system\n你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
     "是一个有用无害的人工智能助手。<|im_end|><|im_start|>user\n{m}{t}<|im_end|><|im_start|>assistant\n"
@@ -60,12 +61,15 @@ GOLDEN = [
     ("llava_video", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
     ("qwen2_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
     ("qwen2_5_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
+    # The marks of a video are put around each frame, by the processor.
+    ("qwen3_vl", None, QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
     *(
         (name, frame, text, f"{CELLS}\n", f"Image-1: {CELLS}\nImage-2: {CELLS}\n", "<video>\n")
         for name, frame, text in (
             ("internvl", None, INTERNVL2),
             ("internvl_phi3", "internvl2_phi3", INTERNVL2_4B),
             ("internvl_6b", "internvl2_5", INTERNVL2_5),
+            ("internvl_qwen3", "internvl2_5", INTERNVL2_5),
         )
     ),
     ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
@@ -155,6 +159,8 @@ def test_unknown_frames_are_refused(name: str, frame: str, words: str) -> None:
         ("internvl2_26b", None),
         ("internvl2_4b", "internvl2_phi3"),
         ("internvl2_5_8b", "internvl2_5"),
+        ("internvl3_8b", "internvl2_5"),
+        ("internvl3_5_8b", "internvl2_5"),
         ("llava15_7b", None),
         ("seedling", "checkpoint"),
         ("seedling_draft", "checkpoint"),

@@ -1,8 +1,11 @@
-"""Qwen2-VL and Qwen2.5-VL: where each unit of the projector goes, towers that work in windows, time in videos."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: where each unit of the projector goes, towers in windows, time in videos."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -26,10 +29,20 @@ from harness.measure.flops import projector_flops, tower_flops
 from harness.media.frames import Clip
 from harness.specs import VideoSpec
 from methods.base import Need, Site
-from tests.families.qwen import BOUNDS, IMAGES, MIXED, QWEN2, QWEN25, VIDEOS, clip, video_chat
+from tests.families.qwen import (
+    BOUNDS,
+    IMAGES,
+    MIXED,
+    QWEN2,
+    QWEN3,
+    QWEN25,
+    VIDEOS,
+    clip,
+    video_chat,
+)
 from tests.tiny import Recorder, chat, load_tiny, picture, save_tiny
 
-SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25}
+SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 CHATS = {"images": IMAGES, "videos": VIDEOS, "mixed": MIXED}
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
 
@@ -112,6 +125,9 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
     with torch.no_grad():
         embed.weight.zero_()
         embed.weight[0] = 1 / embed.weight[0].numel()
+        if name == "qwen3_vl":  # whose patches also have a bias and learned places
+            embed.bias.zero_()
+            adapter.tower.pos_embed.weight.zero_()
     taken = []
     adapter.projector.register_forward_pre_hook(
         lambda module, args: taken.append(adapter.features(args[0]))
@@ -220,7 +236,7 @@ def eager_tower(adapter, inputs, layer, monkeypatch):
 def in_raster_order(name, shape, values):
     """Mean over squares of patches, then windows undone as the tower undoes them after its projector."""
     units = values.unflatten(0, (-1, 4)).mean(1)
-    if name == "qwen2_vl":
+    if name != "qwen2_5_vl":
         return units
     order, _ = get_vision_window_index(
         torch.tensor([shape]), spatial_merge_size=2, window_size=28, patch_size=7
@@ -379,6 +395,7 @@ SECONDS = (2 / (4 / 5 * 8), 2 / (6 / 40 * 8), 2 / (4 / 12 * 8))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_video_positions_follow_the_clock(name, dtype):
     """Qwen2.5-VL gives two position steps a second, whatever the model's dtype; Qwen2-VL one step a frame pair."""
     adapter = fresh(name, dtype=dtype)
@@ -394,6 +411,38 @@ def test_video_positions_follow_the_clock(name, dtype):
     visual = adapter.layout(adapter.encode([VIDEOS[1]])).visual[0]
     at = prompt_positions(adapter, adapter.encode([VIDEOS[1]]))[1, 0, visual]
     assert sorted(set((at - at.min()).tolist())) == steps
+
+
+def test_each_pair_of_frames_stands_behind_its_time():
+    """Qwen3-VL: the words of a time, midway between a pair of frames, then the pair as if it were one picture."""
+    adapter = fresh("qwen3_vl")
+    times = (("0.1", "0.4"), ("0.5", "2.4", "4.4"), ("0.2", "1.1"))
+    for one, moments in zip(VIDEOS, times, strict=True):
+        inputs = adapter.encode([one])
+        frames, rows, columns = inputs["video_grid_thw"][0].tolist()
+        pairs = len(moments)
+        pads = "<|video_pad|>" * (rows * columns // 4)
+        shown = "".join(f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at in moments)
+        text = one[0]["content"][-1]["text"]
+        assert frames == pairs
+        assert adapter.processor.tokenizer.decode(inputs["input_ids"][0]) == (
+            f"<|im_start|>user\n{shown}{text}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        grids = {**inputs, "video_grid_thw": torch.tensor([[1, rows, columns]] * pairs)}
+        expected = expected_positions(adapter, grids, 0, 0.0)
+        assert torch.equal(prompt_positions(adapter, inputs)[1:, 0], expected)
+        places = adapter.layout(inputs).grid[0]
+        assert places[:, 0].unique().tolist() == list(range(frames))
+
+
+def test_times_are_those_of_the_frames_that_were_taken():
+    """Every tenth of forty frames, eight a second: the middles of the pairs lie by these numbers."""
+    adapter = fresh("qwen3_vl", video=VideoSpec(frames=4))
+    inputs = adapter.encode([video_chat("w1", clip(40, 28, 42))])
+    text = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
+    indices = [0, 13, 26, 39]
+    middles = [(a + b) / 2 / 8 for a, b in (indices[:2], indices[2:])]
+    assert re.findall(r"<([0-9.]+) seconds>", text) == [f"{middle:.1f}" for middle in middles]
 
 
 def test_rows_of_a_padded_batch_keep_their_own_clock():
@@ -423,21 +472,28 @@ def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
 
 def test_the_prompt_is_qwens(name):
     prompt = fresh(name).prompt(MIXED[0])
+    system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    film = "<|vision_start|><|video_pad|><|vision_end|>"
+    if name == "qwen3_vl":
+        system, film = "", "<|video_pad|>"
     assert prompt == (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>"
+        f"{system}<|im_start|>user\n{film}<|vision_start|><|image_pad|><|vision_end|>"
         "w1<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 @pytest.mark.parametrize("source", ["random", "saved"])
 def test_bounds_of_the_processor_are_kept(name, source, folders):
-    """In units of 14x14 pixels: a picture of 4x4 of them, and frames of 3x4, are scaled into 4 to 6 and 8 to 9."""
+    """In units of 14x14 pixels: a picture of 4x4 of them, and frames of 3x4, are scaled into 4 to 6 and 8 to 9.
+
+    Qwen3-VL's bounds of a video are those of all its frames together, here four.
+    """
+    frames = 4 if name == "qwen3_vl" else 1
     few = {
         "min_pixels": 196,
         "max_pixels": 6 * 196,
         "video_min_pixels": 196,
-        "video_max_pixels": 9 * 196,
+        "video_max_pixels": frames * 9 * 196,
     }
     spec = replace(SPECS[name], processor=few)
     adapter = load_adapter(spec) if source == "random" else load_tiny(spec, folders[name])
@@ -499,8 +555,41 @@ def test_config_files_build_the_published_architectures(file, billions):
         assert config.vision_config.window_size == 112
 
 
+@pytest.mark.parametrize(
+    ("file", "parameters"),
+    [
+        ("qwen3_vl_2b", 2_127_532_032),
+        ("qwen3_vl_4b", 4_437_815_808),
+        ("qwen3_vl_8b", 8_767_123_696),
+    ],
+)
+def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, parameters):
+    spec = model(file)
+    adapter_class = ADAPTERS.load(spec.adapter)
+    config = adapter_class.configuration(spec, byte_tokenizer())
+    with torch.device("meta"):
+        built = adapter_class.model_class._from_config(config)
+    assert sum(one.numel() for one in built.parameters()) == parameters
+    assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
+
+
+def test_scaled_towers_hand_over_the_layers_that_are_left():
+    facts = model("qwen3_vl_8b").facts
+    assert facts.scaled(1, 9).deepstack == (8,)
+    assert facts.scaled(1, 1).deepstack == ()
+    assert facts.scaled(1, None).deepstack == (8, 16, 24)
+
+
+def test_a_mixture_of_experts_is_refused_by_its_type(folders, tmp_path):
+    folder = shutil.copytree(folders["qwen3_vl"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_vl_moe"}))
+    with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', needed is 'qwen3_vl'"):
+        load_tiny(QWEN3, folder)
+
+
 def test_the_nominal_number_of_visual_tokens_is_that_of_a_vga_picture():
-    for file in ("qwen2_vl_7b", "qwen2_5_vl_7b"):
+    for file in ("qwen2_vl_7b", "qwen2_5_vl_7b", "qwen3_vl_8b"):
         spec = model(file)
         processor = ADAPTERS.load(spec.adapter).new_processor(spec, byte_tokenizer())
         patches = processor.image_processor.get_number_of_image_patches(480, 640)

@@ -24,7 +24,7 @@ from methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 
-NAMES = ("llava", "qwen2_5_vl", "internvl")
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "internvl")
 LIMIT, ROOM = 6, 40
 
 

@@ -25,7 +25,14 @@ from tests.tiny import Scatter, chat, picture
 BLIND = chat("w1 w2 ?")
 
 #: One of each family, the ways of feeding it aside.
-NAMES = ("llava", "llava_next", "onevision_mixed", "qwen2_5_vl_mixed", "internvl_video")
+NAMES = (
+    "llava",
+    "llava_next",
+    "onevision_mixed",
+    "qwen2_5_vl_mixed",
+    "qwen3_vl_mixed",
+    "internvl_video",
+)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "llava_video", "deepseek_ocr_gundam"])

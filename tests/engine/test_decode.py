@@ -17,7 +17,10 @@ from tests.families import FAMILIES
 from tests.family_runs import answered, generation
 from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 
-NAMES = ("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "onevision_video", "internvl")
+NAMES = (
+    *("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "qwen3_vl"),
+    *("onevision_video", "internvl"),
+)
 #: Before the decoder, in it below the site at layer 2, above it, and nowhere.
 PLACES = [(), ("prefix",), ("vision",), (1,), (3,), (1, 3)]
 STEPS = 6

@@ -195,25 +195,21 @@ def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
 
 
 def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> None:
-    """Where the pixels are missing, the model has none of it; beams need a row for each sample or visual token."""
+    """Where the pixels are missing, the model has none of it; beams would need a row for each sample."""
     tiny = Tiny("llava")
     prompt = shared_prompt(tiny.adapter, tiny.inputs())
-    embeddings, counts = prompt.arguments["inputs_embeds"], prompt.layout.counts
-    levels = [torch.arange(sum(counts)).unsqueeze(1) + 0.5]
+    embeddings, levels = prompt.arguments["inputs_embeds"], [torch.ones(4, 32)]
     kept = replace(prompt, arguments={**prompt.arguments, "levels": levels})
     call = {"inputs_embeds": torch.zeros_like(embeddings), "use_cache": True, "levels": None}
     entered = kept.enter({**call, "position_ids": "the call's own"})
     assert entered["levels"] is levels
     assert entered["inputs_embeds"] is embeddings
     assert (entered["use_cache"], entered["position_ids"]) == (True, "the call's own")
-    beams = {**call, "inputs_embeds": embeddings.repeat_interleave(2, 0)}
-    first, rest = counts[0], sum(counts) - counts[-1]
-    (twice,) = kept.enter(beams)["levels"]
-    assert torch.equal(twice[: 2 * first], levels[0][:first].repeat(2, 1))
-    assert torch.equal(twice[2 * rest :], levels[0][rest:].repeat(2, 1))
-    odd = replace(prompt, arguments={**prompt.arguments, "levels": [levels[0][1:]]})
-    with pytest.raises(UserError, match=r"^generation\.num_beams=2: a prompt cannot repeat"):
-        odd.enter(beams)
+    beams = {**call, "inputs_embeds": torch.zeros(2 * len(embeddings), *embeddings.shape[1:])}
+    with pytest.raises(
+        UserError, match=r"^generation\.num_beams=2: a prompt cannot repeat the levels"
+    ):
+        kept.enter(beams)
 
 
 def test_a_prompt_without_pictures() -> None:

@@ -1,12 +1,13 @@
-"""InternVL with its two towers (InternViT-300M and -6B), its Qwen2, Llama and Phi-3 text stacks, and videos."""
+"""InternVL with its two towers (InternViT-300M and -6B), its Qwen2, Qwen3, Llama and Phi-3 text stacks, and videos."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.specs import ModelSpec, VideoSpec
 from tests.families.onevision import video, watch
-from tests.tiny import IMAGE, SHAPES, Family, picture, tiny_spec
+from tests.tiny import IMAGE, SHAPES, TEXT, Family, picture, tiny_spec
 
 
 def small(text: dict[str, Any], **vision: Any) -> ModelSpec:
@@ -31,6 +32,10 @@ LLAMA = small(
 )
 PHI = small({"model_type": "phi3"}, attention_bias=True)
 
+#: InternVL3.5: normed queries and keys, and heads whose width is not the hidden width's share.
+QWEN3 = small({"model_type": "qwen3", "head_dim": 16}, attention_bias=True)
+QWEN3 = replace(QWEN3, facts=replace(QWEN3.facts, text=replace(TEXT, head_dim=16)))
+
 #: 2, 3 and 3 frames; in the second chat a picture of several tiles follows the video.
 VIDEOS = (
     watch("w1 w2 w3", video(0, frames=2)),
@@ -42,5 +47,6 @@ FAMILIES = {
     "internvl": Family(QWEN, tuple(SHAPES)),
     "internvl_6b": Family(LLAMA, tuple(SHAPES)),
     "internvl_phi3": Family(PHI, tuple(SHAPES)),
+    "internvl_qwen3": Family(QWEN3, tuple(SHAPES)),
     "internvl_video": Family(QWEN, VIDEOS),
 }

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: images, videos, and both in one batch."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images, videos, and both in one batch."""
 
 from __future__ import annotations
 
@@ -41,6 +41,26 @@ QWEN25 = replace(
     architecture={
         "text": {"rope_parameters": ROPE},
         "vision": {**VISION, "window_size": 28, "tokens_per_second": 2},
+    },
+)
+
+
+#: Heads whose width is not the hidden width's share, and features of three blocks for the first three decoder layers.
+QWEN3 = replace(
+    QWEN2,
+    adapter="qwen3_vl",
+    facts=replace(
+        QWEN2.facts,
+        text=replace(TEXT, head_dim=16),
+        tower=StackFacts(4, 32, 48, 4, 4, 8, gated=False, causal=False),
+        deepstack=(0, 1, 2),
+    ),
+    architecture={
+        "text": {
+            "head_dim": 16,
+            "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        "vision": {**VISION, "num_position_embeddings": 16},
     },
 )
 
@@ -104,4 +124,7 @@ FAMILIES = {
     "qwen2_5_vl": Family(QWEN25, IMAGES),
     "qwen2_5_vl_video": Family(QWEN25, VIDEOS),
     "qwen2_5_vl_mixed": Family(QWEN25, MIXED),
+    "qwen3_vl": Family(QWEN3, IMAGES),
+    "qwen3_vl_video": Family(QWEN3, VIDEOS),
+    "qwen3_vl_mixed": Family(QWEN3, MIXED),
 }

@@ -157,6 +157,15 @@ def test_full_sample_has_share_one_and_merged_features_are_projected_twice() -> 
     assert merged.exact.tower == full.exact.tower
 
 
+def test_every_unit_goes_once_through_the_projectors_of_deepstack() -> None:
+    stacked = replace(FACTS, deepstack=(0, 1, 2))
+    once = projector_flops(FACTS, 36)
+    assert projector_flops(stacked, 36) == 4 * once
+    merged = sample_flops(stacked, (9,) * 3, 36, 10, WORK._replace(reprojected=9))
+    assert merged.exact.projector == 4 * once + once * 9 // 36
+    assert merged.exact_full.projector == 4 * once
+
+
 def test_two_images_cost_the_tower_twice() -> None:
     assert tower_flops(FACTS, WORK.plus(WORK)) == 2 * tower_flops(FACTS, WORK)
 

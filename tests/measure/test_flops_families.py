@@ -59,9 +59,14 @@ def measured(
     adapter = tiny.adapter
     parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}
     parts["head"] = adapter.model.get_output_embeddings()
-    with Session(adapter, method, Budget("kept", ratio)) as session, Meter(parts) as meter:
+    stacked = {f"deepstack {layer}": one for layer, one in adapter.deepstack().items()}
+    with (
+        Session(adapter, method, Budget("kept", ratio)) as session,
+        Meter({**parts, **stacked}) as meter,
+    ):
         done = session.generate(tiny.inputs(row), max_new_tokens=1, do_sample=False)
     found = dict(meter.counted)
+    found["projector"] += sum(found.pop(name) for name in stacked)
     if any(module is adapter.projector for module in adapter.tower.modules()):
         found["tower"] -= found["projector"]
     return found, done.records[0]

@@ -39,6 +39,7 @@ MODELS = {
     "onevision_image": ("llava_ov_7b", "both"),
     "llava_video": ("llava_video_7b", "clips"),
     "qwen2_5_vl": ("qwen2_5_vl_7b", "both"),
+    "qwen3_vl": ("qwen3_vl_8b", "both"),
     "internvl": ("internvl2_8b", "both"),
     "deepseek_ocr_gundam": ("deepseek_ocr_gundam", "pictures"),
 }

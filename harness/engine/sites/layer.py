@@ -1,7 +1,7 @@
 """`layer` sites: they shorten the hidden states that enter their decoder layer, and with them all later layers.
 
 Layers below still see every token, and their caches stay long. `LayerSites._gathered` is where hidden states lose
-tokens between layers; what a family adds to them at later layers, one entry a token, has to be gathered there, too. A
+tokens between layers; what a family adds to them behind later layers follows by itself (harness/engine/deepstack.py). A
 sweep that forks one prefill at layer K would keep the states, tables and mask that arrive there.
 """
 

@@ -1,7 +1,7 @@
 """`prefix` sites: they shorten the input of decoder layer 0, the projected tokens among their words.
 
 `gathered` is where the arguments of the decoder stack lose tokens, for every kind of site that takes effect there. What
-a family hands to its text stack beside them, one entry a token, has to be gathered there, too.
+a family adds to tokens behind its first layers is no argument any more by then (harness/engine/deepstack.py).
 """
 
 from __future__ import annotations
