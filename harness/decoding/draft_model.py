@@ -24,9 +24,10 @@ from harness.decoding.machine import Drafter, DrafterLost
 from harness.decoding.sides import Side
 from harness.decoding.text_only import text_only_prefill
 from harness.decoding.trees import TreeDrafter
+from harness.decoding.vocabulary import common_ids
 from harness.decoding.voices import voice_of
 from harness.engine.session import Session
-from harness.specs import ModelSpec
+from harness.specs import Asked, ModelSpec
 from harness.wording import in_words_of_the_draft
 from methods.base import Decoder, TokenReducer
 from methods.none import NoReduction
@@ -79,6 +80,18 @@ class DraftSpec:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return DraftModel(self, load_adapter(self.model))
+
+
+def draft_of(asked: Asked, decoder: Decoder) -> DraftSpec | None:
+    """Return what the draft of a run is built from; None where no second model drafts."""
+    if asked.method.draft is None:
+        return None
+    engine, common = asked.engine, common_ids(asked.model, asked.method.draft)
+    return DraftSpec(
+        *(asked.method.draft, decoder, asked.budget, asked.seed, common),
+        threads=engine.threads,
+        graphs=engine.graphs,
+    )
 
 
 class DraftModel(Drafter):

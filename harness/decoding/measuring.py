@@ -8,8 +8,10 @@ from harness.decoding import renewal
 from harness.decoding.drafts import NOTHING
 from harness.decoding.machine import Drafter, Timed, Transport
 from harness.decoding.sides import Side
-from harness.decoding.telling import Steps
+from harness.decoding.summary import steady_rounds
+from harness.decoding.telling import Steps, Telling
 from harness.decoding.trace import Trace
+from methods.base import Window
 
 #: Rounds that count, after as many that do not, and the tokens drafted in each.
 TIMED, WARMING, AHEAD = 32, 16, 4
@@ -22,6 +24,50 @@ ROOM = TIMED + WARMING + AHEAD
 
 #: Rounds from which on they say which window is best.
 ENOUGH = 32
+
+
+class WindowChoice:
+    """The window of each answer, by what was measured before the first ones and played since.
+
+    Args:
+        asked: a number of tokens, `auto` (c = T_p / T_q rounded to the nearest, which gives the windows of
+            ParallelVLM's five pairs) or `best` (what the renewal formula promises most for, by the rounds so far; as
+            long as these are few, as auto).
+    """
+
+    def __init__(self, asked: Window) -> None:
+        self._asked = asked
+        #: Measurements so far.
+        self.timings: list[Steps] = []
+        #: Rounds so far, those left out that a lost draft took no part in.
+        self.played = Trace()
+
+    @property
+    def measured(self) -> bool:
+        """Whether no further measurement is wanted."""
+        return len(self.timings) >= TIMES
+
+    @property
+    def gamma(self) -> int:
+        """Tokens drafted in a round of the next answer."""
+        steps = self.steps
+        if isinstance(self._asked, int):
+            return self._asked
+        if self._asked == "best" and (found := best_of(self.played)) is not None:
+            return found
+        return 1 if steps is None else max(1, int(steps.ratio + 0.5))
+
+    @property
+    def steps(self) -> Steps | None:
+        """The middle one of the measurements so far; None without any."""
+        if not self.timings:
+            return None
+        return sorted(self.timings, key=lambda one: one.ratio)[len(self.timings) // 2]
+
+    def note(self, telling: Telling) -> None:
+        """Take the rounds of an answer that both sides gave."""
+        if telling.degraded is None:
+            self.played.rounds += steady_rounds([telling]).rounds
 
 
 def best_of(played: Trace) -> int | None:

@@ -17,21 +17,18 @@ from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
 from harness.decoding.chance import Chance
-from harness.decoding.draft_model import DraftSpec, Order
+from harness.decoding.draft_model import Order, draft_of
 from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
-from harness.decoding.measuring import ROOM, TIMES, best_of, steps_of
+from harness.decoding.measuring import ROOM, WindowChoice, steps_of
 from harness.decoding.meter import Meter
 from harness.decoding.partners import Answering, Partner, open_partner
 from harness.decoding.places import devices_of, one_gpu, transport_of
 from harness.decoding.questions import Answer, Question, Target
 from harness.decoding.sides import common_length
-from harness.decoding.summary import steady_rounds
 from harness.decoding.telling import Mismatch, Spent, Steps, Telling
-from harness.decoding.trace import Trace
 from harness.decoding.transports import Sequential
-from harness.decoding.vocabulary import common_ids
 from harness.decoding.voices import ends_of, limit_of, prepared, rule_of
 from harness.engine.record import Generated
 from harness.engine.session import Session
@@ -60,8 +57,7 @@ class Speculation:
         self._adapter = adapter
         self._method = method
         self._stack = ExitStack()
-        self._timings: list[Steps] = []
-        self._played = Trace()
+        self.window = WindowChoice(method.window)
         self._answered = 0
         self._by_itself = Sequential(Meter.of(adapter.devices))
 
@@ -76,7 +72,7 @@ class Speculation:
             onlooker = Onlooker(method, self._tell)
             looking = Session(adapter, onlooker, spec.budget, seed=spec.seed)
             self._looking = self._stack.enter_context(looking)
-        engine, draft = spec.engine, self._draft_spec()
+        engine, draft = spec.engine, draft_of(spec, method)
         self.transport = "sequential"
         self._apart = True
         if draft is not None:
@@ -95,17 +91,6 @@ class Speculation:
     ) -> None:
         """Restore the target, and leave nothing of the draft behind."""
         self._stack.close()
-
-    def _draft_spec(self) -> DraftSpec | None:
-        spec = self._spec
-        if spec.method.draft is None:
-            return None
-        engine, common = spec.engine, common_ids(spec.model, spec.method.draft)
-        return DraftSpec(
-            *(spec.method.draft, self._method, spec.budget, spec.seed, common),
-            threads=engine.threads,
-            graphs=engine.graphs,
-        )
 
     # ------------------------------------------------------------------ as an adapter
 
@@ -149,8 +134,8 @@ class Speculation:
             config=config,
             chance=Chance(int.from_bytes(seed, "big")),
         )
-        if len(self._timings) < TIMES:
-            self._timings += self._measured(question)
+        if not self.window.measured:
+            self.window.timings += self._measured(question)
         own, plain = self._both(question)
         ids = torch.tensor([own.trace.tokens], device=self._adapter.device)
         generated = own.prefilled.finish(ids)
@@ -158,12 +143,12 @@ class Speculation:
         if plain is not None and not config.do_sample:
             mismatch = self._mismatch(question, own.trace.tokens, plain.trace.tokens)
         telling = Telling(
-            gamma=self.gamma,
+            gamma=self.window.gamma,
             rounds=tuple(own.trace.rounds),
             spent=own.spent,
             plain=None if plain is None else plain.spent,
             mismatch=mismatch,
-            steps=self._steps,
+            steps=self.window.steps,
             draft_visual=own.draft_visual,
             devices=self._partner.devices,
             target_devices=len(self._adapter.devices),
@@ -171,30 +156,8 @@ class Speculation:
             first=self.hides_prefill,
             degraded=own.trace.degraded,
         )
-        if telling.degraded is None:
-            self._played.rounds += steady_rounds([telling]).rounds
+        self.window.note(telling)
         return self._recorded(generated, own.spent, telling)
-
-    @property
-    def gamma(self) -> int:
-        """The window of the next answer.
-
-        auto: c = T_p / T_q rounded to the nearest, which gives the windows of ParallelVLM's five pairs. best: what the
-        renewal formula promises most for, by the rounds so far; as long as these are few, as auto.
-        """
-        window, steps = self._method.window, self._steps
-        if isinstance(window, int):
-            return window
-        if window == "best" and (found := best_of(self._played)) is not None:
-            return found
-        return 1 if steps is None else max(1, int(steps.ratio + 0.5))
-
-    @property
-    def _steps(self) -> Steps | None:
-        """Return the middle one of the measurements so far; None without any."""
-        if not self._timings:
-            return None
-        return sorted(self._timings, key=lambda one: one.ratio)[len(self._timings) // 2]
 
     def _recorded(self, generated: Generated, spent: Spent, telling: Telling) -> Generated:
         """Return the answer with the decoder's clock and story in its record."""
@@ -249,7 +212,7 @@ class Speculation:
             target.side,
             rule_of(question.config, question.chance),
             partner.transport if drafter is not None else self._by_itself,
-            self.gamma,
+            self.window.gamma,
             method.overlap,
             ends_of(question.config),
         )
@@ -278,7 +241,7 @@ class Speculation:
 
     def _room(self, question: Question) -> int:
         """Return the longest answer that a cache must hold, drafts included."""
-        ahead = 2 * self.gamma + len(self._method.tree) + 1
+        ahead = 2 * self.window.gamma + len(self._method.tree) + 1
         return max(limit_of(question.config), ROOM) + ahead
 
     def _tell(self, guidance: Guidance) -> None:
@@ -309,7 +272,7 @@ class Speculation:
         drafter = partner.drafter
         if drafter is None:
             return []
-        levels = self.gamma if method.tree else 0
+        levels = self.window.gamma if method.tree else 0
         token = int(question.inputs["input_ids"][0, -1])
         tokens = token, token - 1 if token else 1
         try:

@@ -64,13 +64,14 @@ class Rescored:
         self._inner = inner
 
     def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
+        self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
     ) -> Generated:
         """Return `inner`'s answers with records that say how many of their tokens the full model accepts.
 
         Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
         """
-        generated = self._inner.generate(inputs, samples, **generation)
+        names = samples or [str(row) for row in range(len(inputs["attention_mask"]))]
+        generated = self._inner.generate(inputs, names, **generation)
         clock = Clock(*self._adapter.devices)
         with clock.phase(PHASE):
             judged = judge(self._adapter, inputs, generated.ids, **generation)

@@ -154,7 +154,7 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
         assert telling.first
         assert telling.steps is not None
         assert telling.steps.draft > 0
-        both._timings *= TIMES  # the rounds counted from here on are those of answers
+        both.window.timings *= TIMES  # the rounds counted from here on are those of answers
         first = process_of(both)
         kill_at_round(both, 3)
         found, telling, _ = answer(both, 7)
@@ -328,13 +328,13 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     both = speculation("pearl")
     pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
     for of_target, of_draft, window in pairs:
-        both._timings = [Steps(of_target, of_draft)]
-        assert both.gamma == window
-    both._timings = [Steps(1.0, 9.0)]
-    assert both.gamma == 1
+        both.window.timings = [Steps(of_target, of_draft)]
+        assert both.window.gamma == window
+    both.window.timings = [Steps(1.0, 9.0)]
+    assert both.window.gamma == 1
     # One measurement that went wrong does not count.
-    both._timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
-    assert both.gamma == 3
+    both.window.timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
+    assert both.window.gamma == 3
 
 
 def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> None:
@@ -342,7 +342,7 @@ def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> No
         "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"
     ) as both:
         for scene in (3, 4, 5):
-            expected = best_of(both._played)
+            expected = best_of(both.window.played)
             found, telling, _ = answer(both, scene)
             assert found == plainly(scene)
             assert expected in (None, telling.gamma)

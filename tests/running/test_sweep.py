@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.digests import Digests
 from harness.evaluation.evaluate import SampleErrors
 from harness.evaluation.samples import Failure
+from harness.running import preflight
 from harness.specs import RunSpec
 from tests.running.helpers import Bench, Fake, make_bench
 
@@ -129,3 +131,18 @@ def test_an_interrupted_sweep_leaves_the_last_report_alone(
     assert reported == []
     assert bench(*sweep).code == 0
     assert len(reported) == 1
+
+
+def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, float]] = []
+    check = preflight.check
+
+    def counted(spec: RunSpec, digests: Digests) -> preflight.Job:
+        checked.append((spec.method.name, spec.budget.ratio))
+        return check(spec, digests)
+
+    monkeypatch.setattr(preflight, "check", counted)
+    done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")
+    assert done.code == 0, done.err
+    assert checked == [(row["method"], row["ratio"]) for row in done.rows]
+    assert len(checked) == 4

@@ -1,0 +1,301 @@
+"""Every kind of method goes the same way: settled, admitted, opened, answering, accounted for, named in the row."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.adapters.base import Adapter, load_adapter
+from harness.budget import Budget, BudgetMismatch
+from harness.catalogue import METHODS, build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.engine.record import Record
+from harness.engine.session import Session
+from harness.errors import Refused, UserError
+from harness.evaluation.evaluate import Evaluation
+from harness.evaluation.samples import Sample
+from harness.kinds.lookup import KINDS, as_decoder, as_reducer, kind_of
+from harness.measure.memory import Peak
+from harness.measure.schedule import frame_of, shortened_layer
+from harness.paths import ROOT
+from harness.running.preflight import Job, check_method
+from harness.running.row import build_row
+from harness.seedling.questions import questions_for
+from harness.seedling.scenes import Scenes
+from harness.specs import AnswerSpec, EngineSpec, MethodSpec, RunSpec
+from methods.base import Method, MethodError, Site
+from methods.composed import Composed
+from methods.fastv import FastV
+from methods.none import NoReduction
+from methods.uniform import Uniform
+from methods.vanilla_sd import VanillaSD
+from tests.kinds.idle import (
+    CacheReducer,
+    DropDenoising,
+    Evict,
+    KeepCache,
+    KeepDenoising,
+    Kindless,
+)
+
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
+SCENES = (0, 1)
+FASTV = FastV(K=2)
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+@cache
+def adapter() -> Adapter:
+    return load_adapter(spec_of("method=none").model)
+
+
+def chat_of(index: int) -> list[dict[str, Any]]:
+    scene = Scenes().scene("test", 0, index)
+    text = questions_for(scene, {"caption": 1})[0].text
+    content = [{"type": "image", "image": scene.to_pil()}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": content}]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What one method came to: its job, the ids of each answer, and the row."""
+
+    job: Job
+    ids: tuple[tuple[int, ...], ...]
+    row: Mapping[str, Any]
+
+
+@cache
+def walked(method: Method, store: Path) -> Walked:
+    """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
+    name = "vanilla_sd" if method.drafts else "fastv"
+    spec = spec_of(f"method={name}", "ratio=0.75", f"store={store}", "engine.transport=sequential")
+    job = check_method(spec, method, Digests())
+    kind = kind_of(job.method)
+    ids: list[tuple[int, ...]] = []
+    samples: list[Sample] = []
+    with kind.open(job.spec, adapter(), job.method) as opened:
+        for index in SCENES:
+            inputs = opened.responder.encode([chat_of(index)])
+            done = opened.responder.generate(inputs, [f"t/{index}"], **GREEDY)
+            (text,) = opened.responder.decode(done.ids)
+            ids.append(tuple(done.ids[0].tolist()))
+            samples.append(Sample("t", index, text, 0, 0, done.records[0]))
+    evaluation = Evaluation({}, len(samples), tuple(samples), {}, (), 0, 1.0, {})
+    return Walked(job, tuple(ids), build_row(job, evaluation, Peak(1), {}, "done"))
+
+
+def in_a_session(method: Any, ratio: float) -> tuple[tuple[int, ...], ...]:
+    """The same answers without any of the kinds: a session alone."""
+    ids = []
+    with Session(adapter(), method, Budget("kept", ratio)) as session:
+        for index in SCENES:
+            inputs = adapter().encode([chat_of(index)])
+            ids.append(tuple(session.generate(inputs, [f"t/{index}"], **GREEDY).ids[0].tolist()))
+    return tuple(ids)
+
+
+@cache
+def whole() -> tuple[tuple[int, ...], ...]:
+    return in_a_session(NoReduction(), 0.0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+OF_REDUCERS = {"backend": "drop", "batch_size": 8, "positions": "original", "rescore": False}
+WITHOUT_GAPS = {**OF_REDUCERS, "positions": None}
+OF_DECODERS = {"transport": "auto", "compare": True, "graphs": False}
+
+#: Each kind: a method, the share of tokens that answers are made of, settings of the engine that concern it.
+EVERY_KIND = {
+    "reducer": (FASTV, 0.25, OF_REDUCERS),
+    "decoder": (VanillaSD(), 1.0, OF_DECODERS),
+    "compressor": (KeepCache(), 1.0, WITHOUT_GAPS),
+    "denoiser": (KeepDenoising(), 1.0, WITHOUT_GAPS),
+    "composition": (Composed(FASTV, KeepCache()), 0.25, OF_REDUCERS),
+}
+
+
+def test_every_kind_of_the_lookup_is_walked() -> None:
+    assert {id(kind_of(method)) for method, _, _ in EVERY_KIND.values()} == {
+        id(kind) for kind in KINDS.values()
+    }
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_each_kind_goes_the_same_way(name: str, store: Path) -> None:
+    method, share, concerning = EVERY_KIND[name]
+    done = walked(method, store)
+    expected = in_a_session(FASTV, 0.75) if share < 1 else whole()
+    assert done.ids == expected
+    row = done.row
+    assert row["ratio"] == 1 - share
+    assert row["tokens"]["kept_final"] == share * row["tokens"]["visual"]
+    depth = done.job.spec.model.facts.text.layers
+    assert row["tokens"]["kv_entries"] == depth * row["tokens"]["layer_average"]
+    assert row["flops"]["share_of_full"] == 1 if share == 1 else row["flops"]["share_of_full"] < 1
+    assert row["memory"]["kv_bytes"] > 0
+    assert row["extra"]["achieved"]["kept"] == share * row["tokens"]["visual"]
+    assert (row["extra"]["speculative"] is not None) == method.drafts
+    engine = row["settings"]["engine"]
+    assert engine == {**dict.fromkeys(engine), "warmup": 1, **concerning}
+    assert (row["settings"]["draft"] is not None) == method.drafts
+    assert row["run_key"] == done.job.key
+
+
+def test_the_two_answers_differ() -> None:
+    assert in_a_session(FASTV, 0.75) != whole()
+
+
+def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> None:
+    alone = walked(FASTV, store)
+    both = walked(Composed(FASTV, KeepCache(tau=0.25)), store)
+    assert both.ids == alone.ids
+    for block in ("tokens", "flops"):
+        assert both.row[block] == alone.row[block]
+    assert both.row["extra"]["sites"] == alone.row["extra"]["sites"]
+    params = both.row["settings"]["method"]["params"]
+    assert params == {
+        "FastV": alone.row["settings"]["method"]["params"],
+        "KeepCache": {"tau": 0.25},
+    }
+    assert both.row["extra"]["label"] == "FastV() KeepCache(tau=0.25)"
+    # Each part's hyper-parameters, class and code make another run of it.
+    others = [Composed(FASTV, KeepCache(tau=0.5)), Composed(Uniform(), KeepCache(tau=0.25)), FASTV]
+    keys = {check_method(alone.job.spec, one, Digests()).key for one in others}
+    assert len(keys | {both.row["run_key"]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        (
+            Evict(),
+            r"^method='fastv' evicts cache entries \(layers 0, 1, .*not carried out yet; valid: ",
+        ),
+        (Composed(FASTV, Evict()), r"^method='fastv' evicts cache entries \(layers 0, 1, "),
+        (
+            DropDenoising(),
+            r"^method='fastv' drops tokens at denoising steps, and model='seedling' .*; valid: ",
+        ),
+        (
+            CacheReducer(),
+            r"^a cache site shortens no input of a layer; valid .*: tower, vision, prefix, layer$",
+        ),
+        (CacheReducer("decode"), r"^a decode site shortens no input"),
+        (Kindless(), r"^method Kindless is of no kind that runs; valid bases: .*CacheCompressor"),
+    ],
+)
+def test_what_is_not_carried_out_is_refused_in_one_line(
+    method: Method, line: str, store: Path
+) -> None:
+    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}")
+    with pytest.raises((UserError, MethodError), match=line) as error:
+        check_method(spec, method, Digests())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["cache", "decode"])
+def test_a_site_behind_the_prompt_prunes_no_prompt(where: str) -> None:
+    """Neither the budget nor the engine takes it for a site before layer 0."""
+    facts, method = adapter().facts, CacheReducer(where)
+    with pytest.raises(MethodError, match="shortens no input"):
+        frame_of(method, facts, 144, 10)
+    with pytest.raises(MethodError, match="shortens no input"):
+        Budget("kept", 0.5).check(method, facts)
+    with (
+        Session(adapter(), method, Budget("kept", 0.5)) as session,
+        pytest.raises(MethodError, match="shortens no input"),
+    ):
+        session.generate(adapter().encode([chat_of(0)]), **GREEDY)
+    places = (Site("tower", 3), Site("vision"), Site("prefix"), Site("layer", 3))
+    assert [shortened_layer(site) for site in places] == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize("method", [KeepCache(), KeepDenoising(), VanillaSD()])
+def test_a_session_carries_token_reducers_only(method: Any) -> None:
+    with pytest.raises(MethodError, match="sessions carry token reducers only"):
+        Session(adapter(), method, Budget("kept", 0.0))
+
+
+def test_a_cache_that_lost_entries_is_told() -> None:
+    asked = spec_of("method=none")
+    depth = asked.model.facts.text.layers
+    record = Record("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
+    short = replace(record, kv_entries=16 * depth - 1)
+    method = KeepCache()
+    assert kind_of(method).account(asked, method, [record]).tokens["kv_entries"] == 16 * depth
+    for one in (method, Composed(NoReduction(), method)):
+        with pytest.raises(BudgetMismatch, match="none was to go"):
+            kind_of(one).account(asked, one, [record, short])
+
+
+def test_a_default_allocation_gives_each_sample_and_layer_the_same() -> None:
+    scores = [torch.rand(3, 1, 9) for _ in range(4)]
+    assert torch.equal(KeepCache().allocate(scores, 5), torch.full((3, 4), 5))
+
+
+# ------------------------------------------------------------------ without a benchmark
+
+
+def test_answers_need_no_benchmark() -> None:
+    asked = AnswerSpec(adapter().spec, MethodSpec("uniform"), Budget("kept", 0.75), EngineSpec())
+    kind, method = kind_of(Uniform()), Uniform()
+    settled = kind.settle(asked, method)
+    assert settled == asked
+    with kind.open(settled, adapter(), method) as opened:
+        inputs = opened.responder.encode([chat_of(0), chat_of(1)])
+        done = opened.responder.generate(inputs, ["0", "1"], **GREEDY)
+        assert len(opened.responder.decode(done.ids)) == 2
+        assert opened.rivals is not None
+        assert opened.rivals.own is not opened.rivals.plain
+    assert [record.kept for record in done.records] == [(36,), (36,)]
+    idle = kind_of(NoReduction()).settle(asked, NoReduction())
+    assert idle == replace(asked, budget=Budget("kept", 0.0))
+    emulated = replace(asked, engine=EngineSpec(backend="emulate"))
+    with pytest.raises(Refused, match=r"engine\.backend='emulate'"):
+        kind_of(VanillaSD()).settle(emulated, VanillaSD())
+
+
+# ------------------------------------------------------------------ one lookup
+
+
+def test_bases_say_of_themselves_what_the_config_asks() -> None:
+    for name in METHODS.names():
+        method = build_method(name, {})
+        decoder = as_decoder(method)
+        assert (as_reducer(method) is None) == (decoder is not None)
+        assert method.drafts == METHODS.load(name).drafts == (decoder is not None)
+        assert method.takes_draft == (decoder is not None and decoder.source == "model")
+    assert as_reducer(KeepDenoising()) is None
+
+
+def test_nothing_but_the_lookup_asks_for_the_base_of_a_method() -> None:
+    bases = {base.__name__ for base in KINDS} | {"Method"}
+    asking = set()
+    for folder in ("harness", "methods"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+                if named and node.func.id in ("isinstance", "issubclass"):
+                    names = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
+                    if names & bases:
+                        asking.add(str(path.relative_to(ROOT)))
+    assert asking == {"harness/kinds/lookup.py"}
