@@ -9,13 +9,14 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from harness.budget import Budget
 from harness.facts import ModelFacts
+from harness.media import rules
 from methods.base import Positions
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 WEIGHTS = ("trained", "random")
-VIDEO_RULES = ("uniform", "centre", "fps")
-SHORT_VIDEOS = ("repeat", "all", "second", "error")
+VIDEO_RULES = tuple(rules.RULES)
+SHORT_VIDEOS = rules.SHORT
 MEDIA = ("optional", "required")
 TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: `engine.backend`: tokens leave, or the slow reference hides them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,20 @@ class Question:
     sample: str
     config: GenerationConfig
     chance: Chance
+
+    @classmethod
+    def of(
+        cls, inputs: Mapping[str, Any], sample: str, config: GenerationConfig, run_seed: int
+    ) -> Question:
+        """Return the question of one encoded chat (`inputs["chats"]`); its chance is the run's and its own."""
+        seed = hashlib.blake2b(f"{run_seed}/{sample}".encode(), digest_size=4).digest()
+        return cls(
+            inputs={name: value for name, value in inputs.items() if name != "chats"},
+            chat=inputs["chats"][0],
+            sample=sample,
+            config=config,
+            chance=Chance(int.from_bytes(seed, "big")),
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.decoding.chance import Chance
 from harness.decoding.draft_model import Order, draft_of
 from harness.decoding.graphs import graphs_for
 from harness.decoding.guidance import Guidance, Onlooker
@@ -126,14 +124,7 @@ class Speculation:
         if len(samples) != 1:
             raise ValueError(f"{len(samples)} chats; speculative decoding answers one at a time")
         config = prepared(self._adapter, generation)
-        seed = hashlib.blake2b(f"{self._spec.seed}/{samples[0]}".encode(), digest_size=4).digest()
-        question = Question(
-            inputs={name: value for name, value in inputs.items() if name != "chats"},
-            chat=inputs["chats"][0],
-            sample=samples[0],
-            config=config,
-            chance=Chance(int.from_bytes(seed, "big")),
-        )
+        question = Question.of(inputs, samples[0], config, self._spec.seed)
         if not self.window.measured:
             self.window.timings += self._measured(question)
         own, plain = self._both(question)
