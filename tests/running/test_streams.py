@@ -103,9 +103,9 @@ def test_what_an_encoding_lacks_is_escaped() -> None:
 
 
 def test_threads_are_those_of_before_behind_a_run() -> None:
-    before = torch.get_numthreads()
+    before = torch.get_num_threads()
     with threads(before + 2):
-        assert torch.get_numthreads() == before + 2
-    assert torch.get_numthreads() == before
+        assert torch.get_num_threads() == before + 2
+    assert torch.get_num_threads() == before
     with threads(None):
-        assert torch.get_numthreads() == before
+        assert torch.get_num_threads() == before
