@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
-from harness.config.compose import compose_model
+from harness.config.compose import compose_section
 from harness.config.drafts import with_options
 from harness.errors import UserError
 from harness.facts import CLASS_ATTENTION, ModelFacts
@@ -80,7 +80,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     curves = fields.optional_text("curves", config["curves"])
     report = fields.optional_text("report", config["report"])
     rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
-    model = _model(parts["model"])
+    model = build_model(parts["model"])
     method = _method(parts["method"], model)
     model = _beside(model, method.draft)
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
@@ -119,7 +119,8 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-def _model(part: Mapping[str, Any]) -> ModelSpec:
+def build_model(part: Mapping[str, Any]) -> ModelSpec:
+    """Return the model of a composed model section; raises UserError as `build_spec` does."""
     path = fields.optional_text("model.path", part["path"])
     hub = fields.optional_text("model.hub", part["hub"])
     weights = fields.choice("model.weights", part["weights"], WEIGHTS)
@@ -269,7 +270,7 @@ def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
     asked = fields.optional_text("method.draft", part.get("draft"))
     options = fields.table("method.draft_options", part.get("draft_options"))
     if _decodes(name) and build_method(name, params).takes_draft:
-        return MethodSpec(name, variant, params, _draft(asked, options, model))
+        return MethodSpec(name, variant, params, build_draft(asked, options, model))
     if asked is not None or options:
         key = "method.draft_options" if asked is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
@@ -281,7 +282,7 @@ def _decodes(name: str) -> bool:
     return name in METHODS and METHODS.load(name).drafts
 
 
-def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
+def build_draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
     """Return the draft model: the one asked for, else the first that the target names, with the user's options.
 
     It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
@@ -291,12 +292,12 @@ def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> 
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
         )
-    part = compose_model(asked or target.drafts[0])
+    part = compose_section("model", asked or target.drafts[0], "method.draft")
     part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)
     with in_words_of_the_draft():
-        return _model(with_options(part, options))
+        return build_model(with_options(part, options))
 
 
 def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
