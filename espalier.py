@@ -6,10 +6,11 @@
 ...     answer = pruned.ask("picture.png", "is there a red ring ?")
 >>> answer.text, answer.kept, answer.flops.share, answer.show()
 
-`load` takes a model of conf/model or the folder of a checkpoint, `wrap` a model and a processor of transformers that are
-in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take pictures,
-videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video` makes a
-video out of frames. What cannot work raises `UserError`, one line with the argument, its value and what is valid.
+`load` takes a model of conf/model or the folder of a checkpoint, `wrap` a model and a processor of transformers that
+are in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take
+pictures, videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video`
+makes a video out of frames. What cannot work raises `UserError`, one line with the argument, its value and what is
+valid.
 
 docs/python.md has all of it by example.
 """

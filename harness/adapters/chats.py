@@ -104,9 +104,7 @@ def _clip(part: Mapping[str, Any], video: VideoSpec) -> Clip:
     """Return the frames of a video part: those of a clip as they are, those of a file by the run's rule."""
     if isinstance(part["video"], Clip):
         return part["video"]
-    return sample_frames(
-        _whole_video(part), video.frames, video.rule, video.short, video.rate
-    )
+    return sample_frames(_whole_video(part), video.frames, video.rule, video.short, video.rate)
 
 
 def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:

@@ -45,9 +45,7 @@ def text_stack(adapter: Parts) -> StackFacts:
 def tower_stack(adapter: Parts) -> StackFacts:
     """Return the sizes of the vision tower up to the layer that the projector reads."""
     layers = list(adapter.tower_layers())
-    return read_stack(
-        layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows()
-    )
+    return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
 
 
 def stem_stack(adapter: Parts) -> StackFacts | None:

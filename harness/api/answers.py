@@ -104,10 +104,11 @@ class Answer:
             UserError: there was nothing to see, or the file cannot be written.
         """
         # matplotlib takes a third of a second to import.
-        from harness.api.drawing import draw
+        from harness.api.drawing import draw, drawable
 
         said = shorten(f"{self.question} → {self.text}", LONGEST, placeholder=" ...")
-        title = f"{self.kept} of {self.visual} visual tokens kept\n{said}"
+        title = f"{self.kept} of {self.visual} visual tokens kept"
+        title = f"{title}\n{said}" if drawable(said) else title
         return draw(self._seen, self.kept_indices, title, path)
 
 

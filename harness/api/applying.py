@@ -167,7 +167,7 @@ class Applied:
             with _plain_errors(f"question {number}: "):
                 if not is_chat(one) and not (isinstance(one, tuple | list) and len(one) == 2):
                     raise UserError(f"{one!r}; valid: (media, question) or a whole chat")
-                chats.append(whole(one, rule) if is_chat(one) else single(*one, rule))
+                chats.append(whole(one, rule) if is_chat(one) else single(one[0], one[1], rule))
         return self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
 
     def _answers(
@@ -281,7 +281,9 @@ def apply(
         engine = EngineSpec(
             batch_size=0,
             positions=fields.choice("positions", positions, POSITIONS),
-            transport=fields.choice("transport", transport or _transport(built, drafting, model), TRANSPORTS),
+            transport=fields.choice(
+                "transport", transport or _transport(built, drafting, model), TRANSPORTS
+            ),
             compare=fields.flag("compare", compare),
         )
         spec = RunSpec(
@@ -307,7 +309,9 @@ def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, Met
         named = MethodSpec(section["name"], section["variant"], merged)
         return build_method(named.name, merged), named
     if inspect.isclass(method) and issubclass(method, Method):
-        raise UserError(f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)")
+        raise UserError(
+            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
+        )
     if not isinstance(method, Method):
         raise UserError(
             f"method={method!r}; valid: a name of conf/method, or an instance of a methods.base.TokenReducer or Decoder"
@@ -342,7 +346,7 @@ def _drafting(
 
 
 def _transport(method: Method, drafting: Model | None, target: Model) -> str:
-    """Return how a draft runs where nobody says: a process of its own can neither borrow a model nor import a notebook."""
+    """Return how a draft runs where nobody says: another process can neither borrow a model nor import a notebook."""
     by_itself = drafting is None or not drafting.borrowed
     if by_itself and type(method).__module__ != "__main__":
         return "auto"

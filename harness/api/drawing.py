@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from PIL import Image
 
 from harness.api.seen import Seen, View
@@ -22,7 +23,7 @@ SMALL = 2.0
 ACROSS = 6
 
 #: How far a place without a token fades into white: one that was dropped, one that no token ever covered.
-FADED = 0.78
+FADED = 0.72
 UNSEEN = 0.93
 
 #: Values of a mask.
@@ -58,21 +59,29 @@ def draw(
         raise UserError("show(): this answer was to a question without pictures")
     alive = np.zeros(len(seen.tokens), dtype=bool)
     alive[list(kept)] = True
-    across = min(len(panels), ACROSS)
-    down = ceil(len(panels) / across)
+    down = ceil(len(panels) / ACROSS)
+    across = ceil(len(panels) / down)
     wide = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / across)
-    tallest = max(p.height / p.width for p in (seen.shown[one[0].shown].picture for _, one in panels))
-    figure = Drawing(figsize=(across * wide, down * (wide * min(tallest, 2.0) + 0.25) + 0.3), dpi=110)
+    tallest = max(
+        p.height / p.width for p in (seen.shown[one[0].shown].picture for _, one in panels)
+    )
+    height = down * (wide * min(tallest, 2.0) + 0.3) + 0.45
+    figure = Drawing(figsize=(across * wide, height), dpi=110, layout="constrained")
     axes = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
     for axis in axes:
         axis.axis("off")
     for axis, (name, views) in zip(axes, panels, strict=False):
         _panel(axis, seen, views, alive, name if len(panels) > 1 else "")
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
+    figure.suptitle(title, fontsize=10, parse_math=False)
     if path is not None:
         _save(figure, fspath(path))
     return figure
+
+
+def drawable(text: str) -> bool:
+    """Say whether the figure's font has every character of a text."""
+    font = get_font(findfont(FontProperties()))
+    return all(font.get_char_index(ord(one)) for one in text)
 
 
 def _panels(seen: Seen) -> list[tuple[str, list[View]]]:
@@ -80,7 +89,10 @@ def _panels(seen: Seen) -> list[tuple[str, list[View]]]:
     found = []
     for number, shown in enumerate(seen.shown):
         views = [view for view in seen.views if view.shown == number]
-        parts = {"whole": [v for v in views if v.number == 0], "tiles": [v for v in views if v.number]}
+        parts = {
+            "whole": [v for v in views if v.number == 0],
+            "tiles": [v for v in views if v.number],
+        }
         both = all(parts.values())
         for part, own in parts.items():
             if own:
@@ -103,11 +115,11 @@ def _panel(axis: Any, seen: Seen, views: list[View], alive: np.ndarray, name: st
     axis.imshow(_faded(np.asarray(picture, dtype=np.float32) / 255, mask), interpolation="nearest")
     counted = f"{int(alive[mine].sum())} of {int(mine.sum())}"
     if name:
-        axis.set_title(f"{name}: {counted}", fontsize=9)
+        axis.set_title(f"{name}: {counted}", fontsize=8)
 
 
 def _shrunk(picture: Image.Image) -> Image.Image:
-    """Return the picture with its longer edge `EDGE` pixels long: large ones take long, small ones have ragged cells."""
+    """Return the picture with its longer edge `EDGE` pixels long: small ones have ragged cells."""
     scale = EDGE / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
     way = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS

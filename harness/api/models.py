@@ -80,8 +80,8 @@ def load(
             own configuration.
         path: the checkpoint's folder; None: where the model's file says, usually the local Hugging Face cache.
         offline: whether nothing may be downloaded.
-        **settings: laid over the model's file: `dtype`, `device`, `attention`, `device_map`, `revision`, `conversation`,
-            `processor`, `video`, `weights` and whatever else `conf/base/model.yaml` has; tables key by key.
+        **settings: laid over the model's file: `dtype`, `device`, `attention`, `device_map`, `revision`,
+            `conversation`, `processor`, `video`, `weights` and whatever else `conf/base/model.yaml` has; tables key by key.
 
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not fit; one line.
@@ -108,7 +108,9 @@ def named_spec(
     if (folder / "config.json").is_file():
         return _folder_spec(folder.absolute(), settings)
     if not isinstance(name, str):
-        raise UserError(f"name={str(name)!r} is no folder with a config.json; valid: one, or a name of conf/model")
+        raise UserError(
+            f"name={str(name)!r} is no folder with a config.json; valid: one, or a name of conf/model"
+        )
     return build_model(_with(compose_section("model", name, "name"), settings))
 
 
@@ -174,12 +176,12 @@ def borrowed(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
 
 def _family(hf_model: Any) -> str:
     """Return the family of a model in memory."""
-    config = getattr(hf_model, "config", None)
-    family = family_of(getattr(config, "model_type", None))
+    kind = getattr(getattr(hf_model, "config", None), "model_type", None)
+    family = family_of(kind)
     wanted = ADAPTERS.load(family).model_class
     if not isinstance(hf_model, wanted):
         raise UserError(
-            f"hf_model is a {type(hf_model).__name__}; valid for model_type={config.model_type!r}: {wanted.__name__}"
+            f"hf_model is a {type(hf_model).__name__}; valid for model_type={kind!r}: {wanted.__name__}"
         )
     return family
 

@@ -65,7 +65,9 @@ def single(media: Any, question: Any, rule: VideoSpec) -> Chat:
         UserError: something that cannot be opened, or a question that is no text.
     """
     if not isinstance(question, str):
-        raise UserError(f"question={question!r} must be a text, or a list of texts about the same pictures")
+        raise UserError(
+            f"question={question!r} must be a text, or a list of texts about the same pictures"
+        )
     several = isinstance(media, list | tuple)
     found = [] if media is None else list(media) if several else [media]
     parts = [_part(one, rule) for one in found]
@@ -84,7 +86,9 @@ def whole(turns: Any, rule: VideoSpec) -> Chat:
             raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         content = turn["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        chat.append({"role": turn["role"], "content": [_told(number, part, rule) for part in parts]})
+        chat.append(
+            {"role": turn["role"], "content": [_told(number, part, rule) for part in parts]}
+        )
     return chat
 
 
@@ -92,7 +96,11 @@ def _told(number: int, part: Any, rule: VideoSpec) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    held = [part[name] for name in (kind, "path") if name in part] if kind in ("image", "video") else []
+    held = (
+        [part[name] for name in (kind, "path") if name in part]
+        if kind in ("image", "video")
+        else []
+    )
     if not held:
         raise UserError(
             f"turn {number} of the chat holds {part!r}; valid: {{'type': 'text', 'text': ...}}, "

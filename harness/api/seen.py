@@ -76,7 +76,8 @@ def seen_by(adapter: Adapter, chat: Chat, grid: np.ndarray) -> Seen:
     media = media_of(0, chat, adapter.spec.video)
     order = [*_order(adapter, chat)]
     frames = _frames_of(media.clips, int(grid[:, 0].max()) + 1 - len(media.pictures))
-    pictures, clips = iter(_named(media.pictures)), iter(zip(media.clips, frames, strict=True))
+    pictures = iter(_named(media.pictures, bool(media.clips)))
+    clips = iter(zip(media.clips, frames, strict=True))
     shown: list[Shown] = []
     still: set[int] = set()
     for kind in order:
@@ -121,9 +122,11 @@ def _frames_of(clips: Sequence[Clip], places: int) -> list[int]:
     raise ValueError(f"{places} places in time for clips of {[len(one.frames) for one in clips]}")
 
 
-def _named(pictures: Sequence[Image.Image]) -> list[Shown]:
-    several = len(pictures) > 1
-    return [Shown(f"picture {n}" if several else "", one) for n, one in enumerate(pictures, 1)]
+def _named(pictures: Sequence[Image.Image], beside: bool) -> list[Shown]:
+    """Name pictures by number if there are several; a single one only `beside` a video."""
+    if len(pictures) == 1:
+        return [Shown("picture" if beside else "", pictures[0])]
+    return [Shown(f"picture {number}", one) for number, one in enumerate(pictures, 1)]
 
 
 def _shots(clip: Clip, places: int) -> list[Shown]:

@@ -17,7 +17,7 @@ _KEY = re.compile(
 
 #: What values are called.
 _VALUES = {"null": "None", "true": "True", "false": "False"}
-_VALUE = re.compile(r"(?<![\w./'-])(null|true|false)(?![\w/'-])")
+_VALUE = re.compile(r"(?<![\w./'-])(null|true|false)(?![\w/'-]|\.\w)")
 
 #: How an adapter names a chat of its batch.
 _CHAT = re.compile(r"\bchat (\d+) of the batch(: )?")

@@ -263,8 +263,8 @@ def open_partner(
             yield process
     elif kind == "threads":
         # Its own copy of the weights, even where target and draft are one model: attention is switched model by model.
-        own = loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
-        model = DraftModel(draft, own, READING * patience)
+        apart = loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
+        model = DraftModel(draft, apart, READING * patience)
         extra = besides(target.devices, model.devices)
         with Threads(target.devices, model.devices, patience, lambda: model.unread) as transport:
             yield InProcess(model, transport, extra)

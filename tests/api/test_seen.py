@@ -46,7 +46,11 @@ def colours(adapter: Adapter, inputs: dict[str, Any]) -> np.ndarray:
     found = []
     for pixels, count in zip(pictures.pixels, pictures.cells, strict=True):
         side = pictures.side
-        cut = pixels[:, :2, : count * side, : count * side].unfold(2, side, side).unfold(3, side, side)
+        cut = (
+            pixels[:, :2, : count * side, : count * side]
+            .unfold(2, side, side)
+            .unfold(3, side, side)
+        )
         found.append(cut.mean((-1, -2)).flatten(2).transpose(1, 2).flatten(0, 1))
     mean, std = (torch.tensor(one[:2]) for one in adapter.colours())
     return (torch.cat(found) * std + mean).numpy()
@@ -90,7 +94,8 @@ def test_one_picture_is_seen_whole(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "frames"), [("qwen2_vl_video", 2), ("onevision_video", 4), ("internvl_video", 4), ("llava_video", 4)]
+    ("name", "frames"),
+    [("qwen2_vl_video", 2), ("onevision_video", 4), ("internvl_video", 4), ("llava_video", 4)],
 )
 def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name, frames):
     adapter = adapter_of(name)
