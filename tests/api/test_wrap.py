@@ -85,7 +85,7 @@ def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
     assert state(model, processor) == before
     assert answer.kept == len(answer.kept_indices) < answer.visual
     pruned = espalier.apply(taken, "fastv", ratio=0.5)
-    with pytest.raises(espalier.UserError, match="no.png"), pruned:
+    with pytest.raises(espalier.UserError, match=r"no\.png"), pruned:
         pruned.ask("no.png", QUESTION)
     assert state(model, processor) == before
 
