@@ -19,7 +19,7 @@ from harness.adapters.chats import Chat
 from harness.admission.generation import check_settings
 from harness.api.answers import Answer, decoding_of, flops_of
 from harness.api.models import Model, named_spec
-from harness.api.opening import Responder, Settled, opened, settle
+from harness.api.opening import Settled, opened, settle
 from harness.api.questions import is_chat, single, whole
 from harness.api.seen import rows_of, seen_by, without_chats
 from harness.api.words import in_words_of_python
@@ -30,6 +30,7 @@ from harness.config.compose import compose_section
 from harness.engine.guards import check_generation
 from harness.errors import UserError
 from harness.generation import cut, settings
+from harness.kinds.base import Responder
 from harness.paths import ROOT
 from harness.specs import (
     POSITIONS,
@@ -274,9 +275,8 @@ def apply(
                 f"model is a {type(model).__name__}; valid: what espalier.load or espalier.wrap returned"
             )
         built, named = _built(method, params)
-        decodes = isinstance(built, Decoder)
         drafting, asked = _drafting(model, built, named.name, draft)
-        share = fields.draft_ratio if decodes else fields.ratio
+        share = fields.draft_ratio if built.drafts else fields.ratio
         fields.optional_text("transport", transport)
         engine = EngineSpec(
             batch_size=0,
@@ -328,7 +328,7 @@ def _drafting(
     model: Model, method: Method, name: str, draft: str | PathLike[str] | Model | None
 ) -> tuple[Model | None, ModelSpec | None]:
     """Return the loaded draft, where somebody loaded it, and the draft's spec."""
-    if not isinstance(method, Decoder) or method.source != "model":
+    if not method.takes_draft:
         if draft is not None:
             raise UserError(f"draft: method={name!r} takes no draft model; valid: without draft")
         return None, None

@@ -1,69 +1,25 @@
-"""The two places where the way in for Python asks what kind a method is: what can be refused, and what answers."""
+"""What can be refused before anything is asked, and what answers, for a model that is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
-
-from torch import Tensor
+from typing import Any
 
 from harness.adapters.base import Adapter
-from harness.adapters.chats import Chat
 from harness.admission import speculative
-from harness.admission.signals import check_frames, check_signals
 from harness.artifacts.priors import Prior, prior_for, prior_layers
-from harness.artifacts.schemes import with_scheme
-from harness.budget import Budget
 from harness.decoding.speculation import Speculation
 from harness.decoding.vocabulary import check_tokenizers
 from harness.digests import Digests
-from harness.engine.guards import require_one_beam
-from harness.engine.positions import PositionPolicy, closes_gaps
-from harness.engine.record import Generated, Record
-from harness.engine.session import Session
+from harness.engine.record import Record
 from harness.errors import Refused
+from harness.kinds.base import Responder
+from harness.kinds.lookup import kind_of
 from harness.specs import ModelSpec, RunSpec
-from methods.base import Decoder, Method, TokenReducer
+from methods.base import Decoder, Method
 from methods.fitprune import FitPrune
-
-
-class Responder(Protocol):
-    """What answers chats."""
-
-    def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
-        """Return the inputs of one batch."""
-
-    def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
-    ) -> Generated:
-        """Answer it; `samples` has an id for each row."""
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Turn (B, T) new tokens into texts."""
-
-
-@dataclass(frozen=True)
-class Joined:
-    """An adapter and a session as one responder."""
-
-    adapter: Adapter
-    session: Session
-
-    def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
-        """Return the inputs of one batch."""
-        return self.adapter.encode(chats)
-
-    def generate(
-        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
-    ) -> Generated:
-        """Answer it under the session's method."""
-        return self.session.generate(inputs, samples, **generation)
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Turn (B, T) new tokens into texts."""
-        return self.adapter.decode(ids)
 
 
 @dataclass(frozen=True)
@@ -74,18 +30,23 @@ class Settled:
         spec: with what the method settles by itself, such as the ratio 0 of one that acts nowhere.
         method: with what was calibrated for it filled in.
         prior: the calibrated prior that it reads.
+        admitted: whether a change of settings can be checked anew; not with a draft that has no checkpoint.
     """
 
     spec: RunSpec
-    method: TokenReducer | Decoder
+    method: Method
     prior: Prior | None = None
+    admitted: bool = True
 
     def check_generation(self, generation: Mapping[str, Any]) -> None:
         """Refuse settings that this kind of method cannot follow."""
-        if isinstance(self.method, Decoder):
+        if (generation.get("num_beams") or 1) == 1:
+            return
+        if not self.admitted:
             speculative.check_one_beam(self.spec.method.name, generation)
-        elif self.method.decode_site(self.spec.model.facts.text.layers) is not None:
-            require_one_beam(generation.get("num_beams") or 1)
+            return
+        asked = replace(self.spec, model=replace(self.spec.model, generation=generation))
+        kind_of(self.method).admit(asked, self.method, Digests())
 
     def removed(self, record: Record) -> float:
         """Return the share of visual tokens that an answer did without, as the budget's rule counts it.
@@ -93,14 +54,11 @@ class Settled:
         Raises:
             BudgetMismatch: what was kept is not what the budget asked for.
         """
+        account = kind_of(self.method).account(self.spec, self.method, (record,))
+        left = float(account.extra["achieved"][self.spec.budget.rule])
         if record.decoding is not None:
-            seen = float(record.decoding["draft_visual"])
-            return 1 - seen / record.visual if record.visual else 0.0
-        assert isinstance(self.method, TokenReducer)
-        budget = self.spec.budget
-        found = budget.verify(self.method, self.spec.model.facts, record)
-        left: float = getattr(found, budget.rule)
-        return 1 - left / record.visual if record.visual and record.kept else 0.0
+            left = float(record.decoding["draft_visual"])
+        return 1 - left / record.visual if record.visual else 0.0
 
 
 def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
@@ -117,30 +75,17 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | Non
         UserError: something that it needs is missing.
         MethodError: a hyper-parameter does not fit the model.
     """
-    name, model = spec.method.name, spec.model
-    if not isinstance(method, TokenReducer | Decoder):
-        raise Refused(
-            f"method={type(method).__name__} is neither a TokenReducer nor a Decoder of methods.base; valid: one"
-        )
-    check_signals(model, method, name)
-    if isinstance(method, Decoder):
-        spec = speculative.settled(spec, method)
-        if known is None:
-            speculative.check_draft(spec, method, Digests())
-        return Settled(spec, method)
+    kind, model = kind_of(method), spec.model
+    spec = kind.settle(spec, method)
+    if known is not None:
+        return Settled(spec, method, admitted=False)
     if borrowed:
-        _refuse_calibrated(model, method, name)
-    facts = model.facts
-    closes_gaps(spec.engine.positions, method, facts)
-    if not method.all_sites(facts.tower.layers, facts.text.layers):
-        spec = replace(spec, budget=Budget("kept", 0.0))
-    method = with_scheme(model, method, name, None, spec.store)
-    spec.budget.check(method, facts)
-    check_frames(model, method, name)
-    return Settled(spec, method, prior_for(model, method, spec.store))
+        _refuse_calibrated(model, method, spec.method.name)
+    found = kind.admit(spec, method, Digests()).method
+    return Settled(spec, found, prior_for(model, found, spec.store))
 
 
-def _refuse_calibrated(model: ModelSpec, method: TokenReducer, name: str) -> None:
+def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
     """Refuse what reads calibrations: of a model in memory nobody knows whose weights it has."""
     unfitted = isinstance(method, FitPrune) and not method.scheme
     if unfitted or prior_layers(method, model.facts.text.layers):
@@ -162,33 +107,15 @@ def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterato
     Raises:
         UserError: target and draft do not go together, or the model's attention or layers are not supported.
     """
-    with _opened(settled, adapter, draft) as responder:
-        yield responder
-
-
-def _opened(
-    settled: Settled, adapter: Adapter, draft: Adapter | None
-) -> AbstractContextManager[Responder]:
     spec, method = settled.spec, settled.method
-    if isinstance(method, Decoder):
-        if draft is not None:
-            _check_vocabularies(adapter, draft)
-        return Speculation(spec, adapter, method, draft)
-    session = Session(
-        adapter,
-        method,
-        spec.budget,
-        seed=spec.seed,
-        positions=cast("PositionPolicy", spec.engine.positions),
-        prior=settled.prior,
-    )
-    return _joined(adapter, session)
-
-
-@contextmanager
-def _joined(adapter: Adapter, session: Session) -> Iterator[Responder]:
-    with session:
-        yield Joined(adapter, session)
+    if draft is None:
+        with kind_of(method).open(spec, adapter, method, settled.prior) as found:
+            yield found.responder
+        return
+    assert isinstance(method, Decoder)  # nothing else takes a draft
+    _check_vocabularies(adapter, draft)
+    with Speculation(spec, adapter, method, draft) as both:
+        yield both
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:
