@@ -160,6 +160,15 @@ def only_known(prefix: str, given: Mapping[str, Any], known: Iterable[str]) -> N
         raise UserError(f"config key {dot}{missing[0]} is missing")
 
 
+def only_some(prefix: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise unless all keys of `given` are among `known`; none has to be there."""
+    dot = f"{prefix}." if prefix else ""
+    expected = set(known)
+    for name in given:
+        if name not in expected:
+            raise unknown_name(f"{dot}setting", name, expected)
+
+
 def unknown_key(name: str, valid: Iterable[str]) -> UserError:
     """Return the error for a config key that does not exist: the key, the nearest and all valid ones of its table."""
     keys = sorted(valid)

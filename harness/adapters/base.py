@@ -14,6 +14,7 @@ from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import TAGGED, sha256_of, template_of
 from harness.adapters.loading import check_type, load_checkpoint, load_part, template_beside
+from harness.adapters.placement import WHOLE, Box, Sight
 from harness.adapters.random_weights import build_random, byte_tokenizer
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
@@ -59,6 +60,14 @@ class Adapter(Parts):
 
     #: What `model.processor` may hold.
     settings: ClassVar[tuple[str, ...]] = ()
+
+    #: Signals that the family's code cannot produce, and whether visual tokens are the tower's patches one to one: for
+    #: models without a file of conf/model.
+    lacking: ClassVar[tuple[str, ...]] = ()
+    patch_tokens: ClassVar[bool] = False
+
+    #: Whether a checkpoint alone says how the model is built; of other families a file of conf/model has to.
+    self_described: ClassVar[bool] = True
 
     #: The frame of prompts where `model.conversation` names none, and how pictures and videos stand in it.
     conversation: ClassVar[str]
@@ -139,6 +148,17 @@ class Adapter(Parts):
             raise unknown_name("model.processor", name, cls.settings or ("nothing",))
 
     @classmethod
+    def types(cls) -> tuple[str, ...]:
+        """Return what a checkpoint of the family gives as `model_type`."""
+        return cls.checkpoint_types or (cls.model_class.config_class.model_type,)
+
+    @classmethod
+    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Return a processor that somebody else loaded, set up as the family's own are."""
+        del spec
+        return processor
+
+    @classmethod
     def load(cls, spec: ModelSpec) -> Adapter:
         """Load weights and processor, or build both where `model.weights=random` asks for it.
 
@@ -151,7 +171,7 @@ class Adapter(Parts):
             config = cls.configuration(spec, tokenizer)
             processor = cls.new_processor(spec, tokenizer)
         else:
-            check_type(spec, cls.checkpoint_types or (cls.model_class.config_class.model_type,))
+            check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
             processor = cls.load_processor(spec)
         # Judged before memory is taken: what the configuration would build, without weights.
@@ -226,6 +246,11 @@ class Adapter(Parts):
             "checkpoint_template_sha256": sha256_of(self.shipped),
         }
 
+    def placed(self, sight: Sight) -> Box:
+        """Return where in a picture a view of it lies; here, any view is the whole picture, stretched."""
+        del sight
+        return WHOLE
+
     def prompt(self, chat: Chat) -> str:
         """Return the chat as one string with a placeholder for each image and video."""
         text: str = self.processor.apply_chat_template(
@@ -259,6 +284,20 @@ class Adapter(Parts):
         """Turn (B, T) new tokens into answers without special tokens."""
         texts = self.processor.batch_decode(ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
+
+
+def family_of(kind: str | None) -> str:
+    """Return the family whose checkpoints are of the type `kind`, a config's `model_type`.
+
+    Raises:
+        UserError: no family's are; the line lists the types that are known.
+
+    Cost: imports the code of every family, a second or two.
+    """
+    found = {one: name for name in ADAPTERS.names() for one in ADAPTERS.load(name).types()}
+    if kind not in found:
+        raise unknown_name("model_type", str(kind), found)
+    return found[kind]
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:

@@ -49,10 +49,7 @@ def media_of(number: int, chat: Chat, video: VideoSpec, required: bool = False) 
                 if part["type"] == "image":
                     media.pictures.append(open_image(part["image"]))
                 elif part["type"] == "video":
-                    clip = sample_frames(
-                        _whole_video(part), video.frames, video.rule, video.short, video.rate
-                    )
-                    media.clips.append(clip)
+                    media.clips.append(_clip(part, video))
                 elif part["type"] != "text":
                     raise UserError(f"{part['type']} in a chat; valid: image, video, text")
     except UserError as error:
@@ -101,6 +98,13 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
         }
         for turn in chat
     ]
+
+
+def _clip(part: Mapping[str, Any], video: VideoSpec) -> Clip:
+    """Return the frames of a video part: those of a clip as they are, those of a file by the run's rule."""
+    if isinstance(part["video"], Clip):
+        return part["video"]
+    return sample_frames(_whole_video(part), video.frames, video.rule, video.short, video.rate)
 
 
 def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:

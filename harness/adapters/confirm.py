@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.adapters.stacks import linear_widths, read_stack
+from harness.adapters.measured import (
+    has_class_token,
+    rotary_axes,
+    stem_stack,
+    text_stack,
+    tower_stack,
+    vocabulary,
+)
+from harness.adapters.stacks import linear_widths
 from harness.errors import UserError
 from harness.facts import StackFacts
 
@@ -19,9 +27,6 @@ UNCONFIRMED = {
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
     "visual_tokens": "nominal where images are cut by their shape: a row counts its samples; of one grid, confirmed",
 }
-
-#: How towers name the embedding of a class token.
-CLASS_TOKENS = ("class_embedding", "cls_token")
 
 
 def check_facts(adapter: Parts) -> None:
@@ -49,28 +54,22 @@ def check_facts(adapter: Parts) -> None:
 
 def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, value in the config file, value of the model) of every fact that the model can confirm."""
-    facts, decoder = adapter.facts, adapter.decoder
-    types = getattr(decoder.config, "layer_types", None) or ()
-    sliding = sum("sliding" in kind for kind in types)
+    facts = adapter.facts
     # A stack without layers has no sizes to read.
-    yield "text.layers", facts.text.layers, len(decoder.layers)
-    yield from _stacks("text", _canonical(facts.text), read_stack(decoder.layers, sliding))
-    unread = len(adapter.unread_blocks())
-    layers = list(adapter.tower_layers())
-    read = read_stack(layers[: len(layers) - unread], adapter.tower_windows())
-    yield from _stacks("tower", facts.tower, read)
-    stem = adapter.stem_layers()
-    if bool(stem) != (facts.stem is not None):
+    yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
+    yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
+    yield from _stacks("tower", facts.tower, tower_stack(adapter))
+    stem = stem_stack(adapter)
+    if (stem is None) != (facts.stem is None):
         yield "stem", "stated" if facts.stem else None, "one" if stem else None
-    if stem and facts.stem is not None:
-        windows = sum(bool(layer.window_size) for layer in stem)
-        yield from _stacks("stem", facts.stem, read_stack(stem, windows))
+    if stem is not None and facts.stem is not None:
+        yield from _stacks("stem", facts.stem, stem)
     for one in (adapter.projector, *adapter.deepstack().values()):
         yield "projector", facts.projector, linear_widths(one)
     yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
-    yield "vocabulary", facts.vocabulary, adapter.model.get_output_embeddings().weight.shape[0]
-    yield "rotary_axes", facts.rotary_axes, _axes(decoder.config)
-    has_token = any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())
+    yield "vocabulary", facts.vocabulary, vocabulary(adapter)
+    yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
+    has_token = has_class_token(adapter)
     substitute = "mean" if facts.class_attention == "token" else facts.class_attention
     yield "class_attention", facts.class_attention, "token" if has_token else substitute
     if (count := adapter.image_tokens()) is not None:
@@ -87,12 +86,6 @@ def _canonical(text: StackFacts) -> StackFacts:
     if text.layers > 1 or text.first_intermediate is None:
         return text
     return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
-
-
-def _axes(config: Any) -> int:
-    """Return the position axes of a decoder: three where rotary sections are dealt out to time, height and width."""
-    sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
-    return 1 if sections is None else len(sections)
 
 
 def _said(value: Any) -> str:

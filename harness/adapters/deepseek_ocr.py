@@ -23,6 +23,7 @@ from harness.adapters.conversations import PLAIN
 from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
 from harness.adapters.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from harness.adapters.loading import config_of, load_part
+from harness.adapters.placement import WHOLE, Box, Sight, padded
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item
 from harness.engine.luma import Pictures
@@ -47,6 +48,8 @@ class DeepseekOcrAdapter(Adapter):
     checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
     settings = SETTINGS
     conversation: ClassVar[str] = "plain"
+    #: The release's config.json belongs to remote code, and its image settings stand in that code.
+    self_described = False
 
     @classmethod
     def format(cls, name: str | None) -> str:
@@ -162,6 +165,14 @@ class DeepseekOcrAdapter(Adapter):
             source = unit.clamp(min=0).view(-1, 1)
             found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
         return {self.model.config.image_token_id: found}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the square that the whole view is padded to where it is; crops are stretched to fill their plane."""
+        images = self.processor.image_processor
+        stretched = not images.crop_to_patches and (
+            images.size["height"] <= images.maximum_pad_value
+        )
+        return WHOLE if sight.view or stretched else padded(sight)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """All whole images, then all crops."""

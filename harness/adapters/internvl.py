@@ -13,6 +13,7 @@ from transformers import (
     InternVLConfig,
     InternVLForConditionalGeneration,
 )
+from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
 from harness.adapters.base import Adapter
 from harness.adapters.conversations import NUMBERED
@@ -24,6 +25,7 @@ from harness.adapters.internvl_processing import (
     process_chat,
 )
 from harness.adapters.loading import load_part
+from harness.adapters.placement import WHOLE, Box, Sight
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.items import Item, rectangle
 from harness.engine.luma import Pictures
@@ -63,6 +65,13 @@ class InternVLAdapter(Adapter):
             UserError: its text stack is of an unknown type (a mixture of experts, say).
         """
         return known_text(super().checkpoint_config(spec), spec)
+
+    @classmethod
+    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Give frames of videos the size and colours of pictures."""
+        del spec
+        processor.video_processor = frames_like(processor.image_processor)
+        return processor
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
@@ -130,6 +139,23 @@ class InternVLAdapter(Adapter):
             source=torch.arange(first, first + tiles * side**2).view(-1, 1),
             work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
         )
+
+    def placed(self, sight: Sight) -> Box:
+        """Return a tile of the picture, which was stretched to fill whole tiles, or all of it for its thumbnail."""
+        if sight.view == 0:
+            return WHOLE
+        images = self.processor.image_processor
+        columns, rows = get_optimal_tiled_canvas(
+            (sight.size[1], sight.size[0]),
+            (images.size["height"], images.size["width"]),
+            images.min_patches,
+            images.max_patches,
+        )
+        if columns * rows != sight.tiles:
+            raise ValueError(
+                f"a picture of {sight.size} has {sight.tiles} tiles, not {columns} x {rows}"
+            )
+        return WHOLE.cell(*divmod(sight.view - 1, columns), rows, columns)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Tiles and frames, each cut into squares of patches."""

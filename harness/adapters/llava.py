@@ -18,6 +18,7 @@ from transformers import (
 from harness.adapters.base import Adapter
 from harness.adapters.clip_blocks import clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
+from harness.adapters.placement import WHOLE, Box, Sight, cropped, padded
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.blocks import TowerBlock
 from harness.engine.items import Item, rectangle
@@ -37,6 +38,7 @@ class LlavaAdapter(Adapter):
     picture_class: ClassVar[Any] = LlavaImageProcessor
     settings: ClassVar[tuple[str, ...]] = ("do_pad",)
     conversation: ClassVar[str] = "vicuna_v1"
+    patch_tokens: ClassVar[bool] = True
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -111,6 +113,16 @@ class LlavaAdapter(Adapter):
         images = range(inputs["pixel_values"].shape[0])
         found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
         return {self.model.config.image_token_id: found}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the square that the picture is padded to, or the one that is cut out of its middle."""
+        images = self.processor.image_processor
+        if getattr(images, "do_pad", False):
+            return padded(sight)
+        if not images.do_center_crop:
+            return WHOLE
+        edge = images.size["shortest_edge"] or images.crop_size["height"]
+        return cropped(sight.size, images.crop_size["height"] / edge)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Images, one after the other."""

@@ -20,6 +20,7 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 from harness.adapters.anyres import packed_item
 from harness.adapters.llava import LlavaAdapter
 from harness.adapters.loading import load_part
+from harness.adapters.placement import WHOLE, Box, Sight, padded
 from harness.engine.items import Item
 from harness.engine.luma import Pictures
 
@@ -63,6 +64,10 @@ class LlavaNextAdapter(LlavaAdapter):
             found.append(packed_item(partial(self._pack, size), shape, side, first, True))
             first += found[-1].work.units
         return {config.image_token_id: found}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the whole picture, stretched to the global view; padding of the crops is cut off to whole cells."""
+        return padded(sight) if sight.view else WHOLE
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Of each image its global view and its crops, without the tiles that fill up the batch."""

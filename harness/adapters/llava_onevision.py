@@ -22,6 +22,7 @@ from harness.adapters.chats import MARK
 from harness.adapters.clip_blocks import clip_attention, clip_blocks, clip_unread
 from harness.adapters.loading import load_part
 from harness.adapters.onevision_processor import build_processor, stackable
+from harness.adapters.placement import WHOLE, Box, Sight, padded
 from harness.adapters.pooling import Pooling
 from harness.adapters.random_weights import text_config, vision_config
 from harness.engine.blocks import TowerBlock
@@ -43,6 +44,8 @@ class LlavaOnevisionAdapter(Adapter):
     takes_video = True
     conversation: ClassVar[str] = "qwen_1_5"
     placeholders = (MARK, "<video>")
+    lacking = ("luma",)  # tokens of large images and of video frames blend several patches
+    patch_tokens: ClassVar[bool] = True
 
     #: Whether a newline token ends each row of each video frame, or a single one the whole video.
     row_newlines: ClassVar[bool] = False
@@ -138,6 +141,10 @@ class LlavaOnevisionAdapter(Adapter):
                 videos.append(self._pooling.item(frames, first, self.row_newlines))
                 first += videos[-1].work.units
         return {config.image_token_id: images, config.video_token_id: videos}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the whole picture, stretched to a lone one's global view; crops, and each of several, are padded."""
+        return WHOLE if sight.alone and not sight.view else padded(sight)
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
         """Run the model's own packing on one image of `size` (height, width)."""

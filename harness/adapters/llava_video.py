@@ -48,6 +48,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     processor_class = LlavaVideoProcessor
     settings = ("time_instruction", "video_pooling")
     row_newlines = True
+    patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set how frames are pooled and tell the processor how many placeholders that makes."""

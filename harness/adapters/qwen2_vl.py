@@ -39,12 +39,18 @@ class Qwen2VLAdapter(Adapter):
     media = BARE
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     inline = None
+    lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
     settings = tuple(BOUNDS)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Load the checkpoint's, with the picture sizes of `model.processor`."""
         return bounded(load_part(spec, AutoProcessor), spec)
+
+    @classmethod
+    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Set the picture sizes of `model.processor`; the frames of a video share a budget of pixels."""
+        return bounded(processor, spec)
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
-from harness.config.compose import compose_model
+from harness.config.compose import compose_section
 from harness.config.drafts import with_options
 from harness.config.model import model_spec
 from harness.errors import UserError
@@ -127,7 +127,7 @@ def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
     asked = fields.optional_text("method.draft", part.get("draft"))
     options = fields.table("method.draft_options", part.get("draft_options"))
     if _decodes(name) and build_method(name, params).takes_draft:
-        return MethodSpec(name, variant, params, _draft(asked, options, model))
+        return MethodSpec(name, variant, params, build_draft(asked, options, model))
     if asked is not None or options:
         key = "method.draft_options" if asked is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
@@ -139,7 +139,7 @@ def _decodes(name: str) -> bool:
     return name in METHODS and METHODS.load(name).drafts
 
 
-def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
+def build_draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
     """Return the draft model: the one asked for, else the first that the target names, with the user's options.
 
     It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
@@ -149,7 +149,7 @@ def _draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> 
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
         )
-    part = compose_model(asked or target.drafts[0])
+    part = compose_section("model", asked or target.drafts[0], "method.draft")
     part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)

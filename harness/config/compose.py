@@ -107,21 +107,26 @@ def read_command(
     return Command((*flags, *overrides), tuple(cells), sweep=True)
 
 
-def compose_model(name: str) -> dict[str, Any]:
-    """Return the model section that `model=<name>` composes, as plain data; hydra.main's own state stays as it is.
+def compose_section(group: str, name: str, key: str | None = None) -> dict[str, Any]:
+    """Return the section that `<group>=<name>` composes, as plain data; hydra.main's own state stays as it is.
+
+    Args:
+        group: a folder of conf.
+        name: a file in it.
+        key: what an error line calls the name; None: the group.
 
     Raises:
-        UserError: conf/model has no such file.
+        UserError: the folder has no such file.
 
     Cost: 0.1 s.
     """
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
-    options = loader.get_group_options("model")
+    options = loader.get_group_options(group)
     if name not in options:
-        raise unknown_name("method.draft", name, options)
-    composed = loader.load_configuration("config", [f"model={name}"], run_mode=RunMode.RUN)
-    section = OmegaConf.to_container(composed.model, resolve=True)
+        raise unknown_name(key or group, name, options)
+    composed = loader.load_configuration("config", [f"{group}={name}"], run_mode=RunMode.RUN)
+    section = OmegaConf.to_container(composed[group], resolve=True)
     assert isinstance(section, dict)
     return {str(key): value for key, value in section.items()}
 

@@ -19,15 +19,16 @@ def with_options(part: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
             raise fields.unknown_key(
                 f"method.draft_options.{name}", (f"method.draft_options.{key}" for key in part)
             )
-    return _laid_over(part, options)
+    return laid_over(part, options)
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table `below` with the entries of `above` over its own, tables key by key."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            both[key] = _laid_over(old, value)
+            both[key] = laid_over(old, value)
         else:
             both[key] = value
     return both

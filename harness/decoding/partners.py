@@ -225,7 +225,12 @@ class OwnProcess:
 
 @contextmanager
 def open_partner(
-    draft: DraftSpec | None, target: Adapter, source: Source, kind: str, patience: float
+    draft: DraftSpec | None,
+    target: Adapter,
+    source: Source,
+    kind: str,
+    patience: float,
+    loaded: Adapter | None = None,
 ) -> Iterator[Partner]:
     """Yield who drafts for `target`, and end it afterwards.
 
@@ -235,6 +240,7 @@ def open_partner(
         source: who drafts.
         kind: `sequential`, `processes` or `threads`.
         patience: seconds to wait for a draft.
+        loaded: the draft, where it is loaded already; a process of its own loads it anew.
 
     Raises:
         DrafterLost: the draft's process could not be started.
@@ -257,13 +263,14 @@ def open_partner(
             yield process
     elif kind == "threads":
         # Its own copy of the weights, even where target and draft are one model: attention is switched model by model.
-        model = DraftModel(draft, load_adapter(draft.model), READING * patience)
+        apart = loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
+        model = DraftModel(draft, apart, READING * patience)
         extra = besides(target.devices, model.devices)
         with Threads(target.devices, model.devices, patience, lambda: model.unread) as transport:
             yield InProcess(model, transport, extra)
     else:
-        shared = draft.model == placed(target.spec)
-        model = DraftModel(draft, target if shared else load_adapter(draft.model))
+        shared = target if draft.model == placed(target.spec) else None
+        model = DraftModel(draft, loaded or shared or load_adapter(draft.model))
         extra = besides(target.devices, model.devices)
         yield InProcess(model, Sequential(meter, Meter.of(model.devices)), extra)
 

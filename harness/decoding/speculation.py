@@ -44,14 +44,18 @@ class Speculation:
         spec: what is asked of the two.
         adapter: the loaded target.
         method: the decoder.
+        draft: the draft, where it is loaded already.
 
     Raises:
         UserError: target and draft do not go together, or the draft cannot be loaded.
         DrafterLost: the draft's process could not be started.
     """
 
-    def __init__(self, spec: Asked, adapter: Adapter, method: Decoder) -> None:
+    def __init__(
+        self, spec: Asked, adapter: Adapter, method: Decoder, draft: Adapter | None = None
+    ) -> None:
         self._spec = spec
+        self._loaded = draft
         self._adapter = adapter
         self._method = method
         self._stack = ExitStack()
@@ -77,7 +81,9 @@ class Speculation:
             there = devices_of(draft.model)
             self.transport = transport_of(engine.transport, method.overlap, adapter.devices, there)
             self._apart = self.transport != "threads" or not one_gpu(adapter.devices, there)
-        opened = open_partner(draft, adapter, method.source, self.transport, engine.patience)
+        opened = open_partner(
+            draft, adapter, method.source, self.transport, engine.patience, self._loaded
+        )
         self._partner: Partner = self._stack.enter_context(opened)
         return self
 

@@ -73,7 +73,7 @@ def common_size(target: Mapping[str, int], draft: Mapping[str, int]) -> int:
 
 def tokenizer_file(model: ModelSpec) -> Path | None:
     """Return the tokenizer.json of a checkpoint on this machine, None where there is none."""
-    if model.weights == "random":
+    if model.weights == "random" or (model.path is None and model.hub is None):
         return None
     if model.path is None:
         return cached_file(model, "tokenizer.json")

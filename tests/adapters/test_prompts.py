@@ -18,7 +18,7 @@ import pytest
 
 import run
 from harness.adapters.base import load_adapter
-from harness.config.compose import compose_model
+from harness.config.compose import compose_section
 from harness.errors import UserError
 from harness.paths import ROOT
 from tests.families import FAMILIES
@@ -168,7 +168,7 @@ def test_unknown_frames_are_refused(name: str, frame: str, words: str) -> None:
     ],
 )
 def test_models_whose_family_has_several_frames_name_theirs(model: str, frame: str | None) -> None:
-    assert compose_model(model)["conversation"] == frame
+    assert compose_section("model", model)["conversation"] == frame
 
 
 def test_a_row_holds_the_prompt_of_its_first_sample(

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from harness.admission.signals import signals_of
 from harness.catalogue import build_method, names_of
 from harness.config.build import build_spec
-from harness.config.compose import CONF, compose_model, read_command
+from harness.config.compose import CONF, compose_section, read_command
 from harness.decoding.vocabulary import check_tokenizers, common_size, read_vocabulary
 from harness.digests import Digests
 from harness.errors import Refused, UserError
@@ -122,10 +122,10 @@ def test_the_processor_of_another_family_is_not_taken_over() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_models_of_one_adapter(name: str) -> None:
-    section = compose_model(name)
+    section = compose_section("model", name)
     for draft in section["drafts"]:
         assert draft in MODELS
-        assert compose_model(draft)["adapter"] == section["adapter"]
+        assert compose_section("model", draft)["adapter"] == section["adapter"]
 
 
 def test_drafts_of_the_papers_pairs() -> None:

@@ -1,0 +1,370 @@
+"""Questions and answers on the embedded model: the same as run.py's, and refusals in the words of Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import espalier
+from harness.api.words import reworded
+from harness.budget import Budget
+from harness.engine.session import Session
+from harness.seedling.benchmarks import sample_scene, samples
+from methods.base import Plan, Site, TokenReducer, View
+from methods.fastv import FastV
+from tests.families.qwen import clip
+from tests.family_runs import saved
+from tests.tiny import picture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Middle(TokenReducer):
+    """Keeps tokens near the middle; registered nowhere."""
+
+    power: float = 2.0
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("prefix"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        away = (view.grid[..., 2:].float() - 5.5).abs().pow(self.power).sum(-1)
+        return Plan(away.argsort(dim=1, stable=True)[:, :keep].sort(dim=1).values)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return espalier.load("seedling", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return [
+        (sample_scene(one).to_pil(), one["question"])
+        for one in samples("seedling_vqa", "test", 0, 0, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"), [("fastv", {}), ("fastv", {"K": 3}), ("divprune", {}), ("fitprune", {})]
+)
+def test_an_answer_is_what_the_engine_says(model, asked, method, params):
+    with espalier.apply(model, method, ratio=0.5, **params) as pruned:
+        answer = pruned.ask(*asked[0], max_new_tokens=6)
+        built = pruned._settled.method
+    assert all(getattr(built, name) == value for name, value in params.items())
+    with model.opened() as adapter, Session(adapter, built, Budget("kept", 0.5)) as session:
+        content = [{"type": "image", "image": asked[0][0]}, {"type": "text", "text": asked[0][1]}]
+        inputs = adapter.encode([[{"role": "user", "content": content}]])
+        generated = session.generate(inputs, max_new_tokens=6, do_sample=False)
+        text = adapter.decode(generated.ids)[0]
+    (record,) = generated.records
+    assert answer.text == text
+    assert answer.kept_indices == tuple(record.origin.tolist())
+    assert (answer.kept, answer.visual, answer.tokens) == (
+        record.entering[-1],
+        144,
+        record.new_tokens,
+    )
+    assert 0 < answer.flops.share == answer.flops.exact / answer.flops.full < 1
+    assert answer.ratio == pytest.approx(0.5, abs=0.01)
+    assert {"vision", "select", "prefill", "decode"} <= set(answer.times_ms)
+
+
+def test_nothing_removed_costs_everything(model, asked):
+    with espalier.apply(model, "none", ratio=0.9) as whole:
+        answer = whole.ask(*asked[0])
+    assert (answer.kept, answer.ratio, answer.flops.share, answer.decoding) == (144, 0.0, 1.0, None)
+
+
+def test_batches_and_lists_answer_as_single_questions(model, asked):
+    with espalier.apply(model, "random", ratio=0.5, seed=3) as pruned:
+        single = [pruned.ask(*one, max_new_tokens=5) for one in asked]
+        many = pruned.ask_many(asked, max_new_tokens=5, batch_size=2)
+        image = asked[0][0]
+        listed = pruned.ask(image, [question for _, question in asked], max_new_tokens=5)
+        again = [pruned.ask(image, question, max_new_tokens=5) for _, question in asked]
+    assert [(one.text, one.kept_indices) for one in many] == [
+        (one.text, one.kept_indices) for one in single
+    ]
+    assert [one.text for one in listed] == [one.text for one in again]
+    assert [one.question for one in listed] == [question for _, question in asked]
+
+
+def test_pictures_come_as_files_arrays_and_chats(model, asked, tmp_path):
+    image, question = asked[0]
+    image.save(tmp_path / "scene.png")
+    chat = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "path": tmp_path / "scene.png"},
+                {"type": "text", "text": question},
+            ],
+        }
+    ]
+    with espalier.apply(model, "divprune", ratio=0.75) as pruned:
+        ways = [
+            image,
+            str(tmp_path / "scene.png"),
+            tmp_path / "scene.png",
+            np.asarray(image),
+            [image],
+        ]
+        found = [pruned.ask(one, question) for one in ways] + [
+            pruned.ask(chat),
+            *pruned.ask_many([chat]),
+        ]
+        nothing = pruned.ask(None, question, max_new_tokens=2)
+        turns = pruned.ask(
+            [*chat, {"role": "assistant", "content": "yes"}, {"role": "user", "content": question}],
+            max_new_tokens=2,
+        )
+    assert {(one.text, one.kept_indices) for one in found} == {
+        (found[0].text, found[0].kept_indices)
+    }
+    assert (nothing.visual, nothing.kept, nothing.ratio) == (0, 0, 0.0)
+    assert turns.visual == 144
+    with pytest.raises(espalier.UserError, match="question without pictures"):
+        nothing.show()
+
+
+def test_generation_settings_reach_the_model(model, asked):
+    with espalier.apply(model, "none") as plain:
+        assert plain.ask(*asked[0], max_new_tokens=1).tokens == 1
+        drawn = [
+            plain.ask(*asked[0], do_sample=True, temperature=9.0, max_new_tokens=8).text
+            for _ in range(2)
+        ]
+        assert drawn[0] == drawn[1] != plain.ask(*asked[0], max_new_tokens=8).text
+        word = plain.ask(*asked[0]).text
+        assert plain.ask(*asked[0], until=[word[1:]]).text == word[0]
+
+
+def test_an_own_method_that_is_registered_nowhere(model, asked):
+    with espalier.apply(model, Middle(power=1.0), ratio=0.9) as pruned:
+        answer = pruned.ask(*asked[0])
+    rows = {index // 12 for index in answer.kept_indices}
+    assert answer.kept == 14
+    assert rows <= {3, 4, 5, 6, 7, 8}
+    assert "Middle(power=1.0) on seedling" in repr(pruned)
+
+
+@pytest.mark.parametrize("draft", [None, "seedling_draft", "loaded", "folder"])
+def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, asked, draft):
+    given = draft
+    if draft == "loaded":
+        given = espalier.load("seedling_draft", device="cpu")
+    if draft == "folder":
+        given = ROOT / "harness" / "seedling" / "weights" / "seedling_draft"
+    with espalier.apply(model, "none") as plain:
+        expected = [one.text for one in plain.ask_many(asked[:2])]
+    with espalier.apply(model, "specvlm_sd", ratio=0.5, draft=given, compare=True) as fast:
+        found = fast.ask_many(asked[:2])
+    assert [one.text for one in found] == expected
+    for one in found:
+        assert (one.kept, one.decoding.draft_visual, one.ratio) == (144, 72, 0.5)
+        assert 0 <= one.decoding.accepted <= 1
+        assert one.decoding.tokens_per_target_forward >= 1
+        assert one.decoding.speedup > 0
+        assert one.flops.share == 1.0
+
+
+def test_a_borrowed_draft_works_beside_its_target(asked):
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+    weights = ROOT / "harness" / "seedling" / "weights"
+    both = [
+        espalier.wrap(
+            LlavaForConditionalGeneration.from_pretrained(folder),
+            AutoProcessor.from_pretrained(folder),
+        )
+        for folder in (weights / "seedling", weights / "seedling_draft")
+    ]
+    with espalier.apply(both[0], "pearl", draft=both[1]) as fast:
+        assert fast._settled.spec.engine.transport == "threads"
+        found = fast.ask(*asked[0])
+    with espalier.apply(both[0], "none") as plain:
+        assert plain.ask(*asked[0]).text == found.text
+    with pytest.raises(
+        espalier.UserError, match="names no draft of its own; valid: a name of conf/model"
+    ):
+        espalier.apply(both[0], "pearl")
+
+
+def test_a_video_is_a_file_or_frames():
+    model = espalier.load(
+        saved("qwen2_vl_video"), dtype="float32", device="cpu", video={"frames": 4}
+    )
+    path = clip(12, 56, 28)["video"]
+    with espalier.apply(model, "uniform", ratio=0.5) as pruned:
+        from_file = pruned.ask(path, "w1", max_new_tokens=2)
+        frames = [picture(number, 28, 56) for number in range(6)]
+        from_frames = pruned.ask(espalier.video(frames, fps=2), "w1", max_new_tokens=2)
+        array = pruned.ask(np.stack([np.asarray(one) for one in frames]), "w1", max_new_tokens=2)
+        apart = pruned.ask(frames[:2], "w1", max_new_tokens=2)
+    assert (from_file.visual, from_frames.visual, array.visual) == (16, 24, 24)
+    assert [one.name for one in from_frames._seen.shown] == ["0.0 s", "1.0 s", "2.0 s"]
+    assert [one.name for one in apart._seen.shown] == ["picture 1", "picture 2"]
+
+
+def test_a_picture_of_what_was_kept(model, asked, tmp_path):
+    with espalier.apply(model, "fastv", ratio=0.9) as pruned:
+        answer = pruned.ask(*asked[0])
+    figure = answer.show(tmp_path / "kept.png")
+    shown = np.asarray(Image.open(tmp_path / "kept.png").convert("RGB"))
+    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert min(shown.shape[:2]) > 200
+    drawn = figure.axes[0].images[0].get_array()
+    original = np.asarray(asked[0][0], dtype=float) / 255
+    side = drawn.shape[0] // 12
+    for token in range(144):
+        row, column = divmod(token, 12)
+        cell = drawn[row * side : (row + 1) * side, column * side : (column + 1) * side].mean(
+            (0, 1)
+        )
+        pixels = original[row * 8 : row * 8 + 8, column * 8 : column * 8 + 8].mean((0, 1))
+        if token in answer.kept_indices:
+            assert np.allclose(cell, pixels, atol=0.02)
+        else:
+            assert cell.min() > 0.71
+            assert np.ptp(cell) < 1e-5
+    with pytest.raises(espalier.UserError, match=r"show\(path='.*'\) cannot be written"):
+        answer.show(tmp_path / "nowhere" / "kept.png")
+    with pytest.raises(espalier.UserError, match="cannot be written"):
+        answer.show(tmp_path / "kept.word")
+
+
+REFUSED = {
+    "method='fastvv' is unknown (did you mean fastv?)": lambda m: espalier.apply(m, "fastvv"),
+    "K=0": lambda m: espalier.apply(m, "fastv", K=0),
+    "K='two' must be an integer": lambda m: espalier.apply(m, "fastv", K="two"),
+    "K=17": lambda m: espalier.apply(m, "fastv", K=17),
+    "ratio=1.5 must be a number in [0, 1)": lambda m: espalier.apply(m, "fastv", ratio=1.5),
+    "budget='half' is unknown": lambda m: espalier.apply(m, "fastv", budget="half"),
+    "positions='new' is unknown": lambda m: espalier.apply(m, "fastv", positions="new"),
+    "positions='renumbered' closes": lambda m: espalier.apply(
+        m, "vanilla_sd", positions="renumbered"
+    ),
+    "draft: method='fastv' takes no draft": lambda m: espalier.apply(
+        m, "fastv", draft="seedling_draft"
+    ),
+    "draft='seedling_drat' is unknown": lambda m: espalier.apply(m, "pearl", draft="seedling_drat"),
+    "K: a method that is an object": lambda m: espalier.apply(m, FastV(), K=3),
+    "method=FastV is a class; valid: an instance, FastV(...)": lambda m: espalier.apply(m, FastV),
+    "method=3; valid: a name of conf/method": lambda m: espalier.apply(m, 3),
+    "model is a str; valid: what espalier.load": lambda m: espalier.apply("seedling", "fastv"),
+    "seed=-1": lambda m: espalier.apply(m, "fastv", seed=-1),
+    "name='seedlin' is unknown (did you mean seedling?)": lambda m: espalier.load("seedlin"),
+    "setting='dtpye' is unknown (did you mean dtype?)": lambda m: espalier.load(
+        "seedling", dtpye="float32"
+    ),
+    "dtype='float8' is unknown": lambda m: espalier.load("seedling", dtype="float8"),
+    "valid: path=<directory>, or offline=False to download it": lambda m: espalier.load(
+        "llava15_7b", dtype="float32"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_work_is_one_line_with_the_argument(model, line):
+    with pytest.raises(espalier.UserError) as refused:
+        REFUSED[line](model)
+    said = str(refused.value)
+    assert line in said
+    assert "\n" not in said
+    assert "method.params" not in said
+    assert "engine." not in said
+
+
+UNANSWERED = {
+    "image 'no.png' does not exist": lambda p, i: p.ask("no.png", "w"),
+    "image of shape (3, 3, 3) and float64": lambda p, i: p.ask(np.zeros((3, 3, 3)), "w"),
+    "image=object cannot be opened; valid: a PIL image": lambda p, i: p.ask(object(), "w"),
+    "question=None must be a text": lambda p, i: p.ask(i),
+    "question 1: image 'no.png'": lambda p, i: p.ask_many(
+        [(i, "is there a star ?"), ("no.png", "w")]
+    ),
+    "question 0: 'w'; valid: (media, question)": lambda p, i: p.ask_many(["w"]),
+    "max_new_tokens=0 must be an integer": lambda p, i: p.ask(i, "w", max_new_tokens=0),
+    "temprature": lambda p, i: p.ask(i, "w", temprature=1.0),
+    "use_cache=False is not supported": lambda p, i: p.ask(i, "w", use_cache=False),
+    "takes images only": lambda p, i: p.ask(espalier.video([i, i]), "w"),
+    "turn 0 of the chat holds": lambda p, i: p.ask(
+        [{"role": "user", "content": [{"type": "sound"}]}]
+    ),
+    "a whole chat holds its question": lambda p, i: p.ask([{"role": "user", "content": "w"}], "w"),
+    "batch_size=0": lambda p, i: p.ask(i, "w", batch_size=0),
+}
+
+
+@pytest.mark.parametrize("line", UNANSWERED)
+def test_questions_that_cannot_be_answered(model, asked, line):
+    with espalier.apply(model, "fastv") as pruned, pytest.raises(espalier.UserError) as refused:
+        UNANSWERED[line](pruned, asked[0][0])
+    assert line in str(refused.value)
+    assert "chat 0 of the batch" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_outside_the_with_nothing_is_answered(model, asked):
+    pruned = espalier.apply(model, "fastv")
+    with pytest.raises(espalier.UserError, match=r"inside `with espalier\.apply"):
+        pruned.ask(*asked[0])
+    with pruned, pytest.raises(RuntimeError, match="open already"):
+        pruned.__enter__()
+    with pruned:
+        assert pruned.ask(*asked[0]).kept == 36
+
+
+def test_lines_keep_commands_and_file_names():
+    line = "model.path=null is true; run: python -m harness.calibration model.path=/a/true.bin model.weights=random"
+    assert reworded(line) == (
+        "path=None is True; run: python -m harness.calibration model.path=/a/true.bin model.weights=random"
+    )
+    assert (
+        reworded("/m/model.safetensors and model='x' of null.png")
+        == "/m/model.safetensors and model='x' of null.png"
+    )
+    assert (
+        reworded("method.draft_options.path=1, method.draft=x") == "draft_options.path=1, draft=x"
+    )
+    assert reworded("chat 1 of the batch: no", 9, 4) == "question 5: no"
+
+
+def test_the_import_is_quick_and_lmms_eval_stays_away(tmp_path):
+    code = (
+        "import sys, time; start = time.perf_counter(); import espalier; took = time.perf_counter() - start\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules and 'hydra' not in sys.modules\n"
+        "assert took < 0.3, took\n"
+        "assert {'load', 'wrap', 'apply', 'video', 'UserError'} <= set(dir(espalier))\n"
+        "model = espalier.load('seedling', device='cpu')\n"
+        "from PIL import Image\n"
+        "with espalier.apply(model, 'divprune', ratio=0.9) as pruned:\n"
+        "    answer = pruned.ask(Image.new('RGB', (96, 96)), 'is there a star ?', max_new_tokens=2)\n"
+        "assert answer.kept == 14 and answer.show()\n"
+        "assert not [name for name in sys.modules if name.startswith('lmms_eval')]\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "print('fine')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_there_is_no_other_name():
+    with pytest.raises(AttributeError, match="no attribute 'prune'"):
+        _ = espalier.prune

@@ -1,0 +1,48 @@
+"""docs/python.md runs as printed, and the README's lines are its first ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import espalier
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"(?:<!-- (\w+) -->\n)?```python\n(.*?)```", re.DOTALL)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """The page's blocks of Python, each with the word that marks it."""
+    return BLOCK.findall((ROOT / "docs" / "python.md").read_text())
+
+
+def test_the_page_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks()
+    # A dataclass asks for the module that its class is in.
+    names = {"__name__": __name__}
+    # The scene comes before the lines that use it, although a reader meets those first.
+    for mark, code in sorted(found, key=lambda block: block[0] != "scene"):
+        if mark != "checkpoint":
+            exec(compile(code, "docs/python.md", "exec"), names)
+    assert (tmp_path / "kept.png").stat().st_size > 1000
+    assert names["answer"].kept > 0
+    assert [mark for mark, _ in found if mark] == ["scene", "checkpoint"]
+
+
+def test_every_name_is_on_the_page():
+    page = (ROOT / "docs" / "python.md").read_text()
+    for name in ("load", "wrap", "apply", "video", "UserError"):
+        assert f"espalier.{name}" in page
+    fields = [name for name in espalier.Answer.__dataclass_fields__ if not name.startswith("_")]
+    assert [name for name in fields if f"answer.{name}" not in page] == ["question"]
+
+
+def test_the_readme_has_the_same_way_in():
+    readme = (ROOT / "README.md").read_text()
+    (code,) = [code for _, code in BLOCK.findall(readme) if "import espalier" in code]
+    names = {"espalier": espalier}
+    compile(code, "README.md", "exec")
+    for call in ("espalier.load(", "espalier.apply(", "pruned.ask(", "answer.show("):
+        assert call in code
+    assert names

@@ -1,0 +1,118 @@
+"""Tokens are drawn where their pixels come from: held against what the processor really cut out of pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.adapters.base import Adapter
+from harness.api.questions import single, video
+from harness.api.seen import Seen, rows_of, seen_by
+from tests.api.families import ramps
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
+
+#: Families whose pixels lie in square pictures, or in a list of patches; pictures of two shapes each.
+SQUARE = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
+SHAPES = ((120, 80), (70, 150))
+
+
+def seen(adapter: Adapter, *media: Any) -> tuple[Seen, dict[str, Any], torch.Tensor]:
+    """Return what is seen of a chat, its inputs, and the projector unit of each token."""
+    chat = single(list(media), "w1 w2", adapter.spec.video)
+    inputs = adapter.encode([chat])
+    layout = adapter.layout(inputs)
+    return seen_by(adapter, chat, rows_of(layout)[0]), inputs, layout.source[0, :, 0]
+
+
+def centres(found: Seen) -> tuple[np.ndarray, np.ndarray]:
+    """Return (N, 2) the middle of each token's place, and (N,) whether it lies wholly inside its picture."""
+    places, inside = [], []
+    for number, row, column in found.tokens:
+        view = found.views[number]
+        box = view.box.cell(int(row), int(column), view.rows, view.columns)
+        places.append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
+        edges = (box.left, box.top, 1 - box.right, 1 - box.bottom)
+        inside.append(min(edges) > -1e-6)
+    return np.array(places), np.array(inside)
+
+
+def colours(adapter: Adapter, inputs: dict[str, Any]) -> np.ndarray:
+    """Return (units, 2) mean red and green of the pixels of each projector unit, in [0, 1]."""
+    pictures = adapter.pictures(inputs)
+    found = []
+    for pixels, count in zip(pictures.pixels, pictures.cells, strict=True):
+        side = pictures.side
+        cut = (
+            pixels[:, :2, : count * side, : count * side]
+            .unfold(2, side, side)
+            .unfold(3, side, side)
+        )
+        found.append(cut.mean((-1, -2)).flatten(2).transpose(1, 2).flatten(0, 1))
+    mean, std = (torch.tensor(one[:2]) for one in adapter.colours())
+    return (torch.cat(found) * std + mean).numpy()
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("name", SQUARE)
+def test_a_token_lies_where_its_pixels_come_from(name, size):
+    adapter = adapter_of(name)
+    found, inputs, units = seen(adapter, ramps(*size))
+    places, inside = centres(found)
+    assert inside.sum() > len(inside) / 3
+    shown = colours(adapter, inputs)[units.numpy()]
+    # Half a level of colour, and what resampling does at borders.
+    assert np.abs(places - shown)[inside].max() < 0.06
+    assert np.abs(places - shown)[inside].mean() < 0.02
+
+
+def test_several_pictures_are_padded_where_the_family_pads_them():
+    adapter = adapter_of("onevision_image")
+    found, inputs, _ = seen(adapter, ramps(120, 80), ramps(70, 150))
+    places, inside = centres(found)
+    pixels = inputs["pixel_values"][:, 0, :2]
+    side = int(len(found.tokens) / 2) ** 0.5
+    cut = pixels.unfold(2, 7, 7).unfold(3, 7, 7).mean((-1, -2)).flatten(2).transpose(1, 2)
+    shown = (cut.flatten(0, 1) * 0.5 + 0.5).numpy()
+    assert side == 4
+    assert 0 < inside.sum() < len(inside)
+    assert np.abs(places - shown)[inside].max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "onevision_image", "llava_next"])
+def test_one_picture_is_seen_whole(name):
+    found, *_ = seen(adapter_of(name), ramps(56, 42))
+    places, _ = centres(found)
+    assert -0.01 < places.min() < 0.2  # a border cell may reach into the padding
+    assert 0.8 < places.max() < 1.01
+    for view in range(len(found.views)):
+        mine = places[found.tokens[:, 0] == view]
+        assert np.allclose(mine.mean(0), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames"),
+    [("qwen2_vl_video", 2), ("onevision_video", 4), ("internvl_video", 4), ("llava_video", 4)],
+)
+def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name, frames):
+    adapter = adapter_of(name)
+    clip = video([ramps(56, 56) for _ in range(4)], fps=2)
+    found, *_ = seen(adapter, clip)
+    assert len(found.shown) == frames
+    assert found.shown[1].name == ("1.0 s" if frames == 2 else "0.5 s")
+    mixed, *_ = seen(adapter, clip, ramps(28, 56))
+    assert [len(mixed.shown), mixed.shown[-1].picture.size] == [frames + 1, (28, 56)]
+    assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.views)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_visual_token_of_every_family_has_a_place(name):
+    adapter = adapter_of(name)
+    for chat in FAMILIES[name].chats:
+        layout = adapter.layout(adapter.encode([chat]))
+        found = seen_by(adapter, chat, rows_of(layout)[0])
+        assert len(found.tokens) == layout.counts[0]
+        assert {view.shown for view in found.views} == set(range(len(found.shown)))

@@ -1,0 +1,215 @@
+"""A model in memory: its family and sizes are its own, and it is given back as it was."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import espalier
+from harness.adapters.base import ADAPTERS
+from harness.adapters.loading import config_of
+from harness.adapters.measured import read_facts
+from harness.config.compose import CONF, compose_section
+from harness.config.model import model_spec
+from tests.api.families import loaded
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of, saved
+from tests.tiny import picture
+
+#: One way of feeding each family: wrap needs no second.
+WRAPPED = (
+    "llava",
+    "llava_next",
+    "onevision_image",
+    "llava_video",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "internvl",
+    "deepseek_ocr",
+)
+QUESTION = "w1 w2"
+
+
+#: What transformers itself leaves in a tower the first time that it runs, with a hook for each layer.
+LIBRARY = "_output_capturing_hooks_installed"
+
+
+def hooks(module: Any) -> list[str]:
+    """The hooks of a module, but for transformers' own."""
+    found = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return [str(one) for one in found if one.__name__ != "output_capturing_hook"]
+
+
+def state(model: Any, processor: Any) -> dict[str, Any]:
+    """Everything of a model and its processor that anybody could notice a change of."""
+    tokenizer = processor.tokenizer
+    return {
+        "generation": (id(model.generation_config), model.generation_config.to_dict()),
+        "config": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+        "training": [module.training for module in model.modules()],
+        "hooks": [(name, hooks(module)) for name, module in model.named_modules()],
+        "forwards": [name for name, module in model.named_modules() if "forward" in vars(module)],
+        "attributes": [
+            (n, sorted({*vars(module)} - {LIBRARY})) for n, module in model.named_modules()
+        ],
+        "weights": [float(one.detach().double().sum()) for one in model.parameters()],
+        "template": processor.chat_template,
+        "processor": {name: str(value) for name, value in vars(processor).items()},
+        "padding": (
+            tokenizer.padding_side,
+            tokenizer.pad_token,
+            str(tokenizer.backend_tokenizer.padding),
+        ),
+        "truncation": str(tokenizer.backend_tokenizer.truncation),
+    }
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
+    model, processor = loaded(name)
+    model.train()
+    model.generation_config.repetition_penalty = 1.3
+    processor.tokenizer.padding_side = "right"
+    processor.tokenizer.pad_token = None
+    before = state(model, processor)
+    taken = espalier.wrap(model, processor)
+    assert state(model, processor) == before
+    with espalier.apply(taken, "random", ratio=0.5) as pruned:
+        answer = pruned.ask([picture(1, 56, 42), picture(2, 28, 56)], QUESTION, max_new_tokens=3)
+        assert not model.training
+    assert state(model, processor) == before
+    assert answer.kept == len(answer.kept_indices) < answer.visual
+    pruned = espalier.apply(taken, "fastv", ratio=0.5)
+    with pytest.raises(espalier.UserError, match=r"no\.png"), pruned:
+        pruned.ask("no.png", QUESTION)
+    assert state(model, processor) == before
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_facts_are_read_off_the_model(name):
+    spec = FAMILIES[name].spec
+    adapter = adapter_of(name)
+    found = read_facts(adapter, adapter.lacking, adapter.patch_tokens)
+    for fact in (
+        "text",
+        "tower",
+        "stem",
+        "projector",
+        "vocabulary",
+        "class_attention",
+        "rotary_axes",
+    ):
+        assert getattr(found, fact) == getattr(spec.facts, fact), fact
+
+
+@pytest.mark.parametrize("file", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_families_lack_what_their_files_say(file):
+    spec = model_spec(compose_section("model", file) | {"weights": "random"})
+    family = ADAPTERS.load(spec.adapter)
+    lacking = set(compose_section("model", file)["facts"]["lacking"])
+    assert set(family.lacking) == lacking
+    assert family.patch_tokens == spec.facts.patch_tokens
+
+
+def test_the_user_goes_on_with_the_model_and_nothing_is_left():
+    model, processor = loaded("llava")
+    inputs = processor(text="<image>\nw1", images=[picture(0)], return_tensors="pt")
+    plain = model.eval().generate(**inputs, max_new_tokens=4, do_sample=False)
+    taken = espalier.wrap(model, processor)
+    with espalier.apply(taken, "divprune", ratio=0.5) as pruned:
+        pruned.ask(picture(0), "w1", max_new_tokens=2)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
+
+
+def test_methods_may_be_open_inside_one_another():
+    taken = espalier.wrap(*loaded("llava"))
+    asked = {"media": picture(0), "question": QUESTION, "max_new_tokens": 4}
+    with espalier.apply(taken, "none") as plain:
+        alone = plain.ask(**asked)
+        with espalier.apply(taken, "fastv", ratio=0.5) as pruned:
+            assert pruned.ask(**asked).kept == 8
+            assert plain.ask(**asked).text == alone.text
+        assert plain.ask(**asked).text == alone.text
+
+
+def test_wrapped_and_loaded_answer_alike():
+    taken = espalier.wrap(
+        *loaded("qwen2_vl"), conversation="qwen_1_5", processor=FAMILIES["qwen2_vl"].spec.processor
+    )
+    read = espalier.load(
+        saved("qwen2_vl"),
+        dtype="float32",
+        conversation="qwen_1_5",
+        processor=FAMILIES["qwen2_vl"].spec.processor,
+    )
+    answers = []
+    for model in (taken, read):
+        with espalier.apply(model, "fastv", ratio=0.5) as pruned:
+            answers.append(pruned.ask(picture(1, 56, 42), QUESTION, max_new_tokens=6))
+    first, second = answers
+    assert (first.text, first.kept_indices, first.flops) == (
+        second.text,
+        second.kept_indices,
+        second.flops,
+    )
+    assert taken.spec.facts == read.spec.facts
+
+
+def test_a_model_of_no_family_is_refused_by_name():
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
+    }
+    other = LlamaForCausalLM(LlamaConfig(**sizes))
+    with pytest.raises(
+        espalier.UserError, match=r"model_type='llama' is unknown.*; valid: .*llava.*qwen2_vl"
+    ):
+        espalier.wrap(other, None)
+    with pytest.raises(espalier.UserError, match="model_type='None'"):
+        espalier.wrap(object(), None)
+    model, processor = loaded("llava")
+    with pytest.raises(
+        espalier.UserError, match="LlavaModel; valid for model_type='llava': LlavaForCond"
+    ):
+        espalier.wrap(model.model, processor)
+    with pytest.raises(espalier.UserError, match=r"setting='dtype' is unknown.*conversation"):
+        espalier.wrap(model, processor, dtype="float16")
+
+
+def test_a_folder_without_a_file_of_conf_is_read_by_its_own_configuration():
+    model = espalier.load(saved("internvl"), dtype="float32")
+    assert model.spec.adapter == "internvl"
+    assert config_of(model.spec)["model_type"] == "internvl"
+    assert model.spec.facts.text == FAMILIES["internvl"].spec.facts.text
+    with pytest.raises(
+        espalier.UserError, match="do not say all that is needed; valid: a name of conf/model"
+    ):
+        espalier.load(saved("deepseek_ocr"))
+
+
+def test_what_was_calibrated_on_a_checkpoint_is_refused_for_a_model_in_memory():
+    taken = espalier.wrap(*loaded("llava"))
+    for method in ("d2pruner", "fitprune"):
+        with pytest.raises(
+            espalier.UserError, match=f"'{method}' reads what was calibrated on a checkpoint"
+        ):
+            espalier.apply(taken, method, ratio=0.5)
+
+
+def test_the_processor_is_that_of_the_time_of_wrapping():
+    model, processor = loaded("llava")
+    kept = deepcopy(processor.chat_template)
+    taken = espalier.wrap(model, processor)
+    processor.chat_template = "{{ 1 / 0 }}"
+    with espalier.apply(taken, "none") as pruned:
+        assert pruned.ask(picture(0), QUESTION, max_new_tokens=1).visual == 16
+    assert kept != processor.chat_template
