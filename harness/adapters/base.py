@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from transformers import GenerationConfig
 
+from harness.adapters.batches import check_context, moved, refuse_videos
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import TAGGED, sha256_of, template_of
@@ -220,18 +221,15 @@ class Adapter(Parts):
             UserError: a chat without an image or video where `model.media=required`, a picture or video that cannot be
                 read, a prompt that is longer than the model's context.
         """
-        for number, chat in enumerate(chats):
-            kinds = {part["type"] for turn in chat for part in turn["content"]}
-            if "video" in kinds and not self.takes_video:
-                raise UserError(
-                    f"chat {number} of the batch holds a video; model={self.spec.name!r} takes images only"
-                )
+        if not self.takes_video:
+            refuse_videos(chats, self.spec.name)
         required = self.spec.media == "required"
         found = [media_of(n, chat, self.spec.video, required) for n, chat in enumerate(chats)]
         texts = [self.written(chat, media) for chat, media in zip(chats, found, strict=True)]
         batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
-        self._check_context(batch)
-        return {name: self._place(value) for name, value in batch.items()}
+        limit = getattr(self.decoder.config, "max_position_embeddings", None)
+        check_context(batch["attention_mask"], limit, self.spec.name)
+        return moved(batch, self.device, self.model.dtype)
 
     def written(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat as it goes to the processor; `media` are its own."""
@@ -262,23 +260,6 @@ class Adapter(Parts):
         """Run the family's processor on prompts, and the pictures and clips of each."""
         images = pictures if any(pictures) else None
         return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
-
-    def _check_context(self, batch: Mapping[str, Any]) -> None:
-        limit = getattr(self.decoder.config, "max_position_embeddings", None)
-        lengths = batch["attention_mask"].sum(1).tolist()
-        for number, length in enumerate(lengths):
-            if limit is not None and length >= limit:
-                raise UserError(
-                    f"chat {number} of the batch has {length} tokens, model={self.spec.name!r} takes fewer than {limit}"
-                )
-
-    def _place(self, value: Any) -> Any:
-        """Move to the device; pixels also take the model's dtype."""
-        if not isinstance(value, Tensor):
-            return value
-        if value.is_floating_point():
-            return value.to(self.device, self.model.dtype)
-        return value.to(self.device)
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers without special tokens."""

@@ -16,9 +16,9 @@ from harness.digests import Digests
 from harness.engine.record import Record
 from harness.errors import Refused
 from harness.kinds.base import Responder
-from harness.kinds.lookup import kind_of
+from harness.kinds.lookup import as_decoder, kind_of
 from harness.specs import ModelSpec, RunSpec
-from methods.base import Decoder, Method
+from methods.base import Method
 from methods.fitprune import FitPrune
 
 
@@ -112,9 +112,10 @@ def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterato
         with kind_of(method).open(spec, adapter, method, settled.prior) as found:
             yield found.responder
         return
-    assert isinstance(method, Decoder)  # nothing else takes a draft
+    decoder = as_decoder(method)
+    assert decoder is not None  # nothing else takes a draft
     _check_vocabularies(adapter, draft)
-    with Speculation(spec, adapter, method, draft) as both:
+    with Speculation(spec, adapter, decoder, draft) as both:
         yield both
 
 

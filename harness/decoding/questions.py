@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from harness.adapters.chats import Chat
-from harness.decoding.cached_model import CachedModel
+from harness.decoding.cached_model import CachedModel, common_length
 from harness.decoding.meter import Meter
 from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.records import Spent
+from harness.decoding.records import Mismatch, Spent
 from harness.decoding.samplers import sampler_of
 from harness.decoding.trace import Trace
 from harness.engine.session import Prefilled, Session
@@ -88,3 +88,22 @@ class Target:
         layout = adapter.layout(inputs)
         #: (N,) places of the visual tokens in the prompt.
         self.visual = layout.visual[0, : layout.counts[0]]
+
+
+def mismatch_of(
+    target: Callable[[], Target], found: Sequence[int], plain: Sequence[int]
+) -> Mismatch | None:
+    """Return where two answers part, and by how much the target prefers its own token there; None if they are equal.
+
+    Args:
+        target: prefills the target once more, which only answers that differ need.
+        found: the answer.
+        plain: that of plain decoding.
+    """
+    place = common_length(found, plain)
+    if place == len(found) == len(plain):
+        return None
+    if place in (len(found), len(plain)):
+        return Mismatch(place, float("inf"))  # one of them goes on where the other has ended
+    logits = target().side.behind(plain[:place]).float()
+    return Mismatch(place, float((logits[plain[place]] - logits[found[place]]).abs()))

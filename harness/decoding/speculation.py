@@ -15,7 +15,6 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.adapters.chats import Chat
 from harness.budget import Budget
-from harness.decoding.cached_model import common_length
 from harness.decoding.draft_model import Order, draft_of
 from harness.decoding.guidance import Guidance, Onlooker
 from harness.decoding.machine import DrafterLost, Machine
@@ -23,8 +22,8 @@ from harness.decoding.measuring import ROOM, WindowChoice, steps_of
 from harness.decoding.meter import Meter
 from harness.decoding.partners import Answering, Partner, open_partner
 from harness.decoding.places import devices_of, one_gpu, transport_of
-from harness.decoding.questions import Answer, Question, Target
-from harness.decoding.records import DecodingRecord, Mismatch, Spent, Steps
+from harness.decoding.questions import Answer, Question, Target, mismatch_of
+from harness.decoding.records import DecodingRecord, Spent, Steps
 from harness.decoding.samplers import ends_of, limit_of, prepared, rule_of
 from harness.decoding.transports import Sequential
 from harness.engine.record import Generated
@@ -138,7 +137,9 @@ class Speculation:
         generated = own.prefilled.finish(ids)
         mismatch = None
         if plain is not None and not config.do_sample:
-            mismatch = self._mismatch(question, own.trace.tokens, plain.trace.tokens)
+            mismatch = mismatch_of(
+                lambda: self._target(self._plain, question), own.trace.tokens, plain.trace.tokens
+            )
         decoded = DecodingRecord(
             gamma=self.window.gamma,
             rounds=tuple(own.trace.rounds),
@@ -277,16 +278,3 @@ class Speculation:
             return [steps_of(drafter, target.side, transport, method.overlap, levels, tokens)]
         except DrafterLost:
             return []  # the next answer's beginning says why, and starts another
-
-    def _mismatch(
-        self, question: Question, found: Sequence[int], plain: Sequence[int]
-    ) -> Mismatch | None:
-        """Return where two answers part, and by how much the target prefers its own token there."""
-        place = common_length(found, plain)
-        if place == len(found) == len(plain):
-            return None
-        if place in (len(found), len(plain)):
-            return Mismatch(place, float("inf"))  # one of them goes on where the other has ended
-        target = self._target(self._plain, question)
-        logits = target.side.behind(plain[:place]).float()
-        return Mismatch(place, float((logits[plain[place]] - logits[found[place]]).abs()))

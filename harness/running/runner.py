@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ from harness.digests import Digests
 from harness.errors import Refused, StoreLost, UserError, tell_once
 from harness.journal import Journal
 from harness.kinds.lookup import kind_of
-from harness.labels import label_of
 from harness.ranks import Ranks
-from harness.running import console, environment, hints, progress, streams, wandb_log
+from harness.running import console, environment, printing, progress, streams, wandb_log
 from harness.running.checking import check_cell, check_drawn
 from harness.running.forecast import Forecast
 from harness.running.pool import Pool, threads
@@ -28,8 +26,6 @@ from harness.specs import RunSpec
 from harness.store import RunDir, Store, Unreadable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness.evaluation.evaluate import Evaluation
     from harness.measure.memory import Peak
 
@@ -220,8 +216,8 @@ class Runner:
         if row["status"] != "cached":
             self.forecast.computed(row["run_key"], seconds)
         if self.ranks.rank == 0:
-            if self.rows and self._prints_json(spec):
-                self._print_json()
+            if self.rows and printing.prints_json(spec, self.out):
+                printing.print_json(self.rows[-1], self.out)
             if self.sweep:
                 progress.tell_finished(row, self.forecast, seconds)
         self.rows.append(row)
@@ -240,10 +236,12 @@ class Runner:
             return
         with streams.output():
             console.print_rows(self.rows, self.out, full=not self.sweep)
-            for reason, cells in self._reasons().items():
+            for reason, cells in printing.reasons(self.left_out).items():
                 print(f"left out: {', '.join(cells)}: {reason}", file=self.out, flush=True)
         try:
-            for path in self._draw(spec):
+            for path in printing.drawn(
+                spec, self.rows, self.left_out, self.forecast.cells, self.waiting
+            ):
                 self.waiting.clear()
                 with streams.output():
                     print(f"wrote {path}", file=self.out, flush=True)
@@ -251,56 +249,11 @@ class Runner:
             raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
             self.waiting.clear()
-            if self._prints_json(spec):
-                self._print_json()
+            if printing.prints_json(spec, self.out):
+                printing.print_json(self.rows[-1], self.out)
             else:
-                self._print_advice(spec)
-
-    def _draw(self, spec: RunSpec) -> Iterator[Path]:
-        """Write the curves and the report of all rows and yield their paths."""
-        keys = {row["run_key"] for row in self.rows}
-        if spec.curves is not None:
-            self.waiting.say("drawing curves")
-            # matplotlib and scipy take a second to import, and most runs draw nothing.
-            from harness.report.write import write_quickstart
-
-            yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
-        # An interrupted sweep does not replace the report of a whole one.
-        if spec.report is not None and len(self.rows) + len(self.left_out) == self.forecast.cells:
-            self.waiting.say("writing the report")
-            from harness.report.report import write_report  # imports matplotlib and scipy
-
-            yield from write_report(spec, keys, self.left_out)
-
-    def _reasons(self) -> dict[str, list[str]]:
-        """Return the cells left out by reason."""
-        cells: dict[str, list[str]] = {}
-        for spec, reason in self.left_out:
-            name = f"{spec.method.name} {label_of(spec)}".strip()
-            cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
-            cells.setdefault(reason, []).append(cell)
-        return cells
-
-    def _prints_json(self, spec: RunSpec) -> bool:
-        """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
-        return not self.out.isatty() if spec.json is None else spec.json
-
-    def _print_advice(self, spec: RunSpec) -> None:
-        """Print where the rows are and what may be run next."""
-        keys = {row["run_key"] for row in self.rows}
-        place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
-        missing = self.forecast.cells - len(self.rows) - self.refused
-        advice = hints.next_step(self.argv, self.rows, missing)
-        with streams.output():
-            print(f"\nrow: {hints.shorter(place)}", file=self.out)
-            if advice is not None:
-                line, purpose = advice
-                print(f"next: {line}\n      {purpose}", file=self.out)
-            self.out.flush()
-
-    def _print_json(self) -> None:
-        with streams.output():
-            print(json.dumps(self.rows[-1], allow_nan=False), file=self.out, flush=True)
+                missing = self.forecast.cells - len(self.rows) - self.refused
+                printing.print_advice(spec, self.argv, self.rows, missing, self.out)
 
 
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:

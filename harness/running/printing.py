@@ -1,0 +1,74 @@
+"""What a command prints at its end: what was left out and drawn, rows as JSON for programs, advice for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from harness.labels import label_of
+from harness.running import hints, streams
+from harness.running.waiting import Waiting
+from harness.specs import RunSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def drawn(
+    spec: RunSpec,
+    rows: Rows,
+    left_out: Sequence[tuple[RunSpec, str]],
+    cells: int,
+    waiting: Waiting,
+) -> Iterator[Path]:
+    """Write the curves and the report of all rows and yield their paths."""
+    keys = {row["run_key"] for row in rows}
+    if spec.curves is not None:
+        waiting.say("drawing curves")
+        # matplotlib and scipy take a second to import, and most runs draw nothing.
+        from harness.report.write import write_quickstart
+
+        yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
+    # An interrupted sweep does not replace the report of a whole one.
+    if spec.report is not None and len(rows) + len(left_out) == cells:
+        waiting.say("writing the report")
+        from harness.report.report import write_report  # imports matplotlib and scipy
+
+        yield from write_report(spec, keys, left_out)
+
+
+def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
+    """Return the cells left out by reason."""
+    cells: dict[str, list[str]] = {}
+    for spec, reason in left_out:
+        name = f"{spec.method.name} {label_of(spec)}".strip()
+        cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
+        cells.setdefault(reason, []).append(cell)
+    return cells
+
+
+def prints_json(spec: RunSpec, out: TextIO) -> bool:
+    """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
+    return not out.isatty() if spec.json is None else spec.json
+
+
+def print_json(row: Mapping[str, Any], out: TextIO) -> None:
+    """Print a row as one line."""
+    with streams.output():
+        print(json.dumps(row, allow_nan=False), file=out, flush=True)
+
+
+def print_advice(spec: RunSpec, argv: Sequence[str], rows: Rows, missing: int, out: TextIO) -> None:
+    """Print where the rows are and what may be run next; `missing` cells have none."""
+    keys = {row["run_key"] for row in rows}
+    place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
+    advice = hints.next_step(argv, rows, missing)
+    with streams.output():
+        print(f"\nrow: {hints.shorter(place)}", file=out)
+        if advice is not None:
+            line, purpose = advice
+            print(f"next: {line}\n      {purpose}", file=out)
+        out.flush()
