@@ -11,7 +11,7 @@ from harness.budget import Budget
 from harness.engine.record import answer_lengths
 from harness.engine.session import Session
 from harness.errors import UserError
-from methods.base import MethodError, Plan, PlanError
+from methods.base import Plan, PlanError
 from tests.tiny import CHATS, Scatter, chat, load_llava, save_llava
 
 #: Of the tiny models' tokenizer.
@@ -203,11 +203,6 @@ def test_sliding_layers_are_refused(double, monkeypatch):
     )
     with pytest.raises(UserError, match="layer 1 is 'sliding_attention'"):
         Session(double, Scatter(), MOST)
-
-
-def test_only_token_reducers_are_carried(double):
-    with pytest.raises(MethodError, match="not a token reducer"):
-        Session(double, object(), MOST)
 
 
 def test_generate_outside_the_block_is_refused(double):

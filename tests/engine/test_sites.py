@@ -51,7 +51,8 @@ def test_a_site_knows_what_it_shortens(site: Site, layer: int | None) -> None:
 @pytest.mark.parametrize("where", ["cache", "decode"])
 def test_what_nothing_carries_out_is_refused_and_shortens_no_prompt(where: str) -> None:
     method = At((Site("prefix"), Site(where, 2)))  # type: ignore[arg-type]
-    assert frame_of(method, tiny_spec("llava").facts, 16, 8).starts == (0,)
+    with pytest.raises(MethodError, match="shortens no input"):
+        frame_of(method, tiny_spec("llava").facts, 16, 8)
     with pytest.raises(MethodError, match=f"^At acts at a '{where}' site, which nothing"):
         Session(Tiny("llava").adapter, method, Budget("kept", 0.5))
 

@@ -175,8 +175,8 @@ def test_a_changed_line_that_a_run_reaches_changes_its_key(
 
 def test_a_constant_counts(tree: Tree, plain: dict[str, str]) -> None:
     tree.edit(
-        "harness/stats.py",
-        lambda text: re.sub(r"^RESAMPLES = .*", "RESAMPLES = 7", text, flags=re.M),
+        "harness/evaluation/chat.py",
+        lambda text: re.sub(r"^HOPELESS = .*", "HOPELESS = 7", text, flags=re.M),
     )
     assert changed(tree, plain) == set(RUNS)
 
