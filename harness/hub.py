@@ -15,6 +15,7 @@ def cached_commit(model: ModelSpec) -> str | None:
 
 def cached_file(model: ModelSpec, name: str) -> Path | None:
     """Return a file of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
+    # huggingface_hub reads HF_HUB_OFFLINE when it is imported, and commands that import this file set it first.
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(model.hub or "", name, revision=model.revision)

@@ -98,6 +98,7 @@ class Ranks:
         """
         if self.world == 1 or device != "cuda":
             return
+        # torch takes seconds to import, and run.py, which imports this file, speaks before that.
         import torch
 
         present = torch.cuda.device_count()
@@ -109,6 +110,7 @@ class Ranks:
         torch.cuda.set_device(self.local_rank)
 
     def _exchange(self, value: Any, trouble: Exception | None) -> list[Any]:
+        # Only processes that `join` brought together get here: one by itself needs no torch for it.
         import torch.distributed as dist
 
         messages: list[Any] = [None] * self.world
@@ -141,6 +143,7 @@ def join() -> Iterator[Ranks]:
         yield Ranks()
         return
     _check_launch(given)
+    # torch takes seconds to import; a person sees a line before that.
     import torch.distributed as dist
 
     try:

@@ -228,6 +228,7 @@ class Store:
         `extra.headline`, the environment `extra.environment.*`). Lists stay lists. A column that a row lacks is NaN
         there.
         """
+        # pandas takes half a second to import, and a run that writes its row needs none.
         import pandas as pd
 
         return pd.DataFrame([_flat(row) for row in self.rows()])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import torch
+
 from harness.adapters.base import ADAPTERS
 from harness.admission.checkpoint_files import check_checkpoint
 from harness.admission.finite import check_finite
@@ -47,8 +49,6 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
 
 def _check_precision(model: ModelSpec) -> None:
     """Refuse what the device cannot compute, or only in emulation."""
-    import torch
-
     # A map spreads over the visible cards, wherever `device` points.
     spread = model.device_map is not None and torch.cuda.is_available()
     on_cpu = model.device == "cpu" and not spread

@@ -19,10 +19,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from harness import durable
+from harness.digests import Digests
 from harness.errors import UserError
+from harness.revisions import model_revision
 
 if TYPE_CHECKING:
-    from harness.digests import Digests
     from harness.specs import ModelSpec
 
 HARNESS = Path(__file__).resolve().parents[1]
@@ -157,10 +158,6 @@ class Artifact:
         return UserError(f"{self.noun} {self.path.name} {problem}; run: {self._command(method)}")
 
     def _identity(self, digests: Digests | None) -> dict[str, Any]:
-        # Imported late: the engine uses this package too, and has nothing to do with specs and keys.
-        from harness.digests import Digests
-        from harness.revisions import model_revision
-
         revision = model_revision(self.model, digests or Digests())
         return {"model": self.model.name, "revision": revision, **dict(self.identity)}
 

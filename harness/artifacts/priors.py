@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from harness.artifacts.files import Artifact
+from harness.digests import Digests
 from harness.errors import UserError
 from methods.base import Method, MethodError
 from methods.select.tiles import Tiles
 
 if TYPE_CHECKING:
-    from harness.digests import Digests
     from harness.specs import ModelSpec
 
 #: (h, w) map of each view, the global view's first.
@@ -118,8 +118,6 @@ def load_prior(model: ModelSpec, layer: int, store: Path | None = None) -> Prior
     Raises:
         UserError: the artifact is missing, stale or damaged.
     """
-    from harness.digests import Digests
-
     artifact, digests = prior_artifact(model, layer, store), Digests()
     described = _describe(artifact, None, digests)
     stored = artifact.read(digests=digests).float()

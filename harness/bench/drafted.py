@@ -25,6 +25,14 @@ from torch import Tensor
 from harness.bench.kept import shown
 from harness.bench.subsets import Seen, make_up, subsets
 from harness.budget import Budget
+from harness.calibration.images import question
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.decoding.guidance import Given, Guidance
+from harness.decoding.machine import Machine
+from harness.decoding.rules import Greedy
+from harness.decoding.transports import Sequential
+from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 from harness.stats import Interval, retention_interval
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.uvprune import UVPrune
@@ -82,9 +90,8 @@ class Pair:
 
     def scene(self, sample: dict[str, Any]) -> Asked:
         """Ask the target about a sample's scene."""
-        from harness.calibration.images import question
+        # transformers reads the variables set in main when it is imported, which takes seconds.
         from harness.decoding.samplers import prepared
-        from harness.seedling.benchmarks import sample_objects, sample_scene
 
         scene, found = sample_scene(sample), dict[str, Tensor]()
         chat = question(scene.to_pil(), sample["question"])
@@ -98,11 +105,8 @@ class Pair:
 
     def accepted(self, asked: Asked, kept: Tensor, places: Places, gamma: int) -> tuple[int, int]:
         """Return how many drafted tokens were accepted and how many were judged, with a draft that sees `kept`."""
-        from harness.decoding.guidance import Given, Guidance
-        from harness.decoding.machine import Machine
-        from harness.decoding.rules import Greedy
+        # Brings in transformers, as above.
         from harness.decoding.samplers import ends_of
-        from harness.decoding.transports import Sequential
 
         told = Guidance(kept, len(asked.seen.closer))
         draft = _side(self.draft, asked.chat, asked.config, Given(lambda: told), places)
@@ -129,6 +133,7 @@ def _side(
     method: TokenReducer,
     places: Places = "original",
 ) -> CachedModel:
+    # The decoders and the engine bring in transformers, which main first tells to stay offline.
     from harness.decoding.cached_model import CachedModel
     from harness.decoding.samplers import sampler_of
     from harness.engine.session import Session
@@ -157,8 +162,6 @@ class Line:
 
 def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
     """Return one line for each kind of subset, the whole prompt first. Cost: about a second a scene."""
-    from harness.seedling.benchmarks import samples
-
     counts: dict[tuple[str, Places], list[tuple[int, int]]] = defaultdict(list)
     parts: dict[str, list[dict[str, float]]] = defaultdict(list)
     asked = [pair.scene(one) for one in samples("seedling_caption", "test", 0, 0, scenes)]
@@ -208,9 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def embedded_pair() -> Pair:
     """Load target and draft."""
+    # transformers takes seconds to import, and bad input is refused without it.
     from harness.adapters.base import load_adapter
-    from harness.config.build import build_spec
-    from harness.config.compose import read_command
 
     loaded = []
     for name in ("seedling", "seedling_draft"):

@@ -25,6 +25,10 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
+import torch
+from PIL import Image
+
+from harness.adapters.base import load_adapter
 from harness.bench import prefill as bench_prefill
 from harness.bench.setup import Figure, paired, reducer, table_lines
 from harness.bench.speed import conditions, print_table
@@ -32,6 +36,7 @@ from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
 from harness.measure.clock import Clock
+from harness.measure.memory import peak_memory
 from harness.specs import RunSpec
 
 if TYPE_CHECKING:
@@ -69,8 +74,6 @@ class Instance:
     @classmethod
     def build(cls, overrides: Sequence[str]) -> Instance:
         """Build the model and encode one noise image with a short question."""
-        from harness.adapters.base import load_adapter
-
         adapter = load_adapter(_spec(overrides).model)
         return cls(tuple(overrides), adapter, adapter.encode([_chat(EDGE)]))
 
@@ -85,6 +88,7 @@ class Instance:
 
     def generate(self, run: tuple[TokenReducer, Budget], new_tokens: int = 1) -> Record:
         """Answer once through a session and return the telemetry."""
+        # The engine brings in transformers' models: two seconds that --help need not pay.
         from harness.engine.session import Session
 
         # Random weights may say the end token at any time.
@@ -113,8 +117,6 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
     A session adds milliseconds to seconds, less than a shared machine's clock wavers: on a CPU, processor time is
     counted, and the prompt is a shorter one. What it adds to a call of milliseconds is in `harness.bench.speed`.
     """
-    import torch
-
     short = replace(instance, inputs=instance.adapter.encode([_chat(EDGE // 2)]))
     on_cpu = instance.adapter.device.type == "cpu"
     clock, unit = (process_time, "processor time") if on_cpu else (perf_counter, "time")
@@ -142,8 +144,6 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
 
 def memory(instance: Instance, ratio: float) -> list[Figure]:
     """Measure the peak of one call that keeps everything and of one that does not, weights included."""
-    from harness.measure.memory import peak_memory
-
     peaks = {}
     runs = {"full": ("method=none",), "reduced": (METHODS[0], f"ratio={ratio}")}
     for name, arguments in runs.items():
@@ -245,9 +245,6 @@ def _spec(overrides: Sequence[str]) -> RunSpec:
 
 
 def _chat(edge: int) -> list[dict[str, Any]]:
-    import torch
-    from PIL import Image
-
     noise = torch.randint(
         0, 256, (edge, edge, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )

@@ -28,19 +28,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
+
 from harness.bench.gpu_page import Outcome, earlier, result_of, surroundings, write
+from harness.bench.gpu_setup import SMALL, Plan, tried
 from harness.bench.setup import Figure
 from harness.bench.speed import choose, print_table
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.bench.gpu_setup import Found, Note, Plan
+    from harness.bench.gpu_setup import Found, Note
 
 Part = Callable[["Plan"], "Found"]
 
 
 def parts() -> Mapping[str, Part]:
     """Return the parts by name, in their order."""
+    # The parts take two seconds to import, and --help has no use for them.
     from harness.bench.gpu_decoding import decoding
     from harness.bench.gpu_parts import engine, select
 
@@ -81,10 +85,6 @@ def plan_for(device: str) -> Plan:
     Raises:
         UserError: this machine has no such GPU.
     """
-    import torch
-
-    from harness.bench.gpu_setup import SMALL, Plan
-
     if device == "cpu":
         return SMALL
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -95,10 +95,6 @@ def plan_for(device: str) -> Plan:
 
 def measured(name: str, part: Part, plan: Plan) -> Outcome:
     """Run one part; what it found before it failed counts, and what it held is given back."""
-    import torch
-
-    from harness.bench.gpu_setup import tried
-
     started = perf_counter()
     figures: list[Figure] = []
     notes: list[Note] = []

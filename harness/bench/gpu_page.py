@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness import durable
 from harness.bench.gpu_setup import Note
 from harness.bench.setup import Figure, table_lines
@@ -57,8 +59,6 @@ class Outcome:
 
 def surroundings(device: str) -> dict[str, Any]:
     """Return what the figures depend on beside the code, and the code's commit."""
-    import torch
-
     on_gpu = device.startswith("cuda")
     return {
         **conditions(device),

@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.artifacts.priors import prior_for
+from harness.calibration.images import question
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
 from harness.errors import Refused, UserError
+from harness.labels import label_of
+from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 from methods.none import NoReduction
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
-    from harness.digests import Digests
     from harness.running.preflight import Job
     from harness.specs import RunSpec
 
@@ -44,11 +50,9 @@ def shown(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
 
 def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
-    from harness.artifacts.priors import prior_for
-    from harness.calibration.images import question
+    # These bring in transformers: seconds, and main first tells it to stay offline.
     from harness.engine.session import Session
     from harness.kinds.lookup import as_reducer
-    from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
@@ -81,11 +85,8 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    # Brings in transformers, which reads the variables above when it is imported.
     from harness.adapters.base import load_adapter
-    from harness.config.build import build_spec
-    from harness.config.compose import read_command
-    from harness.digests import Digests
-    from harness.labels import label_of
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -107,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
     """Return the shares of one cell, or why it cannot run."""
+    # The checks know the adapters, and so bring in transformers.
     from harness.running.preflight import check
 
     try:

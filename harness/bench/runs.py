@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.bench.setup import Figure, Pair, Setup, paired, reducer
+from harness.evaluation.evaluate import evaluate
 from harness.measure.memory import peak_memory, reset_resident_peak, resident_peak
+from harness.store import Store
 
 if TYPE_CHECKING:
     from harness.evaluation.evaluate import Evaluation
@@ -28,6 +30,7 @@ def machinery(setup: Setup) -> list[Figure]:
     The target holds for the batch that runs use. What a session adds to one call hardly depends on
     the batch, so batch 1 shows it largest, and in milliseconds it stands below each ratio.
     """
+    # The engine takes two seconds to import, and not every part of the benchmark runs it.
     from harness.engine.session import Session
 
     figures = []
@@ -116,9 +119,6 @@ def memory(setup: Setup) -> list[Figure]:
 
 def _evaluate(setup: Setup, method: str, ratio: float, limit: int, rows: int) -> Evaluation:
     """Evaluate seedling_vqa from nothing, in a store that is thrown away."""
-    from harness.evaluation.evaluate import evaluate
-    from harness.store import Store
-
     with tempfile.TemporaryDirectory() as folder:
         spec = setup.spec(
             "benchmark=seedling_vqa",

@@ -42,6 +42,8 @@ from harness.errors import UserError
 from harness.kinds.lookup import as_decoder
 from harness.report.speculative_table import figures, headings
 from harness.running import preflight
+from harness.seedling.questions import questions_for
+from harness.seedling.scenes import Scenes
 
 SCHEMA = 2
 
@@ -120,9 +122,6 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
     """Return a chat that asks for all objects of held-out scenes, in as many pictures."""
-    from harness.seedling.questions import questions_for
-    from harness.seedling.scenes import Scenes
-
     found = [Scenes().scene("test", 0, index) for index in scenes]
     images = [{"type": "image", "image": scene.to_pil()} for scene in found]
     question = questions_for(found[0], {"caption": 1})[0].text
@@ -140,6 +139,7 @@ def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
 
 def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     """Decode all chats of one kind by one decoder and return its figures."""
+    # Two seconds for the models of transformers, which --help can do without.
     from harness.decoding.speculation import Speculation
 
     job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from harness.bench.select_parts import growth, ratios
 from harness.bench.selection import one_thread
@@ -110,9 +112,6 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def print_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
     """Print the rows, then the notes."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table()
     for title in COLUMNS:
         words = title in ("method", "cosines", "target", "")

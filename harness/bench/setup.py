@@ -9,12 +9,17 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from transformers.utils import logging
+
+from harness.adapters.base import load_adapter
 from harness.artifacts.schemes import with_scheme
 from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
 from harness.kinds.lookup import as_reducer
+from harness.seedling.questions import questions_for
+from harness.seedling.scenes import Scenes
 from harness.specs import RunSpec
 from methods.base import TokenReducer
 
@@ -127,18 +132,11 @@ class Setup:
     @cached_property
     def adapter(self) -> Adapter:
         """The model, loaded when first asked for."""
-        from transformers.utils import logging
-
-        from harness.adapters.base import load_adapter
-
         logging.disable_progress_bar()
         return load_adapter(self.spec().model)
 
     def inputs(self, rows: int) -> dict[str, Tensor]:
         """Return one encoded batch of held-out scenes, each with a question about an object."""
-        from harness.seedling.questions import questions_for
-        from harness.seedling.scenes import Scenes
-
         scenes = Scenes()
         chats: list[list[dict[str, Any]]] = []
         for index in range(rows):

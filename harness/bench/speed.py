@@ -23,10 +23,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
 from harness.bench.runs import batching, machinery, memory, samples
 from harness.bench.selection import selection
 from harness.bench.setup import Figure, Setup
 from harness.errors import UserError, unknown_name
+from harness.running.environment import device_name
 
 PARTS: Mapping[str, Callable[[Setup], list[Figure]]] = {
     "machinery": machinery,
@@ -90,11 +96,6 @@ def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
 
 def conditions(device: str) -> dict[str, object]:
     """Return what figures measured on `device` depend on beside the code."""
-    import torch
-    import transformers
-
-    from harness.running.environment import device_name
-
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -108,9 +109,6 @@ def conditions(device: str) -> dict[str, object]:
 
 def print_table(figures: Sequence[Figure]) -> None:
     """Print one line for each figure: value, interval or quartiles, target and verdict."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table()
     for title in ("part", "measured", "value", "spread", "target", ""):
         table.add_column(title, justify="right" if title in ("value", "spread") else "left")

@@ -31,6 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import Progress
+
 from harness import fields
 from harness.artifacts.files import is_shipped
 from harness.artifacts.priors import prior_layers, save_prior
@@ -39,7 +42,11 @@ from harness.calibration.bisection import Fit, Trace, shares, smallest_reaching
 from harness.calibration.fitting import ALPHAS, trace
 from harness.calibration.images import Seen, folder_images, scene_images
 from harness.calibration.maps import Recorder, calibrate
+from harness.catalogue import build_method
+from harness.config.build import build_spec
+from harness.config.compose import read_command
 from harness.errors import StoreLost, UserError
+from harness.folders import check_folder
 from methods.base import MethodError
 from methods.fitprune import FitPrune
 
@@ -86,9 +93,6 @@ def read_request(argv: Sequence[str]) -> Request:
     Raises:
         UserError: one line with the key, the value and what is valid.
     """
-    from harness.config.build import build_spec
-    from harness.config.compose import read_command
-
     flags = [text for text in argv if text.startswith("-")]
     if flags:
         raise UserError(
@@ -129,8 +133,6 @@ def _integer(key: str, text: str, at_least: int = 1) -> int:
 
 
 def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
-    from harness.catalogue import build_method
-
     depth = spec.model.facts.text.layers
     if given is not None:
         layers = tuple(sorted({_integer("layer", text, 0) for text in given.split(",")}))
@@ -148,8 +150,8 @@ def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
 
 def run(request: Request) -> list[str]:
     """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
+    # transformers takes seconds to import, and a request that cannot work is refused without it.
     from harness.adapters.base import load_adapter
-    from harness.folders import check_folder
     from harness.running.checking import OFFLINE
 
     check_folder("store", request.spec.store)
@@ -225,9 +227,6 @@ def _made_from(request: Request, seen: Seen) -> dict[str, Any]:
 @contextlib.contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that moves a bar on standard error; without a terminal it shows nothing."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=total)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.budget import Budget
 from harness.calibration.bisection import Trace
 from harness.calibration.images import Seen, question
 from methods.base import Plan, View
@@ -119,8 +120,7 @@ def trace(
 
 
 def _prefill(adapter: Adapter, method: FitPrune, inputs: dict[str, Tensor]) -> Record:
-    # The engine's methods are imported late: their signals import this package.
-    from harness.budget import Budget
+    # The engine takes seconds to import, and a command line is checked before it is needed.
     from harness.engine.session import Session
 
     with Session(adapter, method, Budget("kept", 0.0), timed=False) as session:

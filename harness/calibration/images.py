@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL import Image, UnidentifiedImageError
 
 from harness.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from harness.seedling.scenes import Scenes
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
@@ -25,29 +24,27 @@ class Seen:
     n_images: int = 0
     pixels: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def see(self, image: Image) -> None:
+    def see(self, image: Image.Image) -> None:
         """Count an image and add its size and pixels to the hash."""
         self.n_images += 1
         self.pixels.update(f"{image.width}x{image.height}".encode())
         self.pixels.update(image.convert("RGB").tobytes())
 
 
-def question(image: Image, prompt: str) -> list[dict[str, Any]]:
+def question(image: Image.Image, prompt: str) -> list[dict[str, Any]]:
     """Return the chat that asks `prompt` about one image."""
     text = {"type": "text", "text": prompt}
     return [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
 
 
-def scene_images(n_images: int, seed: int) -> Iterator[Image]:
+def scene_images(n_images: int, seed: int) -> Iterator[Image.Image]:
     """Yield the first training scenes of a seed."""
-    from harness.seedling.scenes import Scenes
-
     scenes = Scenes()
     for index in range(n_images):
         yield scenes.scene("train", seed, index).to_pil()
 
 
-def folder_images(folder: Path, n_images: int, seed: int) -> Iterator[Image]:
+def folder_images(folder: Path, n_images: int, seed: int) -> Iterator[Image.Image]:
     """Return RGB images drawn from a folder without replacement, in the order of their names.
 
     Raises:
@@ -63,9 +60,7 @@ def folder_images(folder: Path, n_images: int, seed: int) -> Iterator[Image]:
     return (_open(files[place]) for place in drawn.tolist())
 
 
-def _open(path: Path) -> Image:
-    from PIL import Image, UnidentifiedImageError
-
+def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from harness.artifacts.priors import Prior
+from harness.budget import Budget
 from harness.calibration.images import Seen, question
 from harness.errors import UserError
 from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
@@ -160,7 +161,7 @@ def calibrate(
     Raises:
         MethodError: a layer lies outside the model.
     """
-    from harness.budget import Budget
+    # The engine brings in transformers, seconds that a refused command line need not pay.
     from harness.engine.session import Session
 
     found = Calibration(means={layer: ViewMeans() for layer in layers})

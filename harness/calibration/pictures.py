@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
@@ -112,8 +113,6 @@ def generate(
     adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Case
 ) -> Tensor:
     """Run one prefill and return the original indices of the tokens alive at the end."""
-    from PIL import Image
-
     content = [
         {"type": "image", "image": Image.fromarray(case.picture)},
         {"type": "text", "text": case.sample["question"]},
@@ -161,6 +160,7 @@ def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
 
 def draw(questions: Sequence[Case], out: Path) -> None:
     """Write the figure as PNG."""
+    # matplotlib takes a third of a second to import, and the figures printed need none of it.
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle

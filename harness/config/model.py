@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from harness import fields
 from harness.errors import UserError
 from harness.facts import CLASS_ATTENTION, ModelFacts
@@ -153,9 +155,6 @@ def _device(value: Any) -> str:
         raise UserError(f"model.device={value!r} is unknown; valid: auto, cpu, cuda, cuda:<index>")
     if name == "cpu":
         return "cpu"
-    # torch is imported by methods.base already; asking for the device is cheap and loads nothing on it.
-    import torch
-
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     present = torch.cuda.device_count()

@@ -15,12 +15,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from harness.doctor.findings import Check, Finding, NotHere, examine
 from harness.paths import ROOT
 
 
 def checks(store: Path) -> Iterator[tuple[str, Check]]:
     """Yield every check with its name, cheap ones first."""
+    # torch and transformers take seconds to import, and --help needs neither.
     from harness.doctor import exactness, machine
 
     yield "packages", machine.packages
@@ -50,6 +55,7 @@ def checks(store: Path) -> Iterator[tuple[str, Check]]:
 
 def devices() -> list[str]:
     """Return the processor and every GPU."""
+    # torch takes seconds to import, and --help has no use for it.
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
@@ -70,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=ROOT / "results", help="where rows go")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+    # transformers reads the variables above when it is imported.
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -83,10 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def print_table(findings: Sequence[Finding]) -> None:
     """Print one line a check, and how many ended in which way."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table()
     for title in ("check", "", "seen", "s"):
         table.add_column(title, justify="right" if title == "s" else "left")

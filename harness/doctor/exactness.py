@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -136,8 +137,6 @@ def speculative(device: str, transport: str, *more: str) -> str:
 
 def flash(device: str) -> str:
     """FlashAttention gives close to what sdpa gives."""
-    from importlib.util import find_spec
-
     if find_spec("flash_attn") is None:
         raise NotHere("the package flash_attn is not installed")
     half = ("model.dtype=bfloat16", f"model.device={device}")

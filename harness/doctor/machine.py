@@ -8,9 +8,14 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+import yaml
+from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
+from harness.admission.checkpoint_files import check_checkpoint
 from harness.config.compose import CONF
+from harness.digests import Digests
 from harness.doctor.findings import NotHere
 from harness.paths import ROOT
 from harness.running.environment import device_name
@@ -54,8 +59,6 @@ def _installed(package: str) -> str | None:
 
 def processor() -> str:
     """Say which cores this process may use and how much memory is free."""
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     return f"{device_name('cpu')}, {cores} cores, {torch.get_num_threads()} threads, {free:.1f} GiB free"
@@ -63,8 +66,6 @@ def processor() -> str:
 
 def gpus() -> str:
     """Say which GPUs torch sees, what each has free, and whether it computes in bfloat16."""
-    import torch
-
     if not torch.cuda.is_available():
         raise NotHere("torch sees no CUDA device")
     found = []
@@ -87,9 +88,6 @@ def store(root: Path) -> str:
 
 def checkpoints() -> str:
     """Say which published checkpoints of conf/model lie in the local Hugging Face cache."""
-    import yaml
-    from huggingface_hub import constants, try_to_load_from_cache
-
     hubs = {
         path.stem: (cfg.get("hub"), cfg.get("revision"))
         for path in sorted(CONF.glob("model/*.yaml"))
@@ -109,9 +107,6 @@ def checkpoints() -> str:
 
 def embedded() -> str:
     """Check the embedded models' weight files against their checksums."""
-    from harness.admission.checkpoint_files import check_checkpoint
-    from harness.digests import Digests
-
     folders = sorted(path.parent for path in SEEDLING.glob("*/config.json"))
     for folder in folders:
         check_checkpoint(folder, Digests())

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
+import torch
 from lmms_eval.api.instance import Instance
 
 from harness.evaluation.answer import Answerer
@@ -124,8 +125,6 @@ class RealTrial:
 
 def ran_out(error: BaseException) -> bool:
     """Say whether an error means that memory ran out: of a device, of torch's CPU allocator, or of Python."""
-    import torch
-
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

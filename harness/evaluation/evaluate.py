@@ -118,6 +118,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
 
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
+    # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
@@ -156,6 +157,7 @@ def evaluate_session(
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
     """
+    # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel

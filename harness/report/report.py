@@ -16,6 +16,7 @@ from harness.config.compose import CONF
 from harness.errors import UserError
 from harness.labels import label
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
+from harness.report.dots import draw_dots
 from harness.report.figure import STYLE
 from harness.report.groups import Group, at, title, title_of, verdict
 from harness.report.table import said
@@ -65,8 +66,6 @@ def write_report(
     Raises:
         UserError: the store lacks the runs, or random dropping is not among them.
     """
-    from harness.report.dots import draw_dots
-
     assert spec.report is not None  # the caller looked
     folder, rule, model = spec.report, spec.budget.rule, spec.model.name
     panels = read_panels(spec.store, (), model, rule, run_keys, nearest=True)

@@ -8,14 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.paths import ROOT
 from harness.specs import RunSpec
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the environment block of a row. Cost: one call of git."""
-    import torch
-
     model = spec.model
     return {
         "python": platform.python_version(),
@@ -38,8 +38,6 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 def device_name(device: str) -> str:
     """Return the name of the GPU or of the processor."""
-    import torch
-
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from harness.specs import ModelSpec
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ class Pool:
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """Use `count` threads inside the block; None leaves the setting alone."""
-    import torch
-
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -150,6 +150,7 @@ class Runner:
 
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
         """Run a job, or the rest of it, and return its committed row."""
+        # Looked up where they are defined, at each run: the tests of a run put stand-ins there.
         from harness.evaluation.evaluate import evaluate, open_benchmark
         from harness.measure.memory import peak_memory
 

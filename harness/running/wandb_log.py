@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -27,10 +28,9 @@ ANSWER, OPEN = 5.0, 20.0
 
 def check(options: Mapping[str, Any]) -> None:
     """Raise UserError if the wandb package is missing or an option is none of `wandb.init`'s. Cost: its import."""
-    from importlib.util import find_spec
-
     if find_spec("wandb") is None:
         raise UserError("log='wandb' needs the package wandb, which is not installed; valid: none")
+    # wandb takes a second to import and need not be installed.
     import wandb
 
     valid = [name for name in inspect.signature(wandb.init).parameters if name not in OURS]
@@ -67,6 +67,7 @@ def mirror(
 def _mirror(
     row: Mapping[str, Any], config: Mapping[str, Any], store: Path, options: Mapping[str, Any]
 ) -> None:
+    # wandb takes a second to import and need not be installed.
     import wandb
 
     folder = store / "wandb"

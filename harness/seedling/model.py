@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from harness.seedling.scenes import WIDTH
 from harness.seedling.targets import PATCH
@@ -51,6 +53,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     Returns:
         A float32 model on CPU.
     """
+    # transformers takes seconds to import, and much of what reads this file wants its sizes alone.
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -105,7 +108,7 @@ def normalise(images: np.ndarray) -> torch.Tensor:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    # Seconds for transformers: only whoever builds a tokenizer pays them.
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
@@ -127,6 +130,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_processor() -> LlavaProcessor:
     """Builds the processor: tokenizer, CLIP image processor and chat template."""
+    # Half a second for transformers, which nothing above needs.
     import transformers
 
     # The PIL variant needs no torchvision and gives the same pixels everywhere.
@@ -163,7 +167,7 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
     Returns:
         The sha256 of the weights file.
     """
-    from safetensors.torch import load_file, save_file
+    # Half a second for transformers, which only whoever saves a model needs.
     from transformers import GenerationConfig
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from harness.seedling.hashing import draws, uniform
 from harness.seedling.sprites import (
@@ -23,9 +23,6 @@ from harness.seedling.sprites import (
     noise_bank,
     shape_mask,
 )
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 WIDTH = 96
 CELL = 32
@@ -78,8 +75,6 @@ class Scene:
 
     def to_pil(self) -> Image.Image:
         """Returns the image as an RGB PIL image."""
-        from PIL import Image
-
         return Image.fromarray(self.image)
 
 

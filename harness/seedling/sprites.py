@@ -101,6 +101,7 @@ class Digits:
 
     def __init__(self) -> None:
         """Loads the digits from scikit-learn's package data."""
+        # scikit-learn takes a second to import, and only the digits need it.
         from sklearn.datasets import load_digits
 
         data = load_digits()

@@ -96,6 +96,7 @@ def greedy_answers(
     Returns:
         The answers as words, without ``<eos>``.
     """
+    # transformers takes half a second to import, and most of this file does without.
     from transformers import DynamicCache
 
     language = model.model.language_model

@@ -131,6 +131,7 @@ def tower_attention(
 
 def use_attention(model: Any, name: str, function: Callable[..., Any]) -> None:
     """Switches a transformers model, or one of its parts, to an attention function."""
+    # transformers takes half a second to import, and the arithmetic above does without.
     from transformers import AttentionInterface
 
     AttentionInterface.register(name, function)

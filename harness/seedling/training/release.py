@@ -64,6 +64,7 @@ def load_exported(folder: Path) -> Any:
     Raises:
         RuntimeError: If a weight was missing or unknown; transformers would only warn.
     """
+    # Its model classes take seconds to import, and only an exported model needs them.
     from transformers import LlavaForConditionalGeneration
 
     loaded: Any = LlavaForConditionalGeneration.from_pretrained(
