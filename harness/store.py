@@ -37,7 +37,6 @@ WITHOUT_LOCKS = frozenset(
 #: Bytes that a store must have room for: those of a row.
 PROBE = 16_384
 
-
 #: What every row has, and what its blocks are; a file that differs is no row.
 SHAPE: Mapping[str, type | tuple[type, ...]] = {
     "run_key": str,
@@ -49,7 +48,6 @@ SHAPE: Mapping[str, type | tuple[type, ...]] = {
     "extra": dict,
 }
 BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
-
 #: What is shown of a row that is served again: numbers, or null, of these names.
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "tokens": ("visual", "requested_keep", "kept_final", "layer_average"),
