@@ -124,7 +124,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ),
     (
         "model=seedling_draft method=visionzip model.facts.signals=[prior]",
-        ("cls_attention", "none, pooled, random"),
+        ("cls_attention", "none, ", "pooled, random"),
     ),
     ("-m method=none ratio=0.5,0.9,1.5", ("ratio=1.5", "[0, 1)")),
     ("method=pearl ratio=1.5", ("ratio=1.5", "[0, 1]", "draft")),
