@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -69,15 +71,21 @@ def overlap(core: int, other: int) -> float:
 
 
 def share_of(core: int) -> float:
-    """What part of a core's time this process gets just now."""
-    before = os.sched_getaffinity(0)
+    """What part of a core's time one busy process gets just now."""
     os.sched_setaffinity(0, (core,))
-    try:
-        start = time.perf_counter()
-        drafters.work(0.1)
-        return 0.1 / (time.perf_counter() - start)
-    finally:
-        os.sched_setaffinity(0, before)
+    start = time.perf_counter()
+    drafters.work(0.2)
+    return 0.2 / (time.perf_counter() - start)
+
+
+def possible(core: int, other: int) -> float:
+    """What two busy processes that know nothing of each other get of these cores at once.
+
+    Asked of one core at a time, a third process would always stand on the one that is not looked at.
+    """
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        list(pool.map(abs, range(2)))  # both have started
+        return min(pool.map(share_of, (core, other)))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
@@ -85,15 +93,15 @@ def test_sides_overlap_on_two_cores_and_not_on_one() -> None:
     """However long each side takes; on one core only one works at a time."""
     first, second, *_ = sorted(os.sched_getaffinity(0))
     assert overlap(first, first) < 0.3
-    free = []
-    for _ in range(3):
-        shares = [share_of(first), share_of(second)]
-        if overlap(first, second) > 0.6:
+    found: list[tuple[float, float]] = []
+    for _ in range(5):
+        share = overlap(first, second)
+        if share > 0.6:
             return
-        shares += [share_of(first), share_of(second)]
-        free.append(min(shares) > 0.9)
-    assert not all(free), "both cores were free, and the sides did not work at once"
-    pytest.skip("other work keeps the cores busy: nothing can overlap here now")
+        found.append((share, possible(first, second)))
+    free = [share for share, at_once in found if at_once > 0.9]
+    assert len(free) < len(found), f"both cores were free each time, and the sides shared {free}"
+    pytest.skip(f"other work keeps the cores busy (overlap, possible): {found}")
 
 
 def test_sides_in_turn_do_not_overlap() -> None:
