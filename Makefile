@@ -18,7 +18,7 @@ run: $(STAMP)  ## the default job, or any other with ARGS
 doctor: $(STAMP)  ## can this machine run it, and does it compute what it should?
 	$(PY) -m harness.doctor $(ARGS)
 
-test: $(STAMP)  ## everything that runs in minutes on two cores
+test: $(STAMP)  ## the everyday run, ten minutes on two cores; ARGS="-m 'slow or not slow'" is all that CI runs
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
@@ -31,7 +31,7 @@ types: $(STAMP)
 layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pyproject.toml
 	$(VENV)/bin/lint-imports --no-cache
 
-check: lint types layers test  ## what CI runs, before it follows the recipes
+check: lint types layers test  ## what CI runs, less the tests marked slow and the recipes
 
 docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m harness.pages.methods --write docs/methods.md

@@ -296,8 +296,12 @@ def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None
     expected = "video_detail_caption" if name in VIDEO_MODELS else "seedling_rec"
     spec = spec_of(f"model={name}")
     assert spec.benchmark.name == expected
-    assert spec_of(f"model={name}", "benchmark=seedling_vqa").benchmark.name == "seedling_vqa"
-    assert spec_of("benchmark=seedling_vqa", f"model={name}").benchmark.name == "seedling_vqa"
+
+
+def test_a_benchmark_that_is_asked_for_goes_before_the_models_own() -> None:
+    asked = ("benchmark=seedling_vqa", "model=llava_ov_7b")
+    assert spec_of(*asked).benchmark.name == "seedling_vqa"
+    assert spec_of(*reversed(asked)).benchmark.name == "seedling_vqa"
 
 
 def test_in_a_sweep_each_model_has_its_own_unless_it_is_given() -> None:

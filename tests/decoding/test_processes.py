@@ -94,7 +94,7 @@ def test_sides_overlap_on_two_cores_and_not_on_one() -> None:
     first, second, *_ = sorted(os.sched_getaffinity(0))
     assert overlap(first, first) < 0.3
     found: list[tuple[float, float]] = []
-    for _ in range(5):
+    for _ in range(3):
         share = overlap(first, second)
         if share > 0.6:
             return

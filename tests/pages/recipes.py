@@ -20,6 +20,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 
+#: Tests that ask which methods, decoders, benchmarks and models there are, and so see what a recipe adds.
+CONCERNED = (
+    *(
+        "tests/adapters",
+        "tests/admission",
+        "tests/api",
+        "tests/config",
+        "tests/kinds",
+        "tests/methods",
+    ),
+    *("tests/mutants", "tests/pages", "tests/running/test_input.py", "tests/tasks"),
+    *("tests/decoding/test_speculation.py", "tests/decoding/test_text_only.py"),
+)
+
 #: What may be done with a block.
 ACTIONS = ("write", "insert", "run", "see")
 
@@ -105,9 +119,16 @@ def shows(printed: str, line: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Follow all recipes in a clone of the last commit, then do there what CI does."""
+    """Follow all recipes in a clone of the last commit, then check it."""
     parser = argparse.ArgumentParser(prog="python -m tests.pages.recipes", description=__doc__)
     parser.add_argument("--check", default="make docs check", help="what must be green at the end")
+    parser.add_argument(
+        "--part",
+        action="store_const",
+        dest="check",
+        const=f"make docs lint types layers && make test ARGS='{' '.join(CONCERNED)}'",
+        help="at the end only the tests that see what was added",
+    )
     options = parser.parse_args(argv)
     with TemporaryDirectory() as folder:
         root = Path(folder) / "espalier"

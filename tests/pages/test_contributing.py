@@ -1,53 +1,16 @@
-"""The recipe for a method works as printed in a fresh copy of the checkout, and how recipes are followed.
-
-The copy must then pass the linters and the tests that concern a method. `make recipes`, which CI runs, follows this and
-the recipes of docs/recipes in one clone and ends with `make check`.
-"""
+"""How recipes are followed. `make recipes`, which CI runs, follows those of CONTRIBUTING.md and docs/recipes."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.pages.recipes import ROOT, Step, follow, insert, pages, run, shows, steps_of
-
-#: Tests that concern a new method, and what they are picked by.
-CONCERNED = (
-    "tests/methods/test_all.py tests/methods/test_signals.py tests/methods/test_matrix.py "
-    "tests/methods/test_registry.py tests/pages/test_methods.py -k 'outlier or test_registry or pages'"
-)
+from tests.pages.recipes import CONCERNED, ROOT, Step, follow, insert, pages, shows, steps_of
 
 
-def copy_of(root: Path) -> Path:
-    """All that git does not ignore of this checkout, without its history."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        source, target = ROOT / name, root / name
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    return root
-
-
-def test_the_recipe_for_a_method_works_as_printed(tmp_path: Path) -> None:
-    root = copy_of(tmp_path / "espalier")
-    follow(steps_of(root / "CONTRIBUTING.md"), root)
-    assert (root / "methods" / "outlier.py").is_file()
-    assert "[outlier](../methods/outlier.py)" in (root / "docs" / "methods.md").read_text()
-    python = '"$VENV/bin/python" -m'
-    run(f"{python} ruff check . && {python} ruff format --check .", root)
-    run(f"{python} mypy --follow-imports=skip methods/outlier.py", root)
-    run('"$VENV/bin/lint-imports" --no-cache', root)
-    done = run(f"{python} pytest -q -p no:cacheprovider {CONCERNED}", root)
-    assert " passed" in done
+def test_tests_that_are_told_apart_exist() -> None:
+    assert [name for name in CONCERNED if not (ROOT / name).exists()] == []
 
 
 def test_every_recipe_makes_something_and_runs_it() -> None:
