@@ -13,6 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
+from harness.config.benchmark import KEYS as BENCHMARK
+from harness.config.benchmark import benchmark_spec
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
 from harness.config.model import model_spec
@@ -28,7 +30,6 @@ from harness.specs import (
     REFUSED,
     TRANSPORTS,
     VARIANTS,
-    BenchmarkSpec,
     EngineSpec,
     MethodSpec,
     ModelSpec,
@@ -42,9 +43,7 @@ SECTIONS = {
         "check_weights template conversation conversion generation processor video media facts architecture drafts"
     ),
     "method": "name variant params",
-    "benchmark": (
-        "name task include_path sources limit metrics headline higher_is_better generation split"
-    ),
+    "benchmark": BENCHMARK,
     "budget": "rule",
     "engine": (
         "backend batch_size positions threads max_errors warmup transport patience compare graphs "
@@ -79,7 +78,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     return RunSpec(
         model=model,
         method=method,
-        benchmark=_benchmark(parts["benchmark"], config["limit"]),
+        benchmark=benchmark_spec(parts["benchmark"], config["limit"]),
         budget=Budget(rule=rule, ratio=share("ratio", config["ratio"])),
         engine=_engine(parts["engine"]),
         seed=fields.integer("seed", config["seed"], at_least=0),
@@ -155,27 +154,6 @@ def build_draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec
         part["processor"] = dict(target.processor)
     with in_words_of_the_draft():
         return model_spec(with_options(part, options))
-
-
-def _benchmark(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
-    fields.optional_integer("benchmark.limit", part["limit"], at_least=1)
-    include_path = fields.optional_text("benchmark.include_path", part["include_path"])
-    metrics = fields.names("benchmark.metrics", part["metrics"])
-    return BenchmarkSpec(
-        name=fields.text("benchmark.name", part["name"]),
-        task=fields.text("benchmark.task", part["task"]),
-        include_path=None if include_path is None else rooted(include_path),
-        limit=fields.optional_integer("limit", limit, at_least=1),
-        metrics=metrics,
-        headline=fields.choice("benchmark.headline", part["headline"], metrics),
-        higher_is_better=fields.flag("benchmark.higher_is_better", part["higher_is_better"]),
-        generation=fields.table("benchmark.generation", part["generation"]),
-        split=str(part["split"] or ""),
-        sources=tuple(
-            rooted(source)
-            for source in fields.names("benchmark.sources", part["sources"], empty=True)
-        ),
-    )
 
 
 def _engine(part: Mapping[str, Any]) -> EngineSpec:

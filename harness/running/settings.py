@@ -101,6 +101,10 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
+    # Younger than the other settings: a benchmark without them has those that it always had.
+    dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
+    words = {"prompt": benchmark.prompt, "text": benchmark.text}
+    younger = {**words, "dataset": dataset if any(dataset.values()) else None}
     return {
         "task": benchmark.task,
         "limit": benchmark.limit,
@@ -109,6 +113,7 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "higher_is_better": benchmark.higher_is_better,
         "generation": benchmark.generation,
         "files": tasks,
+        **{key: value for key, value in younger.items() if value},
     }
 
 
