@@ -37,6 +37,7 @@ REFUSED = ("error", "skip")
 TASK_KINDS = ("understanding", "localization", "ocr", "description")
 #: `benchmark.needs`: a Java runtime, a language model that judges, a server that takes submissions.
 NEEDS = ("java", "judge", "server")
+DERIVATIONS = ("sum", "mean")
 PAPERS = ("d2pruner", "d3tom", "rtprune", "aircache", "parallelvlm")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
@@ -146,6 +147,22 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """The sum or the plain mean of metrics (DERIVATIONS); `*/` stands for every task of a group."""
+
+    how: str
+    of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Documents that are one unit of statistics: those with equal values in a column, modulo a number where one is."""
+
+    column: str
+    modulo: int | None = None
+
+
+@dataclass(frozen=True)
 class BenchmarkSpec:
     """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
 
@@ -156,6 +173,9 @@ class BenchmarkSpec:
         kind: what a method's settings may depend on.
         path: folder that holds the data set's repository, or several as `<owner>/<name>`; None: the hub's cache.
         reported: how papers print a metric.
+        derived: metrics made of the task's own.
+        cluster: which documents are one unit of statistics; None: each for itself.
+        blocks: left out in turn for intervals of metrics that are no mean; None: by size, 0: aggregated once only.
         prompt: what is set of the task's own prompt settings (lmms_eval_specific_kwargs).
         text: the question as a template over the columns of a sample, in place of the task's; `texts` by prompt set.
         needs: what scoring takes beside this machine's Python.
@@ -183,6 +203,9 @@ class BenchmarkSpec:
     needs: tuple[str, ...] = ()
     papers: tuple[str, ...] = ()
     note: str | None = None
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    cluster: Cluster | None = None
+    blocks: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import fields
+from harness.errors import UserError
 from harness.paths import rooted
-from harness.specs import NEEDS, PAPERS, TASK_KINDS, BenchmarkSpec, DatasetSpec, Reported
+from harness.specs import (
+    DERIVATIONS,
+    NEEDS,
+    PAPERS,
+    TASK_KINDS,
+    BenchmarkSpec,
+    Cluster,
+    DatasetSpec,
+    Derived,
+    Reported,
+)
 
 KEYS = (
     "name task title kind include_path sources dataset path limit metrics headline higher_is_better reported "
-    "generation prompt text texts needs papers note"
+    "derived cluster blocks generation prompt text texts needs papers note"
 )
 DATASET = ("path", "config", "revision", "split", "samples", "licence")
 
@@ -51,6 +62,9 @@ def benchmark_spec(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
         needs=_some("benchmark.needs", part["needs"], NEEDS),
         papers=_some("benchmark.papers", part["papers"], PAPERS),
         note=fields.optional_text("benchmark.note", part["note"]),
+        derived=_derived(fields.table("benchmark.derived", part["derived"])),
+        cluster=_cluster(part["cluster"]),
+        blocks=fields.optional_integer("benchmark.blocks", part["blocks"], at_least=0),
     )
 
 
@@ -71,6 +85,30 @@ def _reported(part: dict[str, Any], metrics: tuple[str, ...]) -> dict[str, Repor
         name = fields.text(f"{key}.name", table["name"])
         found[metric] = Reported(name, fields.positive(f"{key}.scale", table["scale"]))
     return found
+
+
+def _derived(part: dict[str, Any]) -> dict[str, Derived]:
+    found = {}
+    for name, how in part.items():
+        key = f"benchmark.derived.{name}"
+        table = fields.table(key, how)
+        fields.only_some(key, table, DERIVATIONS)
+        if len(table) != 1:
+            raise UserError(f"{key}={how!r} must be one of {', '.join(DERIVATIONS)} with a list")
+        ((word, members),) = table.items()
+        found[name] = Derived(word, fields.names(f"{key}.{word}", members))
+    return found
+
+
+def _cluster(value: Any) -> Cluster | None:
+    key = "benchmark.cluster"
+    if value is None or isinstance(value, str):
+        column = fields.optional_text(key, value)
+        return None if column is None else Cluster(column)
+    table = fields.table(key, value)
+    fields.only_known(key, table, ("column", "modulo"))
+    column = fields.text(f"{key}.column", table["column"])
+    return Cluster(column, fields.integer(f"{key}.modulo", table["modulo"], at_least=2))
 
 
 def _texts(part: dict[str, Any]) -> dict[str, str]:

@@ -103,8 +103,15 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
 def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
     # Younger than the other settings: a benchmark without them has those that it always had.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
-    words = {"prompt": benchmark.prompt, "text": benchmark.text}
-    younger = {**words, "dataset": dataset if any(dataset.values()) else None}
+    younger = {
+        "prompt": benchmark.prompt,
+        "text": benchmark.text,
+        "dataset": dataset if any(dataset.values()) else None,
+        "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
+        "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
+        # A table of its own: 0 is a setting, and only None is none.
+        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
+    }
     return {
         "task": benchmark.task,
         "limit": benchmark.limit,

@@ -18,7 +18,7 @@ from harness.config.presets import configs, methods, register
 from harness.errors import UserError
 from harness.labels import label
 from harness.paths import ROOT
-from harness.specs import RunSpec
+from harness.specs import Cluster, Derived, RunSpec
 from methods.base import Decoder, Method, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
@@ -222,3 +222,35 @@ def test_questions_to_hydra_are_not_composed(argv: list[str]) -> None:
 def test_sweep_without_m_says_so() -> None:
     with pytest.raises(UserError, match=r"ratio=0\.5,0\.9 is a sweep; add -m"):
         read_command(["ratio=0.5,0.9"])
+
+
+def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() -> None:
+    argv = (
+        "+benchmark.derived.both={sum:[accuracy,unparsed]}",
+        "benchmark.cluster={column:index,modulo:1000}",
+        "benchmark.blocks=50",
+    )
+    benchmark = spec_of(*argv).benchmark
+    assert benchmark.derived == {"both": Derived("sum", ("accuracy", "unparsed"))}
+    assert (benchmark.cluster, benchmark.blocks) == (Cluster("index", 1000), 50)
+    assert spec_of("benchmark.cluster=scene").benchmark.cluster == Cluster("scene")
+    assert spec_of().benchmark.derived == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("+benchmark.derived.both={product:[a,b]}", r"benchmark\.derived\.both\.setting='product'"),
+        ("+benchmark.derived.both={}", r"benchmark\.derived\.both=\{\} must be one of sum, mean"),
+        (
+            "+benchmark.derived.both={sum:[]}",
+            r"benchmark\.derived\.both\.sum=\[\] must be a non-empty",
+        ),
+        ("benchmark.cluster={column:index}", r"benchmark\.cluster\.modulo is missing"),
+        ("benchmark.cluster={column:index,modulo:1}", r"benchmark\.cluster\.modulo=1 must be"),
+        ("benchmark.blocks=-1", r"benchmark\.blocks=-1 must be an integer of at least 0"),
+    ],
+)
+def test_a_wrong_combination_is_told_with_its_key(argument: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spec_of(argument)

@@ -20,7 +20,7 @@ from harness.running import keys
 from harness.running.keys import key_parts, run_key
 from harness.running.reach import Roots
 from harness.running.settings import Contents, settings_of
-from harness.specs import RunSpec
+from harness.specs import Cluster, Derived, RunSpec
 from methods.base import Method
 
 #: Fields that change no number: path of the field -> why.
@@ -78,6 +78,9 @@ VALUES: dict[str, Any] = {
     "method.params": {"K": 3},
     "budget.rule": "flops",
     "budget.ratio": 0.25,
+    "benchmark.derived": {"total": Derived("sum", ("accuracy", "unparsed"))},
+    "benchmark.cluster": Cluster("scene"),
+    "benchmark.blocks": 0,
     "benchmark.sources": (ROOT / "tasks" / "videos",),
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
