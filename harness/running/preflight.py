@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from harness.admission.checkpoints import check_model
@@ -13,6 +10,7 @@ from harness.admission.generation import check_settings
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
 from harness.catalogue import build_method
+from harness.config.library import index_of, library
 from harness.digests import Digests
 from harness.engine.guards import check_generation
 from harness.errors import Refused, UserError, unknown_name
@@ -25,9 +23,6 @@ from methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
-
-#: A line of an lmms-eval task file that gives a task, group or tag its name.
-DECLARED = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -103,20 +98,8 @@ def _check_benchmark(spec: RunSpec) -> None:
     for source in benchmark.sources:
         if not source.exists():
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
-    ours = task_names(path) if path is not None else set()
-    if benchmark.task not in ours and benchmark.task not in _library_tasks():
+    ours = index_of(path).names if path is not None else frozenset()
+    if benchmark.task not in ours and benchmark.task not in library().names:
         # All names of lmms-eval would fill a page.
         valid = sorted(ours) or ["the tasks of lmms-eval"]
         raise unknown_name("benchmark.task", benchmark.task, valid)
-
-
-def task_names(folder: Path) -> set[str]:
-    """Return the tasks, groups and tags that the task files below a folder declare. Cost: one read of each file."""
-    texts = (path.read_text(errors="replace") for path in folder.rglob("*.yaml"))
-    return {name for text in texts for name in DECLARED.findall(text)}
-
-
-def _library_tasks() -> set[str]:
-    # The package is found, not imported: its import takes seconds.
-    found = find_spec("lmms_eval")
-    return task_names(Path(found.origin).parent / "tasks") if found and found.origin else set()
