@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.config import presets, task_source
 from harness.config.benchmark import check_benchmarks
+from harness.config.library import not_yaml
 from harness.errors import UserError, unknown_name
 from harness.folders import check_folder
 
@@ -236,9 +237,7 @@ def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(error, overrides, loader) from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = "" if mark is None else f"{mark.name}, line {mark.line + 1}: "
-        raise UserError(f"config: {where}{error.problem}; valid: YAML") from error
+        raise not_yaml(error) from error
 
 
 def _explain(error: Exception, overrides: Sequence[str], loader: ConfigLoaderImpl) -> UserError:

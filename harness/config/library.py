@@ -136,17 +136,40 @@ def index_of(folder: Path) -> Index:
 
 def read_task(path: Path) -> Settings:
     """Return the settings of a task file and of those that it includes; its own go first, then the first included."""
-    own: Settings = yaml.load(path.read_text("utf-8-sig"), _Loader) or {}
+    own = read_yaml(path.read_text("utf-8-sig"), path)
     found: Settings = {}
     for one in reversed(_listed(own.pop("include", None))):
         found |= read_task(path.parent / one)
     return found | own
 
 
+def read_yaml(text: str, path: Path) -> Settings:
+    """Return the table that a file of settings holds.
+
+    Raises:
+        UserError: the text is no YAML, or no table; the line names the file and where in it.
+    """
+    try:
+        found = yaml.load(text, _Loader) or {}
+    except yaml.MarkedYAMLError as error:
+        raise not_yaml(error, path) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} must be a table of key: value pairs")
+    return found
+
+
+def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError:
+    """Return the error for a file that does not parse: which one, where, and what is wrong there."""
+    mark = error.problem_mark
+    name = path or (mark.name if mark else "config")
+    line = f", line {mark.line + 1}" if mark else ""
+    return UserError(f"{name}{line}: {error.problem}; valid: YAML")
+
+
 def _declared(path: Path) -> Settings:
     # Some files begin with a byte order mark.
     text = "\n".join(_DECLARES.findall(path.read_text("utf-8-sig", errors="replace")))
-    own: Settings = yaml.load(text, _Loader) or {}
+    own = read_yaml(text, path)
     found: Settings = {}
     for one in reversed(_listed(own.pop("include", None))):
         found |= _declared(path.parent / one)

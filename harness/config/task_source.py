@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hydra._internal.sources_registry import SourcesRegistry
@@ -25,20 +24,27 @@ def register() -> None:
 def section(name: str) -> dict[str, Any]:
     """Return what a file of conf/benchmark would say about a task, group or tag of lmms-eval.
 
-    Its metrics are the task's own in their order, or those of each task of a group; the first is the headline.
+    Its metrics are the task's own in their order; the first is the headline. Of a group they are the metrics of each of
+    its tasks, and before them the mean over tasks of every metric that all of them have.
 
     Raises:
         UserError: there is no such task, or it cannot be run.
     """
     found = leaves(name)
-    metrics = [_metric(leaf, metric, found) for leaf in found for metric in leaf.metrics]
+    first = found[0]
+    common = [one for one in first.metrics if all(one in leaf.metrics for leaf in found)]
+    metrics = list(first.metrics)
+    if len(found) > 1:
+        each = [f"{leaf.name}/{metric}" for leaf in found for metric in leaf.metrics]
+        metrics = [*common, *each]
     return {
         "defaults": ["/base/benchmark@_here_", "_self_"],
         "name": PREFIX + name,
         "task": name,
         "metrics": metrics,
         "headline": metrics[0],
-        "higher_is_better": found[0].higher_is_better(found[0].metrics[0]),
+        "derived": {one: {"mean": [f"*/{one}"]} for one in common} if len(found) > 1 else {},
+        "higher_is_better": first.higher_is_better(metrics[0].rpartition("/")[2]),
         "dataset": {
             "path": _shared(leaf.settings.get("dataset_path") for leaf in found),
             "config": _shared(leaf.settings.get("dataset_name") for leaf in found),
@@ -85,10 +91,6 @@ class TaskSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return no names."""
         return []
-
-
-def _metric(leaf: Leaf, metric: str, found: Sequence[Leaf]) -> str:
-    return metric if len(found) == 1 else f"{leaf.name}/{metric}"
 
 
 def _split(leaf: Leaf) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.admission.checkpoints import check_model
 from harness.admission.generation import check_settings
+from harness.admission.needs import check_needs
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
 from harness.catalogue import build_method
@@ -92,6 +93,7 @@ def _check_places(spec: RunSpec) -> None:
 
 def _check_benchmark(spec: RunSpec) -> None:
     benchmark = spec.benchmark
+    check_needs(benchmark)
     path = benchmark.include_path
     if path is not None and not path.is_dir():
         raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
