@@ -1,4 +1,4 @@
-"""`python run.py benchmark=?` lists what a group of conf/ holds, read as plain YAML, without Hydra, torch, lmms-eval."""
+"""`python run.py benchmark=?` lists what a group of conf/ holds, read as plain YAML: no Hydra, no torch is loaded."""
 
 from __future__ import annotations
 

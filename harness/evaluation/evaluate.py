@@ -124,6 +124,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.derived import check_derived, needed
+    from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.units import check_cluster
 
@@ -131,7 +132,13 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     check_limit(bench.limit)
     with alone(), quiet():
         loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+            lambda: load_tasks(
+                bench.task,
+                bench.include_path,
+                spec.offline,
+                spec.model.template,
+                local_data(bench),
+            )
         )
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
@@ -180,7 +187,7 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), tokens_remembered(), suppress(Answered):
+    with alone(), quiet(), tokens_remembered(), loaded.serving(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)

@@ -156,9 +156,7 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
         "`.` around it, a gap where the cell could not run. Scores, and what such marks do not tell, are on each",
         "benchmark's page.\n",
     ]
-    pages = " | ".join(
-        f"[{panel.benchmark}]({file_name(panel.benchmark)}.md)" for panel in panels
-    )
+    pages = " | ".join(f"[{panel.benchmark}]({file_name(panel.benchmark)}.md)" for panel in panels)
     for group in groups(panels[0]):
         lines += [f"| {group.title} | {pages} |", "| --- |" + " --- |" * len(panels)]
         marks = {
