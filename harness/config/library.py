@@ -50,6 +50,10 @@ class Index:
         """Tasks, groups and tags."""
         return frozenset(self.files) | frozenset(self.tags)
 
+    def leaves(self, name: str) -> tuple[Leaf, ...]:
+        """Return the task of a name, or all tasks of a group or a tag. Cost: one file for each task."""
+        return tuple(_leaves(name, {}, self))
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -91,7 +95,7 @@ def leaves(name: str) -> tuple[Leaf, ...]:
             f"benchmark='task:{name}': lmms-eval has no task {name!r}{near_names(name, index.names)};"
             " valid: a task, group or tag of lmms-eval"
         )
-    found = tuple(_leaves(name, {}, index))
+    found = index.leaves(name)
     for leaf in found:
         kind = leaf.settings.get("output_type", "generate_until")
         if "class" in leaf.settings or kind != "generate_until":

@@ -50,7 +50,7 @@ def comment(group: str, name: str) -> str:
     lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     text = " ".join(line.lstrip("# ") for line in lines[:count])
-    return re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(".:;")
+    return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
 
 def _read(path: Path) -> Section:
