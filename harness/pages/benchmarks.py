@@ -60,10 +60,10 @@ What a table says:
 ## Any other task of lmms-eval
 
 `benchmark=task:<name>` runs each of lmms-eval's tasks with written answers, without a file, alone or in a sweep:
-`benchmark=task:vstar_bench`, `-m benchmark=pope,task:ai2d`. The task's own metrics are taken, and the first is the headline. A
-group or a tag (`benchmark=task:mvbench`) runs all its tasks, each with metrics of its own; before them stands the mean
-over tasks of every metric that all of them have. A file is worth its while where a paper's scale, prompt or headline
-differs.
+`benchmark=task:vstar_bench`, `-m benchmark=pope,task:ai2d`. The task's own metrics are taken, and the first is the
+headline. A group or a tag (`benchmark=task:mvbench`) runs all its tasks, each with metrics of its own; before them
+stands the mean over tasks of every metric that all of them have. A file is worth its while where a paper's scale,
+prompt or headline differs.
 """
 
 TAIL = """\
