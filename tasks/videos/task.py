@@ -51,6 +51,7 @@ class Videos(ConfigurableMessagesTask):
 
     Videos shorter than `metadata.shortest_seconds` of the task file are left out before the draw. All headers are read
     for that each time the task is opened, because a limit is not known here; 0 reads none and leaves none out.
+    The order follows from `metadata.seed`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -72,7 +73,7 @@ class Videos(ConfigurableMessagesTask):
         for place, video in enumerate(docs[name]):
             first.setdefault(video, place)
         places = self._long(docs, list(first.values()), shortest) if shortest else [*first.values()]
-        random.Random(0).shuffle(places)
+        random.Random(self.config.metadata.get("seed", 0)).shuffle(places)
         # None of these data sets has a column of images that would have to be left out of the second.
         self.dataset = DatasetDict({self.config.test_split: docs.select(places)})
         self.dataset_no_image = self.dataset
