@@ -13,16 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.config.listing import choices, listing
 from harness.errors import UserError
-from harness.paths import ROOT
 
 #: Hugging Face libraries read these when they are imported.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-
-
-def names() -> list[str]:
-    """Return the files of conf/benchmark."""
-    return sorted(path.stem for path in (ROOT / "conf" / "benchmark").glob("*.yaml"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,10 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.benchmarks.listing import table
-
     del options
-    print(table(names()))
+    print(listing("benchmark"), end="")
     return 0
 
 
@@ -67,7 +60,7 @@ def _check(options: argparse.Namespace) -> int:
     # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
     from harness.benchmarks.check import check
 
-    wanted = names() if options.name == "all" else [options.name]
+    wanted = choices("benchmark") if options.name == "all" else [options.name]
     failed = 0
     for name in wanted:
         findings, prompt = check(name, options.path, options.overrides)

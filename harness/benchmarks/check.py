@@ -56,12 +56,20 @@ class Examination:
 
     def data(self) -> str:
         """Load the data set from the cache or from `benchmark.path`."""
-        self.loaded = open_benchmark(self.spec)
         dataset = self.spec.benchmark.dataset
+        try:
+            self.loaded = open_benchmark(self.spec)
+        except KeyError as error:
+            # lmms-eval asks for the text of a row as soon as it has the data.
+            raise UserError(
+                f"{dataset.path}, split {dataset.split}: no column {error.args[0]!r} in its first row"
+            ) from error
         places = sorted({str(task.config.dataset_path) for task in self.loaded.tasks})
         rows = sum(len(task.eval_docs) for task in self.loaded.tasks)
         place = dataset.path or ", ".join(places)
-        said = f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
+        said = (
+            f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
+        )
         if dataset.samples is not None and rows != dataset.samples:
             said += f" (the benchmark's file says {dataset.samples})"
         return said
@@ -71,9 +79,7 @@ class Examination:
         assert self.loaded is not None
         score = "judge" not in self.spec.benchmark.needs
         with alone(), quiet(), self.loaded.serving():
-            self.seen = [
-                read_rows(self.spec.benchmark, task, score) for task in self.loaded.tasks
-            ]
+            self.seen = [read_rows(self.spec.benchmark, task, score) for task in self.loaded.tasks]
         return f"{sum(one.rows for one in self.seen)} rows read; first: {self.seen[0].first}"
 
     def answers(self) -> str:
@@ -110,7 +116,9 @@ class Examination:
         broken = [name for name, value in values.items() if value is not None and math.isnan(value)]
         if broken:
             raise UserError(f"metrics that are no number: {', '.join(broken)}")
-        scored = ", ".join(f"{name} {value:g}" for name, value in values.items() if value is not None)
+        scored = ", ".join(
+            f"{name} {value:g}" for name, value in values.items() if value is not None
+        )
         return f"{done.n_samples} samples by {adapter.spec.name} (not a result): {scored or 'no metric has a value'}"
 
     def checkpoint(self) -> str:

@@ -17,7 +17,6 @@ from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
     HfHubHTTPError,
-    HTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -32,7 +31,8 @@ from harness.errors import UserError
 from harness.paths import ROOT
 from harness.specs import RunSpec
 
-GB = 1e9
+#: What the hub's library raises if the network fails: of the HTTP library that it is built on, whichever that is.
+NETWORK: type[Exception] = HfHubHTTPError.__bases__[0]
 
 #: Tables are downloaded and then prepared, archives downloaded and then unpacked: twice the space.
 TWICE = 2
@@ -82,13 +82,13 @@ def _room(wanted: Sequence[Wanted], home: Path) -> None:
             files = missing(one)
         size = sum(file.file_size or 0 for file in files)
         need += size if one.kind == "model" or one.link else TWICE * size
-        _tell(f"{one.name}: {len(files)} files to download, at most {size / GB:.2f} GB")
+        _tell(f"{one.name}: {len(files)} files to download, {_size(size)}")
     left = free(home)
-    _tell(f"disk: at most {need / GB:.2f} GB are needed, {left / GB:.2f} GB are free")
+    _tell(f"disk: at most {_size(need)} needed, {_size(left)} free")
     if need > left:
         raise UserError(
-            f"HF_HOME={str(home)!r}: {need / GB:.2f} GB may be needed (data sets count twice: downloaded, and prepared or "
-            f"unpacked), {left / GB:.2f} GB are free; valid: a folder with that much room"
+            f"HF_HOME={str(home)!r}: {_size(need)} may be needed (data sets count twice: downloaded, and "
+            f"prepared or unpacked), {_size(left)} are free; valid: a folder with that much room"
         )
 
 
@@ -114,7 +114,7 @@ def _fetch(wanted: Wanted, home: Path) -> None:
 
 
 def _prepare(spec: RunSpec) -> None:
-    """Open the benchmark once with the network: tables are prepared, and what functions of its task ask for is fetched."""
+    """Open the benchmark once with the network: tables are prepared, and what functions of its task want is fetched."""
     # lmms-eval takes seconds to import.
     from harness.evaluation.evaluate import open_benchmark
 
@@ -149,9 +149,10 @@ def _in_one_line(wanted: Wanted) -> Iterator[None]:
         raise UserError(f"{place} is not on {constants.ENDPOINT}, or private") from error
     except HfHubHTTPError as error:
         raise UserError(f"{place}: the hub refuses: {_first(error)}") from error
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HTTPError) as error:
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, NETWORK) as error:
         raise UserError(
-            f"{place}: {constants.ENDPOINT} cannot be reached ({_first(error)}); valid: a network, and HF_HUB_OFFLINE unset"
+            f"{place}: {constants.ENDPOINT} cannot be reached ({_first(error)}); "
+            "valid: a network, and HF_HUB_OFFLINE unset"
         ) from error
     except (zipfile.BadZipFile, tarfile.TarError) as error:
         raise UserError(f"{place}: a damaged archive: {_first(error)}") from error
@@ -161,6 +162,15 @@ def _in_one_line(wanted: Wanted) -> Iterator[None]:
                 f"{place}: the disk is full; what is downloaded stays, the same command goes on from there"
             ) from error
         raise UserError(f"{place}: {_first(error)}") from error
+
+
+def _size(count: float) -> str:
+    """Return bytes in the unit that people read, as the hub does: of 1000."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
 
 
 def _first(error: BaseException) -> str:

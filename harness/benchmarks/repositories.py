@@ -10,11 +10,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.file_download import DryRunFileInfo
-from huggingface_hub.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from tqdm import tqdm
 
 from harness.errors import UserError
 from harness.revisions import MODEL_FILES
@@ -83,7 +79,9 @@ def settled(wanted: Wanted) -> Wanted:
         wanted.name, name=wanted.config, revision=wanted.revision
     )
     listed = builder.config.data_files or {}
-    files = [str(file).partition("@")[2].partition("/")[2] for one in listed.values() for file in one]
+    files = [
+        str(file).partition("@")[2].partition("/")[2] for one in listed.values() for file in one
+    ]
     # What names a file exactly is no pattern.
     patterns = tuple(escape(name) for name in ("README.md", *files))
     return replace(wanted, patterns=patterns if files else None)
@@ -91,20 +89,22 @@ def settled(wanted: Wanted) -> Wanted:
 
 def missing(wanted: Wanted) -> list[DryRunFileInfo]:
     """Return the files that are not in the cache. Cost: one request to the hub, and one for each file."""
-    were_off = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        files = snapshot_download(
-            wanted.name,
-            repo_type=wanted.kind,
-            revision=wanted.revision,
-            allow_patterns=None if wanted.patterns is None else list(wanted.patterns),
-            dry_run=True,
-        )
-    finally:
-        if not were_off:
-            enable_progress_bars()
+    files = snapshot_download(
+        wanted.name,
+        repo_type=wanted.kind,
+        revision=wanted.revision,
+        allow_patterns=None if wanted.patterns is None else list(wanted.patterns),
+        dry_run=True,
+        tqdm_class=_Silent,
+    )
     return [one for one in files if one.will_download]
+
+
+class _Silent(tqdm):
+    """A progress bar that nobody sees: looking takes seconds, and only what is downloaded is worth a bar."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more | {"disable": True})
 
 
 def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:

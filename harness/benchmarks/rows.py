@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ COLUMN = re.compile(r"[A-Za-z_]\w*")
 #: Settings of a task file that may name a column.
 NAMING = ("doc_to_text", "doc_to_target", "doc_to_choice")
 
-#: What reading a row that is not as its task expects it raises.
+#: What reading a row, or a first look at all of them, that is not as its task expects it raises.
 ODD = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, AssertionError),
     *(ZeroDivisionError, SystemExit),
@@ -63,14 +63,16 @@ def read_rows(benchmark: BenchmarkSpec, task: Task, score: bool) -> Seen:
         if isinstance(name, str) and COLUMN.fullmatch(name) and name not in there:
             raise UserError(f"{place}: {_no_column(name, there)}, which {setting} names")
     found = [
-        _row(f"{place}, row {number}", task, docs[number], there, score)
+        _row(f"{place}, row {number}", task, number, there, score)
         for number in range(min(ROWS, len(docs)))
     ]
     most = max(found, key=lambda one: (one.clips, one.pictures, one.words))
     return Seen(len(found), most.clips, most.pictures, most.words, found[0].first)
 
 
-def _row(place: str, task: Task, doc: Mapping[str, Any], there: list[str], score: bool) -> Seen:
+def _row(place: str, task: Task, number: int, there: list[str], score: bool) -> Seen:
+    # Pictures of a data set are decoded here.
+    doc = _told(place, there, lambda: task.eval_docs[number])
     messages = _told(place, there, lambda: task.doc_to_messages(doc))
     chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
     try:

@@ -62,5 +62,5 @@ def answers(spec: RunSpec, clips: int, pictures: int, words: int) -> Adapter:
         pictures: its pictures.
         words: words of its text.
     """
-    fits = not clips and 0 < pictures and pictures * PICTURE + words < ROOM
+    fits = not clips and pictures > 0 and pictures * PICTURE + words < ROOM
     return load_adapter(spec.model if fits else VIDEO)

@@ -48,7 +48,7 @@ def _scores(letter: str, right: str) -> dict[str, float]:
 
 
 def mean_of_kinds(results: Sequence[Doc]) -> float:
-    """Return the mean over kinds of question of the share of right answers in each; kinds without samples do not count."""
+    """Return the mean over kinds of question of the share of right answers in each, of kinds that there are."""
     kinds = defaultdict(list)
     for one in results:
         kinds[one["kind"]].append(one["score"])
@@ -68,9 +68,7 @@ def videomme_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
     how = lmms_eval_specific_kwargs or {}
     options = "\n".join(doc["options"])
     if how.get("format") == "qwen3_vl":
-        return (
-            f"{how['pre_prompt']}{doc['question']}\nOptions:\n{options}\n{how.get('post_prompt', '')}"
-        )
+        return f"{how['pre_prompt']}{doc['question']}\nOptions:\n{options}\n{how.get('post_prompt', '')}"
     first = (
         "Select the best answer to the following multiple-choice question based on the video and the subtitles. "
         "Respond with only the letter (A, B, C, or D) of the correct option."

@@ -17,8 +17,8 @@ except ImportError:  # started outside the repository, without Espalier on the p
 
 Doc = dict[str, Any]
 
-#: What is asked where a data set has no such question of its own. ParallelVLM does not print its words; these are the ones that
-#: the released code of SpecVLM, by its first author, asks of MVBench, MLVU and LongVideoBench.
+#: What is asked where a data set has no such question of its own. ParallelVLM does not print its words; these are
+#: the ones that the released code of SpecVLM, by its first author, asks of MVBench, MLVU and LongVideoBench.
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, their actions, "
     "and the background scenes."

@@ -18,9 +18,7 @@ API = re.compile(
     r"/api/(?P<kind>datasets|models)/(?P<name>[^/]+/[^/]+)"
     r"(?:/(?P<what>revision|tree|paths-info|resolve-revision)/(?P<rev>[^/]+)(?:/(?P<path>.*))?)?"
 )
-FILE = re.compile(
-    r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"
-)
+FILE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)")
 
 #: Files from this size on are kept apart, as the Hub does with Git LFS.
 LARGE = 10_000
@@ -33,12 +31,14 @@ class Hub:
     Attributes:
         root: holds `<owner>/<name>`.
         gated: repositories whose files nobody gets.
+        revisions: what else stands for the one commit that each has.
         broken: how many downloads of large files still end in the middle.
         asked: every (method, path).
     """
 
     root: Path
     gated: set[str] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
     broken: int = 0
     asked: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
@@ -71,9 +71,7 @@ class Hub:
 def serving(root: Path) -> Iterator[Hub]:
     """Serve a folder until the block ends."""
     hub = Hub(root)
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub})
-    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -120,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(401, "RepoNotFound")
             return
         commit = self.hub.commit(name)
-        if revision not in (None, "main", "video", commit):
+        if revision not in (None, "main", *self.hub.revisions, commit):
             self._error(404, "RevisionNotFound")
             return
         if found["what"] == "tree":
@@ -130,9 +128,15 @@ class _Handler(BaseHTTPRequestHandler):
                 for path, file in files.items()
                 if not below or path.startswith(f"{below}/")
             }
-            self._json(_tree(inside, below, recursive="true" in str(query.get("recursive", "")).lower()))
+            self._json(
+                _tree(inside, below, recursive="true" in str(query.get("recursive", "")).lower())
+            )
         elif found["what"] == "paths-info":
-            asked = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
+            asked = (
+                json.loads(body)["paths"]
+                if body.startswith(b"{")
+                else parse_qs(body.decode())["paths"]
+            )
             folders = {str(parent) for path in files for parent in Path(path).parents}
             entries = [_entry(path, files[path]) for path in asked if path in files]
             entries += [_folder(path) for path in asked if path in folders]
@@ -170,7 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
         if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start = int(asked[1])
         self.send_response(206 if start else 200)
-        self.send_header("X-Repo-Commit", self.hub.commit(name))
+        asked_for = found["rev"]
+        commit = asked_for if len(asked_for) == 40 else self.hub.commit(name)
+        self.send_header("X-Repo-Commit", commit)
         self.send_header("ETag", f'"{_etag(file)}"')
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(content) - start))

@@ -1,0 +1,221 @@
+"""What `python -m harness.benchmarks check` says of data that are there, that are not, and that have changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.benchmarks.__main__ import main
+from harness.benchmarks.check import check
+from harness.config.listing import listing
+from harness.doctor.findings import Finding
+
+Repositories = Callable[[str], Path]
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {one.name: one for one in findings}
+
+
+@pytest.fixture
+def copy(repositories: Repositories, tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies a benchmark's data set, to be damaged."""
+
+    def copied(name: str) -> Path:
+        return Path(shutil.copytree(repositories(name), tmp_path / "copy"))
+
+    return copied
+
+
+def edited(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write the one parquet file below a folder anew."""
+    (file,) = root.rglob("*.parquet")
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+def test_list_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == listing("benchmark")
+
+
+def test_every_step_says_what_it_saw(
+    repositories: Repositories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "pope", "--path", str(repositories("pope"))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = [line.split(maxsplit=3) for line in lines[:3]]
+    assert [one[:3] for one in words] == [
+        ["pope", "data", "ok"],
+        ["pope", "rows", "ok"],
+        ["pope", "answers", "ok"],
+    ]
+    assert "lmms-lab-encoder/POPE, split test" in words[0][3]
+    assert "picture 96x96" in words[1][3]
+    assert words[2][3].startswith("2 samples by seedling (not a result): pope_f1_score")
+    assert lines[3].split()[:2] == ["pope", "prompt"]
+    assert lines[3].endswith("ASSISTANT:'")
+
+
+def test_videos_are_shown_to_a_tiny_model(repositories: Repositories) -> None:
+    findings, prompt = check("videomme", repositories("videomme"))
+    assert [one.status for one in findings] == ["ok", "ok", "ok"]
+    assert "video of 4.0 s" in by_name(findings)["rows"].detail
+    assert by_name(findings)["answers"].detail.startswith("2 samples by tiny_video")
+    assert prompt is not None
+    assert "<|video_pad|>" in prompt
+
+
+def test_another_number_of_rows_than_the_file_says_is_told(repositories: Repositories) -> None:
+    findings, _ = check("videomme", repositories("videomme"))
+    assert findings[0].detail.endswith("3 rows (the benchmark's file says 2700)")
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "place"),
+    [
+        # What the question, the target and the scorer read, each by another way.
+        ("videomme", "options", "lmms-eval/Video-MME, split test"),
+        ("videomme", "answer", "lmms-eval/Video-MME, split test"),
+        ("mlvu", "task_type", "sy1998/MLVU_dev, split test, row 0"),
+        ("pope", "question", "lmms-lab-encoder/POPE, split test"),
+    ],
+)
+def test_a_column_that_is_gone_is_named(
+    copy: Callable[[str], Path], name: str, column: str, place: str
+) -> None:
+    root = copy(name)
+    edited(root, lambda table: table.drop_columns([column]))
+    findings, prompt = check(name, root)
+    assert findings[-1].status == "failed"
+    assert findings[-1].name in ("data", "rows")
+    assert findings[-1].detail.startswith(f"UserError: {place}: no column {column!r}")
+    assert prompt is None
+
+
+def test_a_picture_that_cannot_be_read_is_named(copy: Callable[[str], Path]) -> None:
+    def damage(table: pa.Table) -> pa.Table:
+        pictures = table["image"].to_pylist()
+        pictures[1]["bytes"] = pictures[1]["bytes"][:40]
+        place = table.schema.get_field_index("image")
+        kind = table.schema.field(place)
+        return table.set_column(place, kind, pa.array(pictures, type=kind.type))
+
+    root = copy("pope")
+    edited(root, damage)
+    findings, _ = check("pope", root)
+    assert (findings[-1].name, findings[-1].status) == ("rows", "failed")
+    assert "lmms-lab-encoder/POPE, split test, row 1" in findings[-1].detail
+
+
+def test_a_video_that_is_not_there_is_named(copy: Callable[[str], Path]) -> None:
+    root = copy("mlvu")
+    (root / "sy1998/MLVU_dev/video_part_1.zip").unlink()
+    findings, _ = check("mlvu", root)
+    assert (findings[-1].name, findings[-1].status) == ("rows", "failed")
+    assert "sy1998/MLVU_dev, split test, row " in findings[-1].detail
+    assert ".mp4' is not there" in findings[-1].detail
+
+
+def test_frames_in_a_folder_are_refused_not_shuffled(copy: Callable[[str], Path]) -> None:
+    root = copy("mvbench") / "OpenGVLab/MVBench"
+    clip = root / "ssv2_video_mp4/v0.mp4"
+    clip.unlink()
+    clip.mkdir()
+    (clip / "00001.jpg").write_bytes(b"frame")
+    findings, _ = check("mvbench", root.parents[1])
+    assert (findings[-1].name, findings[-1].status) == ("rows", "failed")
+    assert "is a folder of frames" in findings[-1].detail
+
+
+def test_data_that_are_not_there_fail_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "somebody/else").mkdir(parents=True)
+    assert main(["check", "videomme", "--path", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[:3] == ["videomme", "data", "failed"]
+    assert "lmms-eval/Video-MME" in line
+
+
+def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "videome"]) == 2
+    assert capsys.readouterr().err.startswith("error: benchmark='videome' is unknown")
+
+
+def test_a_checkpoint_that_is_not_here_is_told(
+    repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    findings, _ = check("pope", repositories("pope"), ["model=llava15_7b"])
+    found = by_name(findings)["checkpoint"]
+    assert found.status == "failed"
+    assert "llava-hf/llava-1.5-7b-hf is not in the cache" in found.detail
+    assert "prefetch pope model=llava15_7b" in found.detail
+    # The benchmark itself is looked at all the same.
+    assert by_name(findings)["answers"].status == "ok"
+
+
+def test_a_checkpoint_is_read_to_its_last_header(
+    repositories: Repositories, tmp_path: Path
+) -> None:
+    from tests.tiny import save_llava
+
+    folder = save_llava(tmp_path / "model")
+    chosen = ["model=llava15_7b", f"model.path={folder}"]
+    findings, _ = check("pope", repositories("pope"), chosen)
+    assert by_name(findings)["checkpoint"].detail == f"{folder}: whole"
+    (weights,) = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    findings, _ = check("pope", repositories("pope"), chosen)
+    assert by_name(findings)["checkpoint"].status == "failed"
+    assert "is damaged" in by_name(findings)["checkpoint"].detail
+
+
+def test_a_scorer_that_needs_java_is_not_asked_without(
+    repositories: Repositories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    findings, _ = check("videomme", repositories("videomme"), ["benchmark.needs=[java]"])
+    assert by_name(findings)["answers"].status == "not here"
+    assert "Java" in by_name(findings)["answers"].detail
+
+
+def test_a_metric_that_is_no_number_fails(
+    repositories: Repositories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.benchmarks import check as module
+
+    real = module.evaluate
+
+    def broken(*args: object, **more: object) -> object:
+        done = real(*args, **more)
+        done.metrics["accuracy"]["value"] = float("nan")
+        return done
+
+    monkeypatch.setattr(module, "evaluate", broken)
+    findings, _ = check("videomme", repositories("videomme"))
+    assert by_name(findings)["answers"].status == "failed"
+    assert "no number: accuracy" in by_name(findings)["answers"].detail
+
+
+def test_all_goes_on_behind_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "harness.benchmarks.__main__.choices", lambda group: ["mlvu", "seedling_vqa"]
+    )
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    assert main(["check", "all"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[:-1]] == [
+        ["mlvu", "data", "failed"],
+        ["seedling_vqa", "data", "ok"],
+        ["seedling_vqa", "rows", "ok"],
+        ["seedling_vqa", "answers", "ok"],
+    ]
+    assert lines[-1] == "1 of 2 benchmarks can run here"

@@ -1,0 +1,289 @@
+"""Downloads from a small hub on loopback: what is fetched, where it goes, what is said when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.benchmarks import prefetch as module
+from harness.benchmarks.prefetch import prefetch
+from harness.benchmarks.repositories import Wanted, data_sets, settled
+from harness.benchmarks.unpack import archives, unpack
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.paths import ROOT
+from harness.specs import BenchmarkSpec
+from tests.benchmarks.fixtures.videos import clip, longvideobench, mlvu, mvbench, tarred
+from tests.benchmarks.loopback import Hub, serving
+from tests.tiny import save_llava
+
+MLVU = "sy1998/MLVU_dev"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    root = tmp_path_factory.mktemp("hub")
+    for write in (mlvu, longvideobench, mvbench):
+        write(root)
+    with serving(root) as found:
+        yield found
+
+
+@pytest.fixture
+def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub that this process may reach, and an empty cache."""
+    served.asked.clear()
+    served.gated.clear()
+    served.revisions.clear()
+    for name, value in {
+        "HF_HUB_OFFLINE": False,
+        "ENDPOINT": served.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_CACHE": str(tmp_path / "home/hub"),
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", served.url)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    return served
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Leave out what needs a process, or the benchmark's whole data; note what would be verified."""
+    names: list[str] = []
+    monkeypatch.setattr(module, "_prepare", lambda spec: None)
+    monkeypatch.setattr(module, "_verify", lambda name, overrides: names.append(name) or 0)
+    return names
+
+
+def benchmark(name: str) -> BenchmarkSpec:
+    command = read_command([f"benchmark={name}"])
+    assert command is not None
+    return build_spec(command.cells[0]).benchmark
+
+
+def test_a_machine_without_network_has_all_it_needs(served: Hub, tmp_path: Path) -> None:
+    """The commands as a user gives them: download, unpack, prepare; then a process that may not use the network."""
+    served.asked.clear()
+    bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    place = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "harness.benchmarks", "prefetch", "mlvu"]
+    done = subprocess.run(
+        line, cwd=ROOT, env=bare | place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == f"HF_HOME={tmp_path / 'home'} (as set)"
+    assert said[1].startswith(f"{MLVU}: 5 files to download, ")
+    assert f"{MLVU}: media in {tmp_path / 'home/mlvu'}" in said
+    assert "mlvu: everything is here; checking it without the network" in said
+    checked = [line.split()[1:3] for line in said if line.startswith("mlvu  ")]
+    assert checked[:3] == [["data", "ok"], ["rows", "ok"], ["answers", "ok"]]
+    assert len(served.downloads()) == len(set(served.downloads())) == 5
+    assert sorted(path.name for path in (tmp_path / "home/mlvu").iterdir()) == [
+        "needle_1.mp4",
+        "plotQA_0.mp4",
+        "plotQA_1.mp4",
+    ]
+
+
+def test_what_is_here_is_not_fetched_again(
+    hub: Hub, fetched: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prefetch("mlvu") == 0
+    first = hub.downloads()
+    capsys.readouterr()
+    assert prefetch("mlvu") == 0
+    assert hub.downloads() == first
+    assert f"{MLVU}: 0 files to download, 0 bytes" in capsys.readouterr().out
+    assert fetched == ["mlvu", "mlvu"]
+
+
+def test_a_download_that_broke_off_goes_on(hub: Hub, fetched: list[str], tmp_path: Path) -> None:
+    hub.broken = 1
+    try:
+        prefetch("mlvu")
+    except UserError as error:
+        assert MLVU in str(error)
+        assert prefetch("mlvu") == 0
+    assert (tmp_path / "home/mlvu/plotQA_0.mp4").read_bytes() == clip(4)
+
+
+def test_an_archive_in_pieces_is_put_together(hub: Hub, fetched: list[str], tmp_path: Path) -> None:
+    assert prefetch("longvideobench") == 0
+    home = tmp_path / "home/datasets/longvideobench"
+    assert (home / "videos/v1.mp4").read_bytes() == clip(4)
+    assert (home / "subtitles/v0_en.json").is_file()
+    assert not home.with_name("longvideobench.partial").exists()
+
+
+def test_folders_of_videos_are_linked(hub: Hub, fetched: list[str], tmp_path: Path) -> None:
+    hub.revisions.add("video")
+    assert prefetch("mvbench") == 0
+    place = tmp_path / "home/mvbench_video"
+    assert place.is_symlink()
+    assert (place / "clevrer/video_validation/v0.mp4").read_bytes() == clip(4)
+
+
+def test_a_checkpoint_comes_too(
+    hub: Hub, fetched: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_llava(hub.root / "llava-hf/llava-1.5-7b-hf")
+    (hub.root / "llava-hf/llava-1.5-7b-hf/pytorch_model.bin").write_bytes(b"older weights")
+    command = read_command(["model=llava15_7b"])
+    assert command is not None
+    revision = build_spec(command.cells[0]).model.revision
+    assert revision is not None
+    hub.revisions.add(revision)
+    assert prefetch("seedling_vqa", ["model=llava15_7b"]) == 0
+    home = tmp_path / "home/hub/models--llava-hf--llava-1.5-7b-hf/snapshots" / revision
+    assert (home / "model.safetensors").is_file()
+    assert not (home / "pytorch_model.bin").exists()
+    assert "llava-hf/llava-1.5-7b-hf: " in capsys.readouterr().out
+
+
+def test_only_the_files_of_the_configuration_are_fetched(hub: Hub) -> None:
+    found = settled(Wanted("longvideobench/LongVideoBench"))
+    assert found.patterns is not None
+    assert set(found.patterns) == {
+        "README.md",
+        "test-00000-of-00001.parquet",
+        "validation-00000-of-00001.parquet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("seedling_rec", ()),
+        ("pope", (Wanted("lmms-lab-encoder/POPE"),)),
+        ("mlvu_describe", (Wanted(MLVU, unpack="mlvu"),)),
+        (
+            "mvbench",
+            (Wanted("OpenGVLab/MVBench", revision="video", unpack="mvbench_video", link=True),),
+        ),
+    ],
+)
+def test_task_files_say_what_is_read(name: str, wanted: tuple[Wanted, ...]) -> None:
+    assert data_sets(benchmark(name)) == wanted
+
+
+def test_a_gated_data_set_says_how_to_be_let_in(hub: Hub, fetched: list[str]) -> None:
+    hub.gated.add(MLVU)
+    with pytest.raises(
+        UserError, match=rf"^dataset {MLVU} is gated: accept its terms at {hub.url}"
+    ):
+        prefetch("mlvu")
+    assert hub.downloads() == []
+
+
+def test_a_repository_that_is_not_there_is_named(hub: Hub, fetched: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^dataset lmms-eval/Video-MME is not on http"):
+        prefetch("videomme")
+
+
+def test_a_revision_that_is_not_there_is_named(hub: Hub, fetched: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^dataset OpenGVLab/MVBench has no revision 'video'"):
+        prefetch("mvbench")
+
+
+def test_without_network_one_line_says_so(
+    hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"cannot be reached.*HF_HUB_OFFLINE unset") as error:
+        prefetch("mlvu")
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"^dataset .* http://127\.0\.0\.1:9 cannot be reached"):
+        prefetch("mlvu")
+
+
+def test_what_will_not_fit_is_not_begun(
+    hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "free", lambda folder: 1000)
+    with pytest.raises(UserError, match=r"kB may be needed .*1 kB are free"):
+        prefetch("mlvu")
+    assert hub.downloads() == []
+
+
+def test_a_full_disk_is_told(hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "unpack", full)
+    with pytest.raises(UserError, match=r"the disk is full; what is downloaded stays"):
+        prefetch("mlvu")
+
+
+def zipped(file: Path, **members: bytes) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_unpacking_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "media"
+    source.mkdir()
+    zipped(source / "one.zip", a=b"first", b=b"second")
+    partial = tmp_path / "media.partial"
+    partial.mkdir()
+    (partial / "a").write_bytes(b"FIRST")  # whole, by its size: not written again
+    (partial / "b").write_bytes(b"sec")
+    unpack(source, target, lambda line: None)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        "a": b"FIRST",
+        "b": b"second",
+    }
+    assert not partial.exists()
+
+
+def test_nothing_stands_under_the_name_before_all_is_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "media"
+    source.mkdir()
+    zipped(source / "1.zip", a=b"first")
+    (source / "2.zip").write_bytes(b"no archive")
+    with pytest.raises(zipfile.BadZipFile):
+        unpack(source, target, lambda line: None)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["b.zip", "a.zip"], [["a.zip"], ["b.zip"]]),
+        (["v.tar.part.ab", "v.tar.part.aa"], [["v.tar.part.aa", "v.tar.part.ab"]]),
+        (["v_1.tar", "v_2.tar"], [["v_1.tar", "v_2.tar"]]),
+        (["a.tar", "b.tar.gz"], [["a.tar"], ["b.tar.gz"]]),
+        (["notes.txt", "tarts.md"], []),
+    ],
+)
+def test_pieces_of_an_archive_belong_together(
+    tmp_path: Path, names: list[str], groups: list[list[str]]
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert [[path.name for path in group] for group in archives(tmp_path)] == groups
+
+
+def test_members_outside_the_folder_are_not_written(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "bad.tar").write_bytes(tarred({"../outside.txt": b"x"}))
+    import tarfile
+
+    with pytest.raises(tarfile.TarError):
+        unpack(source, tmp_path / "media", lambda line: None)
+    assert not (tmp_path / "outside.txt").exists()
+
+
+Write = Callable[[Path], None]
