@@ -21,7 +21,7 @@ API = re.compile(
 FILE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)")
 
 #: Files from this size on are kept apart, as the Hub does with Git LFS.
-LARGE = 10_000
+LARGE = 5_000
 
 
 @dataclass

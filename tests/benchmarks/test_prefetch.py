@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     for name, value in {
         "HF_HUB_OFFLINE": False,
         "ENDPOINT": served.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": served.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_CACHE": str(tmp_path / "home/hub"),
     }.items():
@@ -108,11 +110,8 @@ def test_what_is_here_is_not_fetched_again(
 
 def test_a_download_that_broke_off_goes_on(hub: Hub, fetched: list[str], tmp_path: Path) -> None:
     hub.broken = 1
-    try:
-        prefetch("mlvu")
-    except UserError as error:
-        assert MLVU in str(error)
-        assert prefetch("mlvu") == 0
+    assert prefetch("mlvu") == 0
+    assert hub.broken == 0
     assert (tmp_path / "home/mlvu/plotQA_0.mp4").read_bytes() == clip(4)
 
 
@@ -279,11 +278,6 @@ def test_members_outside_the_folder_are_not_written(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "bad.tar").write_bytes(tarred({"../outside.txt": b"x"}))
-    import tarfile
-
     with pytest.raises(tarfile.TarError):
         unpack(source, tmp_path / "media", lambda line: None)
     assert not (tmp_path / "outside.txt").exists()
-
-
-Write = Callable[[Path], None]
