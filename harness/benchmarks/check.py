@@ -129,7 +129,9 @@ class Examination:
     def tokens(self) -> str:
         """Compare the prompts' token ids and template with those of the originals."""
         assert self.asked is not None
-        return same_tokens(self.asked)
+        # The model's own family may word the task's prompts.
+        said, self.prompt = same_tokens(self.asked, open_benchmark(self.asked))
+        return said
 
 
 def check(
@@ -154,7 +156,7 @@ def check(
     )
     findings: list[Finding] = []
     for step, look in examination.steps():
-        if step in ("rows", "answers") and findings[-1].status == "failed":
+        if step not in ("data", "checkpoint") and findings[-1].status == "failed":
             continue
         findings.append(examine(step, look))
     return findings, examination.prompt

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import torch
+from lmms_eval.protocol import ChatMessages
+
+from harness.adapters.base import ADAPTERS, Adapter
+from harness.adapters.procedure import Tokens, compared
+from harness.adapters.skeleton import build_skeleton
 from harness.admission.checkpoint_files import check_checkpoint
 from harness.digests import Digests
 from harness.doctor.findings import NotHere
 from harness.errors import UserError
+from harness.evaluation.tasks import Loaded, quiet
+from harness.evaluation.wording import Wording
 from harness.hub import cached_file
+from harness.ranks import alone
 from harness.specs import RunSpec
+
+#: Prompts that are compared.
+PROMPTS = 3
 
 
 def whole_checkpoint(spec: RunSpec) -> str:
@@ -33,10 +45,49 @@ def whole_checkpoint(spec: RunSpec) -> str:
     return f"{folder}: whole"
 
 
-def same_tokens(spec: RunSpec) -> str:
-    """Compare the ids of rendered prompts with the originals' procedure.
+def unloaded(spec: RunSpec) -> Adapter:
+    """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
+    family = ADAPTERS.load(spec.model.adapter)
+    skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
+    # A skeleton lies on no device, and what a processor makes has to lie on one.
+    here = type(family.__name__, (family,), {"device": torch.device("cpu")})
+    adapter: Adapter = here(skeleton, family.load_processor(spec.model), spec.model)
+    return adapter
+
+
+def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
+    """Compare prompts' token ids with those of the originals' procedure, and the template with the model file's.
+
+    Returns:
+        What is the same or differs, in one line, and the first prompt.
 
     Raises:
-        NotHere: this version cannot.
+        NotHere: the model has random weights.
+        UserError: its processor or configuration cannot be read.
     """
-    raise NotHere(f"model={spec.model.name}: no comparison of token ids in this version")
+    if spec.model.weights == "random":
+        raise NotHere(f"model={spec.model.name} has random weights")
+    adapter = unloaded(spec)
+    task = loaded.tasks[0]
+    name = task.config.task
+    wording = Wording(spec.benchmark.text, {name: task})
+    found: list[Tokens] = []
+    with alone(), quiet(), loaded.serving():
+        for row in range(min(PROMPTS, len(task.eval_docs))):
+            doc = task.eval_docs[row]
+            messages = wording.of(task.doc_to_messages(doc), doc, name, row)
+            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+    differences = [
+        f"prompt {row} differs from the original's, {one.difference}"
+        for row, one in enumerate(found)
+        if one.difference is not None
+    ]
+    said = differences[:1] or [
+        f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
+    ]
+    template = adapter.other_template()
+    if template is not None:
+        said.append(template)
+    elif spec.model.template_sha256 is not None:
+        said.append("the chat template is the one that the model's file knows")
+    return "; ".join(said), found[0].prompt

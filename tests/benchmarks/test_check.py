@@ -219,3 +219,25 @@ def test_all_goes_on_behind_one_that_fails(
         ["seedling_vqa", "answers", "ok"],
     ]
     assert lines[-1] == "1 of 2 benchmarks can run here"
+
+
+def test_prompts_are_compared_with_the_originals_token_by_token(
+    repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.adapters.llava import LlavaAdapter
+    from tests.tiny import save_llava
+
+    folder = save_llava(tmp_path / "model")
+    chosen = ["model=llava15_7b", f"model.path={folder}", "model.dtype=float32"]
+    findings, prompt = check("pope", repositories("pope"), chosen)
+    found = by_name(findings)["tokens"]
+    assert found.status == "ok", found.detail
+    assert found.detail.startswith("3 prompts of ")
+    assert "tokens as in the original" in found.detail
+    # The frame of LLaVA's own code, not that of the embedded model.
+    assert prompt is not None
+    assert prompt.startswith("A chat between a curious user")
+    # A tokenizer that would begin each piece anew makes other ids.
+    monkeypatch.setattr(LlavaAdapter, "placeholders", ("<image>", "USER"))
+    findings, _ = check("pope", repositories("pope"), chosen)
+    assert "prompt 0 differs from the original's, token " in by_name(findings)["tokens"].detail
