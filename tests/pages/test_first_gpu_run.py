@@ -1,0 +1,96 @@
+"""The commands of docs/first_gpu_run.md, taken from its text: each composes, each benchmark and module is there."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from importlib.util import find_spec
+
+import pytest
+
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.config.listing import choices
+from harness.paths import ROOT
+
+PAGE = (ROOT / "docs/first_gpu_run.md").read_text()
+
+#: Mean number of visual tokens that enter a layer of LLaVA-1.5, by the ratio that the page gives for it.
+BUDGETS = {"0.6667": 192, "0.7778": 128, "0.8889": 64}
+
+
+def commands() -> list[str]:
+    """Return the lines of all bash blocks in order, without comments."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+RUNS = [line for line in commands() if line.startswith("python run.py")]
+CHECKS = [
+    line
+    for line in commands()
+    if line.startswith("python -m harness.benchmarks") and not line.endswith("list")
+]
+
+
+@pytest.mark.parametrize("line", [*RUNS, *re.findall(r"`(python run\.py [^`]*)`", PAGE)])
+def test_command_lines_of_run_compose(line: str) -> None:
+    arguments = shlex.split(line)[2:]
+    command = read_command(arguments, typed=True)
+    if "--cfg" in arguments:
+        assert command is None
+        return
+    assert command is not None
+    for cell in command.cells:
+        build_spec(cell)
+
+
+@pytest.mark.parametrize("line", CHECKS)
+def test_benchmarks_that_are_fetched_and_checked_are_there(line: str) -> None:
+    _, _, _, verb, name, *overrides = shlex.split(line)
+    assert verb in ("prefetch", "check")
+    assert name in choices("benchmark")
+    assert read_command([f"benchmark={name}", *overrides], typed=True) is not None
+
+
+def test_modules_and_targets_are_there() -> None:
+    for line in commands():
+        words = shlex.split(line)
+        if line.startswith("python -m"):
+            assert find_spec(words[2]) is not None
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        else:
+            assert line.startswith(("python run.py", ". .venv/bin/activate", "export HF_HOME="))
+
+
+def test_what_is_run_was_fetched() -> None:
+    fetched = {shlex.split(line)[4] for line in CHECKS if " prefetch " in line}
+    run = {
+        build_spec(cell).benchmark.name
+        for line in RUNS
+        for cell in read_command(shlex.split(line)[2:]).cells  # type: ignore[union-attr]
+    }
+    assert run == fetched
+
+
+def test_expected_numbers_are_those_of_the_anchors() -> None:
+    with (CONF / "anchors.csv").open() as file:
+        published = {
+            one["benchmark"]: one["published"]
+            for one in csv.DictReader(file)
+            if one["model"] == "llava15_7b"
+        }
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([\d.]+) \|", PAGE, flags=re.MULTILINE))
+    assert rows == {name: published[name] for name in ("pope", "textvqa_ocr")}
+
+
+def test_ratios_are_the_tokens_that_the_page_says() -> None:
+    command = read_command(["model=llava15_7b"])
+    assert command is not None
+    visual = build_spec(command.cells[0]).model.facts.visual_tokens
+    assert {ratio: round((1 - float(ratio)) * visual) for ratio in BUDGETS} == BUDGETS
+    for ratio, tokens in BUDGETS.items():
+        assert re.search(rf"{tokens}\s+(of 576 )?are `ratio={ratio}`", PAGE)

@@ -1,0 +1,168 @@
+"""Questions about videos: asked as lmms-eval asks them, and scored so that no answer is not a right one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from lmms_eval.tasks.mlvu import utils as mlvu
+from lmms_eval.tasks.mvbench import utils as mvbench
+from lmms_eval.tasks.videomme import utils as videomme
+
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.paths import ROOT
+
+FOLDER = ROOT / "tasks/video_questions"
+
+VIDEOMME = {"question": "Who?", "options": ["A. I.", "B. You.", "C. They.", "D. No one."]}
+MVBENCH = {"question": "Which?", "candidates": ["red", "green", "blue"], "answer": "green"}
+LONG = {
+    "id": "a",
+    "question": "What?",
+    **{f"option{n}": text for n, text in enumerate(["a tree", "a car", "N/A", "N/A", "N/A"])},
+    "correct_choice": 1,
+    "duration_group": 15,
+    "question_category": "S2E",
+}
+
+
+@pytest.fixture(scope="module")
+def utils() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("video_questions_utils", FOLDER / "utils.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads a task file and runs nothing of it."""
+
+
+_Plain.add_multi_constructor("!", lambda loader, suffix, node: node.value)
+
+
+def settings(module: ModuleType, name: str) -> dict[str, Any]:
+    """Return the prompt settings of one of lmms-eval's task files."""
+    folder = module.__file__
+    assert folder is not None
+    text = (ROOT / folder).with_name(name).read_text()
+    return dict(yaml.load(text, _Plain)["lmms_eval_specific_kwargs"])
+
+
+def ours(name: str) -> dict[str, Any]:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    return dict(yaml.load(text, _Plain)["lmms_eval_specific_kwargs"])
+
+
+@pytest.mark.parametrize("family", ["default", "llava_vid", "qwen3_vl"])
+def test_video_mme_is_asked_as_in_lmms_eval(utils: ModuleType, family: str) -> None:
+    theirs = settings(videomme, "videomme.yaml")[family]
+    found = utils.videomme_text(VIDEOMME, ours("videomme_questions")[family])
+    assert found == videomme.videomme_doc_to_text(VIDEOMME, theirs)
+
+
+def test_mlvu_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
+    theirs = settings(mlvu, "mlvu_dev.yaml")["default"]
+    doc = {"question": "Which door?\n(A) Red\n(B) Green"}
+    found = utils.mlvu_text(doc, ours("mlvu_questions")["default"])
+    assert found == mlvu.mlvu_doc_to_text(doc, theirs)
+
+
+def test_mvbench_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
+    theirs = settings(mvbench, "mvbench_action_count.yaml")["default"]
+    found = utils.mvbench_text(MVBENCH, ours("mvbench_questions")["default"])
+    assert found == mvbench.mvbench_doc_to_text(MVBENCH, theirs)
+
+
+def test_longvideobench_is_asked_with_the_options_that_it_has(utils: ModuleType) -> None:
+    found = utils.longvideobench_text(LONG, ours("longvideobench_questions")["default"])
+    last = "Answer with the option's letter from the given choices directly.\n"
+    assert found == f"What?\nA. a tree\nB. a car\n{last}"
+
+
+Score = Callable[[ModuleType, str], Mapping[str, Any]]
+
+SCORES: dict[str, Score] = {
+    "videomme": lambda utils, said: utils.videomme_results({"answer": "B"}, [said]),
+    "mlvu": lambda utils, said: utils.mlvu_results({"answer": "B", "task_type": "ego"}, [said]),
+    "mvbench": lambda utils, said: utils.mvbench_results(MVBENCH | {"subtask": "x"}, [said]),
+    "longvideobench": lambda utils, said: utils.longvideobench_results(LONG, [said]),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(
+    ("said", "accuracy", "unparsed"),
+    [
+        ("B", 1, 0),
+        ("B.", 1, 0),
+        ("(B) green", 1, 0),
+        ("A", 0, 0),
+        ("", 0, 1),
+        (" \n", 0, 1),
+        ("42", 0, 1),
+    ],
+)
+def test_an_answer_is_worth_its_letter(
+    utils: ModuleType, name: str, said: str, accuracy: float, unparsed: float
+) -> None:
+    found = SCORES[name](utils, said)
+    assert (found["accuracy"], found["unparsed"]) == (accuracy, unparsed)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_an_odd_answer_does_not_raise(utils: ModuleType, name: str) -> None:
+    found = SCORES[name](utils, None)  # type: ignore[arg-type]
+    assert (found["accuracy"], found["unparsed"]) == (0, 1)
+
+
+def test_usual_phrases_hold_no_letter(utils: ModuleType) -> None:
+    assert utils.longvideobench_letter("The answer is (D).") == "D"
+    assert utils.longvideobench_letter("Best option: E") == "E"
+    assert utils.longvideobench_letter("no idea") == ""
+
+
+def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out(utils: ModuleType) -> None:
+    """One right answer and two empty ones: a third, and by lmms-eval's own average all of it."""
+    said = ["(B) green", "", ""]
+    docs = [MVBENCH | {"subtask": "one"}] * 3
+    found = [utils.mvbench_results(doc, [one]) for doc, one in zip(docs, said, strict=True)]
+    assert utils.mean_of_kinds([one["average"] for one in found]) == pytest.approx(1 / 3)
+    theirs = [mvbench.mvbench_process_results(MVBENCH, [one])["mvbench_accuracy"] for one in said]
+    assert mvbench.mvbench_aggregate_results(theirs) == 100
+
+
+def test_the_mean_is_over_kinds_not_over_questions(utils: ModuleType) -> None:
+    results = [{"kind": "ego", "score": 1.0}] + [{"kind": "order", "score": 0.0}] * 3
+    assert utils.mean_of_kinds(results) == 0.5
+
+
+def test_m_avg_is_lmms_evals_where_all_kinds_are_there(utils: ModuleType) -> None:
+    kinds = ("anomaly_reco", "count", "ego", "needle", "order", "plotQA", "topic_reasoning")
+    docs = [
+        {"question": "?", "answer": "ABCD"[n % 4], "task_type": kind}
+        for n, kind in enumerate((*kinds, "ego", "ego"))
+    ]
+    said = ["A", "B", "A", "D", "", "B", "C", "D", "A"]
+    mine = [utils.mlvu_results(doc, [one])["m_avg"] for doc, one in zip(docs, said, strict=True)]
+    theirs = [
+        mlvu.mlvu_process_results(doc, [one])["mlvu_percetion_score"]
+        for doc, one in zip(docs, said, strict=True)
+    ]
+    assert 100 * utils.mean_of_kinds(mine) == pytest.approx(mlvu.mlvu_aggregate_results_dev(theirs))
+
+
+@pytest.mark.parametrize("name", ["videomme", "mvbench", "mlvu", "longvideobench"])
+def test_a_headline_is_printed_in_percent(name: str) -> None:
+    command = read_command([f"benchmark={name}"])
+    assert command is not None
+    spec = build_spec(command.cells[0]).benchmark
+    assert spec.reported[spec.headline].scale == 100
+    assert spec.metrics[-1] == "unparsed"
