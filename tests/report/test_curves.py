@@ -18,7 +18,7 @@ from harness.report.data import read_panels
 from harness.report.dots import DOTS, draw_dots
 from harness.report.figure import spread
 from harness.report.groups import title
-from harness.report.report import config_names, groups, write_report
+from harness.report.report import config_names, file_name, groups, write_report
 from harness.report.write import write_curves
 from harness.specs import RunSpec
 from harness.store import Store
@@ -205,6 +205,16 @@ def row_of(page: str, name: str) -> list[str]:
     """Cells of the one table row that begins with a name."""
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> None:
+    for method, mean in (("random", 0.5), ("divprune", 0.6)):
+        add_run(tmp_path / "store", method, 0.5, mean, benchmark="task:pope")
+    pages = report_of(tmp_path / "store", tmp_path / "out")
+    assert set(pages) == {"README.md", "task_pope.md", "task_pope.svg"}
+    assert "[task:pope](task_pope.md)" in pages["README.md"]
+    assert "](task_pope.svg)" in pages["task_pope.md"]
+    assert file_name("pope") == "pope"
 
 
 def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
