@@ -218,7 +218,7 @@ def evaluate_session(
         samples = _scored(model.samples.values(), unscored)
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
-        journal.append(*score_entries(scored.scores, scored.units, scored.values))
+        journal.append(*score_entries(scored.scores, scored.units, scored.values, scored.own))
         if answered is not None:
             answered()
         beside = Paired(None, "")
