@@ -167,6 +167,7 @@ def evaluate_session(
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
+    from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.scores import collect
@@ -176,7 +177,7 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), loaded.serving(), suppress(Answered):
+    with alone(), quiet(), loaded.serving(), without_guesses(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
