@@ -175,6 +175,7 @@ def evaluate_session(
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
+    from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.contributions import score
     from harness.evaluation.derived import needed
@@ -187,7 +188,14 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), tokens_remembered(), loaded.serving(), suppress(Answered):
+    with (
+        alone(),
+        quiet(),
+        tokens_remembered(),
+        loaded.serving(),
+        without_guesses(),
+        suppress(Answered),
+    ):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
