@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from lmms_eval.api.task import Task
 
 from harness.evaluation.derived import members_of, needed
 from harness.evaluation.effects import Effect, without_effects
-from harness.evaluation.influence import Unfit, influence
+from harness.evaluation.influence import Unfit, alone, influence, is_mean
 from harness.evaluation.samples import Key
 from harness.evaluation.scores import Metrics, Scores, collect
 from harness.evaluation.tasks import metric_names
@@ -36,6 +37,7 @@ class Share:
         how: one of the words above.
         values: contributions, whose mean is the metric; none where they are not known.
         units: (task, first document of its unit) of each sample.
+        own: scores of single samples where their contributions are something else.
         stderr: of the metric; None if not known.
         note: why nothing is known of contributions.
     """
@@ -43,6 +45,7 @@ class Share:
     how: str
     values: Mapping[Key, float] = field(default_factory=dict)
     units: Mapping[Key, Key] = field(default_factory=dict)
+    own: Mapping[Key, float] = field(default_factory=dict)
     stderr: float | None = None
     note: str | None = None
 
@@ -61,7 +64,8 @@ class Scored:
         scores: {(task, doc id): {metric: contribution}}; the mean over samples is the metric.
         units: {(task, doc id): {metric: first document of the unit}}, where that is not the sample itself.
         how: {metric: how it comes out of its samples, of how many, in how many units, and why not}.
-        values: {(task, doc id): {metric: what scoring gave}} of metrics that are no mean.
+        values: {(task, doc id): {metric: what scoring gave}} of metrics that are no mean of numbers it gave.
+        own: {(task, doc id): {metric: score}} of single samples, where it is not their contribution.
         unparsed: answers in no form that the scorer knows; None where it does not tell.
     """
 
@@ -70,6 +74,7 @@ class Scored:
     units: Mapping[Key, Mapping[str, int]]
     how: Mapping[str, Mapping[str, Any]]
     values: Mapping[Key, Mapping[str, Any]]
+    own: Mapping[Key, Mapping[str, float]]
     unparsed: int | None
 
 
@@ -99,14 +104,16 @@ def score(
         if name not in metrics:
             continue
         own = {key: one[name] for key, one in scores.items() if name in one}
-        if own or metrics[name]["value"] is None:
+        raw = _raw(results["samples"][task], metric)
+        if metrics[name]["value"] is None or (own and _is_mean(by_name[task], metric, raw, own)):
             shares[name] = _mean(own, parts[task].clusters)
             continue
-        raw = _raw(results["samples"][task], metric)
+        if own:
+            metrics[name]["stderr"] = None
         for doc_id, one in raw.items():
             values.setdefault((task, doc_id), {})[name] = one
         shares[name] = _left_out(
-            by_name[task], metric, raw, metrics[name]["value"], parts, benchmark
+            by_name[task], metric, raw, metrics[name]["value"], parts[task], benchmark.blocks
         )
     for name, made in benchmark.derived.items():
         members = members_of(made, metric_names(tasks))
@@ -118,7 +125,32 @@ def score(
 def _mean(own: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
     units = {key: (key[0], clusters[key[1]]) for key in own}
     clustered = len(set(units.values())) < len(own)
-    return Share(MEAN, own, units, _stderr(own, units) if clustered else None)
+    return Share(MEAN, own, units, stderr=_stderr(own, units) if clustered else None)
+
+
+def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
+    """Return the share of a mean over units, given the score of each sample's unit.
+
+    Where units differ in size, a sample contributes so much that every unit counts the same.
+    """
+    units = {key: (key[0], clusters[key[1]]) for key in scores}
+    sizes = Counter(units.values())
+    mean = math.fsum(scores[key] / sizes[units[key]] for key in scores) / len(sizes)
+    scale = len(scores) / len(sizes)
+    values = {key: mean + (one - mean) * scale / sizes[units[key]] for key, one in scores.items()}
+    return Share(MEAN, values, units, own=dict(scores), stderr=_stderr(values, units))
+
+
+def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], own: Mapping[Key, float]) -> bool:
+    numbers = [own.get((task.config.task, doc_id)) for doc_id in raw]
+    known = [one for one in numbers if one is not None]
+    if len(known) < len(numbers):
+        return True
+    try:
+        with without_effects() as folder:
+            return is_mean(aggregation(task, metric, folder), list(raw.values()), known)
+    except Effect:
+        return True
 
 
 def _left_out(
@@ -126,27 +158,32 @@ def _left_out(
     metric: str,
     raw: Mapping[int, Any],
     value: float | None,
-    parts: Mapping[str, Partition],
-    benchmark: BenchmarkSpec,
+    parts: Partition,
+    blocks_asked: int | None,
 ) -> Share:
-    if benchmark.blocks == 0:
+    if blocks_asked == 0:
         return Share(ONCE, note="benchmark.blocks=0: computed once only")
     name = task.config.task
-    blocks = parts[name].blocks
+    blocks, clusters = parts.blocks, parts.clusters
+    keys = [(name, doc_id) for doc_id in raw]
     try:
         with without_effects() as folder:
             aggregate = aggregation(task, metric, folder)
             again = float(aggregate(list(raw.values())))
             if value is None or not math.isclose(again, value, rel_tol=1e-6, abs_tol=1e-9):
                 raise Unfit(f"computed again it is {again:.6g}, not {value}")
+            units = [clusters[doc_id] for doc_id in raw]
+            single = alone(aggregate, list(raw.values()), units, value)
+            if single is not None:
+                return _unit_mean(dict(zip(keys, map(float, single), strict=True)), clusters)
             found = influence(aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw])
     except Effect as effect:
         return Share(ONCE, note=f"its aggregation {effect}, so it is computed once only")
     except Unfit as reason:
         return Share(ONCE, note=str(reason))
-    keys = [(name, doc_id) for doc_id in raw]
     own = dict(zip(keys, map(float, found.values), strict=True))
-    return Share(INFLUENCE, own, {key: (name, blocks[key[1]]) for key in keys}, found.stderr)
+    units_of = {key: (name, blocks[key[1]]) for key in keys}
+    return Share(INFLUENCE, own, units_of, stderr=found.stderr)
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
@@ -194,7 +231,7 @@ def _combined(
         key: (key[0], (parts[key[0]].blocks if key[0] in dealt else parts[key[0]].clusters)[key[1]])
         for key in keys
     }
-    return value, Share(COMBINED, own, units, _stderr(own, units))
+    return value, Share(COMBINED, own, units, stderr=_stderr(own, units))
 
 
 def _scored(
@@ -209,7 +246,7 @@ def _scored(
         (name for name in metrics if _bare(name) in shown),
         key=lambda name: shown.index(_bare(name)),
     )
-    scores, units = Scores(), dict[Key, dict[str, int]]()
+    scores, own, units = Scores(), Scores(), dict[Key, dict[str, int]]()
     for name in (name for name in names if name in shares):
         if shares[name].stderr is not None and metrics[name]["stderr"] is None:
             metrics[name]["stderr"] = shares[name].stderr
@@ -218,6 +255,8 @@ def _scored(
             metrics[name]["stderr"] = shares[name].stderr
         for key, one in shares[name].values.items():
             scores.setdefault(key, {})[name] = one
+            if key in shares[name].own:
+                own.setdefault(key, {})[name] = shares[name].own[key]
             if shares[name].units[key] != key:
                 units.setdefault(key, {})[name] = shares[name].units[key][1]
     return Scored(
@@ -226,6 +265,7 @@ def _scored(
         units=units,
         how={name: shares[name].told() for name in names if name in shares},
         values=values,
+        own=own,
         unparsed=unparsed,
     )
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -28,26 +29,33 @@ class Effect(BaseException):
 def without_effects() -> Iterator[Path]:
     """Refuse effects, and yield a folder in which files may be written; it goes when the block ends.
 
-    What is printed is thrown away. Raises Effect where a file outside the folder is to be written, a connection opened,
-    a process started or time waited for. For this thread's use: the patches hold for the whole process meanwhile.
+    What is printed is thrown away. Raises Effect where this thread would write a file outside the folder, open a
+    connection, start a process or wait; other threads may.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())).resolve()
         silence = stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(redirect_stdout(silence))
         stack.enter_context(redirect_stderr(silence))
-        reader = _reading(open, folder)
+        reading = _checked(
+            open,
+            lambda file, mode="r", *_, **more: _opens(file, mode, folder, bool(more.get("opener"))),
+        )
         for module, name, stand_in in (
-            (builtins, "open", reader),
-            (io, "open", reader),
-            (os, "open", _reading_low(os.open, folder)),
-            (os, "mkdir", _inside(os.mkdir, folder)),
+            (builtins, "open", reading),
+            (io, "open", reading),
+            (
+                os,
+                "open",
+                _checked(os.open, lambda file, flags, *_, **__: _opens(file, flags, folder)),
+            ),
+            (os, "mkdir", _checked(os.mkdir, lambda path, *_, **__: _inside(path, folder))),
+            (socket.socket, "connect", _refused(socket.socket.connect, "opens a connection")),
+            (socket, "create_connection", _refused(socket.create_connection, "opens a connection")),
+            (subprocess.Popen, "__init__", _refused(subprocess.Popen.__init__, "starts a process")),
+            (os, "system", _refused(os.system, "starts a process")),
+            (time, "sleep", _refused(time.sleep, "waits")),
             (tempfile, "tempdir", str(folder)),
-            (socket.socket, "connect", _refuse("opens a connection")),
-            (socket, "create_connection", _refuse("opens a connection")),
-            (subprocess.Popen, "__init__", _refuse("starts a process")),
-            (os, "system", _refuse("starts a process")),
-            (time, "sleep", _refuse("waits")),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))
         yield folder
@@ -80,41 +88,33 @@ def tokens_remembered() -> Iterator[None]:
         yield
 
 
-def _reading(real: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    def opened(file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-        if set(mode) & set("wax+"):
-            _check(file, folder)
-        return real(file, mode, *args, **more)
+def _checked(real: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that is checked before it is called, in this thread alone."""
+    owner = threading.get_ident()
 
-    return opened
+    def stand_in(*args: Any, **more: Any) -> Any:
+        if threading.get_ident() == owner:
+            check(*args, **more)
+        return real(*args, **more)
 
-
-def _reading_low(real: Callable[..., int], folder: Path) -> Callable[..., int]:
-    def opened(path: Any, flags: int, *args: Any, **more: Any) -> int:
-        if flags & WRITES:
-            _check(path, folder)
-        return real(path, flags, *args, **more)
-
-    return opened
+    return stand_in
 
 
-def _inside(real: Callable[..., None], folder: Path) -> Callable[..., None]:
-    def done(path: Any, *args: Any, **more: Any) -> None:
-        _check(path, folder)
-        real(path, *args, **more)
-
-    return done
-
-
-def _check(file: Any, folder: Path) -> None:
-    # A number is a file that somebody has opened already.
-    if not isinstance(file, int) and folder not in Path(os.fsdecode(file)).resolve().parents:
-        raise Effect("writes a file")
-
-
-def _refuse(what: str) -> Callable[..., Any]:
-    def refused(*args: Any, **more: Any) -> Any:
+def _refused(real: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **more: Any) -> None:
         del args, more
         raise Effect(what)
 
-    return refused
+    return _checked(real, refuse)
+
+
+def _opens(file: Any, how: str | int, folder: Path, opened: bool = False) -> None:
+    writes = how & WRITES if isinstance(how, int) else set(how) & set("wax+")
+    # A number is a file that somebody has opened already, as is what an opener returns, which comes here itself.
+    if writes and not opened and not isinstance(file, int):
+        _inside(file, folder)
+
+
+def _inside(path: Any, folder: Path) -> None:
+    if folder not in Path(os.fsdecode(path)).resolve().parents:
+        raise Effect("writes a file")

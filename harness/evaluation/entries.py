@@ -49,7 +49,11 @@ def _documents(value: Any) -> bool:
 SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
 ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
 SCORES = {**SAMPLE, "scores": _numbers}
-MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {"units": _documents, "values": _shared}
+MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {
+    "units": _documents,
+    "values": _shared,
+    "own": _numbers,
+}
 #: Of the telemetry of an answer; a key that is null counts as absent.
 RECORD: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),

@@ -178,6 +178,7 @@ def evaluate_session(
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
+    from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.contributions import score
     from harness.evaluation.derived import needed
@@ -190,7 +191,14 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), tokens_remembered(), loaded.serving(), suppress(Answered):
+    with (
+        alone(),
+        quiet(),
+        tokens_remembered(),
+        loaded.serving(),
+        without_guesses(),
+        suppress(Answered),
+    ):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
@@ -221,7 +229,7 @@ def evaluate_session(
         samples = _scored(model.samples.values(), unscored)
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
-        journal.append(*score_entries(scored.scores, scored.units, scored.values))
+        journal.append(*score_entries(scored.scores, scored.units, scored.values, scored.own))
         if answered is not None:
             answered()
         beside = Paired(None, "")

@@ -4,7 +4,8 @@ With G units (samples, or clusters of them), the influence of unit g is (G - 1) 
 (Quenouille 1956, Tukey 1958), centred; a contribution is the aggregate plus the influence. The mean of contributions
 is the aggregate, and their spread its standard error, for whatever is smooth in the weights of the samples: ratios,
 F1, sums of group scores, CIDEr. For medians and maxima it is not, nor for a handful of samples; so the contributions
-must first foretell the aggregates of random halves, which need no smoothness (Shao and Wu 1989).
+must first foretell the aggregates of random halves, which need no smoothness (Shao and Wu 1989). What that does not
+tell is a maximum whose largest sample stands apart: to halves it is a sample like the one wrong answer of many.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ FEWEST = 10
 #: Random halves that are foretold, the share of their variance that must be explained, and by what factor the
 #: spread that is foretold may miss theirs.
 HALVES, EXPLAINED, FACTOR = 64, 0.8, 1.4
+
+#: Random halves on which a mean must be one.
+PROBES = 3
 
 #: Seconds that an aggregate may take for all leave-outs together.
 PATIENCE = 300.0
@@ -74,6 +78,55 @@ def blocked(units: Sequence[int], samples: int, blocks: int | None, seed: int = 
         return list(range(len(units)))
     places = np.random.default_rng(seed).permutation(len(units)) % wanted
     return [int(place) for place in places]
+
+
+def alone(
+    aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], value: float
+) -> Array | None:
+    """Return the aggregate of each unit by itself if their mean is the whole's; else None.
+
+    So many aggregates of a task's own are means in the end, of samples or of groups of them: circular accuracies,
+    answers that are judged only when all are there. An aggregate of zero says too little to tell.
+
+    Args:
+        aggregate: the task's own function of a list of values.
+        raw: (n,) one value a sample.
+        units: (n,) the unit of each sample.
+        value: the aggregate of all; tasks may have rounded it to five digits.
+
+    Returns:
+        (n,) the aggregate of each sample's unit.
+    """
+    members: dict[int, list[Any]] = {}
+    for unit, one in zip(units, raw, strict=True):
+        members.setdefault(unit, []).append(one)
+    try:
+        found = {unit: _value(aggregate, several) for unit, several in members.items()}
+    except Unfit:
+        return None
+    mean = math.fsum(found.values()) / len(found)
+    if value == 0 or not math.isclose(mean, value, rel_tol=1e-4):
+        return None
+    return np.array([found[unit] for unit in units])
+
+
+def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) -> bool:
+    """Say whether the aggregates of random halves are the means of their numbers, as that of the whole is.
+
+    The whole may be so by chance: F1 is the accuracy wherever there are as many true positives as true negatives. Where
+    an aggregate does not take halves there is nothing to say against it.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(PROBES if len(raw) > 1 else 0):
+        half = rng.permutation(len(raw))[: len(raw) // 2].tolist()
+        try:
+            value = _value(aggregate, [raw[i] for i in half])
+        except Unfit:
+            return True
+        mean = math.fsum(numbers[i] for i in half) / len(half)
+        if not math.isclose(value, mean, rel_tol=1e-4, abs_tol=1e-9):
+            return False
+    return True
 
 
 def influence(

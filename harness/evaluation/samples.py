@@ -164,6 +164,7 @@ def score_entries(
     scores: Mapping[Key, Mapping[str, float]],
     units: Mapping[Key, Mapping[str, int]] | None = None,
     values: Mapping[Key, Mapping[str, Any]] | None = None,
+    own: Mapping[Key, Mapping[str, float]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the JSON form of what scoring said of each sample, journalled after scoring.
 
@@ -171,8 +172,9 @@ def score_entries(
         scores: contributions to each metric.
         units: the first document of a sample's unit, by metric, where that is not the sample itself.
         values: what the task's scoring gave for metrics that are no mean over samples.
+        own: scores of single samples where their contributions are something else.
     """
-    units, values = units or {}, values or {}
+    units, values, own = units or {}, values or {}, own or {}
     entries = []
     for key in dict.fromkeys([*scores, *values]):
         entry: dict[str, Any] = {
@@ -182,6 +184,8 @@ def score_entries(
         }
         if units.get(key):
             entry["units"] = dict(units[key])
+        if own.get(key):
+            entry["own"] = dict(own[key])
         if values.get(key):
             entry["values"] = _shared(values[key])
         entries.append(entry)

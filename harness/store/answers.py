@@ -157,7 +157,9 @@ def _said(
 ) -> Said:
     share = _number(scoring["scores"].get(metric))
     given = [one for one in scoring.get("values", ()) if metric in one.get("of", ())]
-    own = _number(given[0].get("value")) if given else share if mean else None
+    own = _number(scoring.get("own", {}).get(metric))
+    if own is None:
+        own = _number(given[0].get("value")) if given else share if mean else None
     unit = scoring.get("units", {}).get(metric, key[1])
     asked = answer.get("asked")
     return Said(

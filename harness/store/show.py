@@ -16,6 +16,9 @@ from harness.store.answers import Said, Told
 #: Characters of a cell at a terminal; whoever reads the other form gets all.
 WIDTH = 60
 
+#: Columns that a terminal does not break.
+NARROW = ("sample", "change", "score")
+
 COLOURS = {BROKE: "red", MENDED: "green"}
 
 Cells = Sequence[str]
@@ -88,10 +91,11 @@ def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -
     shown = rows[:limit]
     if stream.isatty():
         table = Table()
-        for title in heading:
-            table.add_column(title, overflow="fold")
+        # References to media are for programs: a terminal has no room for them.
+        for title in heading[:-1]:
+            table.add_column(title, overflow="fold", no_wrap=title in NARROW)
         for row in shown:
-            table.add_row(*(_cell(title, cell) for title, cell in zip(heading, row, strict=True)))
+            table.add_row(*(_cell(*pair) for pair in zip(heading[:-1], row, strict=False)))
         Console(file=stream).print(table)
     else:
         for row in (heading, *shown):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,8 +18,8 @@ from harness.config.presets import configs, methods, register
 from harness.errors import UserError
 from harness.labels import label
 from harness.paths import ROOT
-from harness.specs import Cluster, Derived, RunSpec
-from methods.base import Decoder, Method, TokenReducer
+from harness.specs import POSITIONS, Cluster, Derived, RunSpec
+from methods.base import Decoder, Method, Positions, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
@@ -47,6 +47,10 @@ def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
 
 def test_every_method_has_a_config_of_its_name() -> None:
     assert set(METHODS.names()) <= {name for group, name in CHOICES if group == "method"}
+
+
+def test_positions_are_those_of_methods_and_the_methods_own() -> None:
+    assert (*get_args(Positions), "method") == POSITIONS
 
 
 def test_engine_choices_differ_in_the_back_end_only() -> None:

@@ -24,6 +24,9 @@ FILES = {
     "base.yaml": "dataset_path: a/b\n",
 }
 
+#: Tasks that lmms-eval 0.7.3 declares in two files, of which the order of the file system picks one.
+TWICE = {"mmbench_en_dev_reasoning", "mmvetv2"}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -91,5 +94,6 @@ def test_the_index_is_lmms_evals_own() -> None:
     assert index.groups == {name for name, kind in kinds.items() if kind == "group"}
     assert set(index.tags) == {name for name, kind in kinds.items() if kind == "tag"}
     assert all(set(index.tags[name]) == set(theirs[name]["task"]) for name in index.tags)
-    for name in index.names - index.groups - set(index.tags):
-        assert str(index.files[name]) == theirs[name]["yaml_path"]
+    tasks = index.names - index.groups - set(index.tags)
+    elsewhere = {one for one in tasks if str(index.files[one]) != theirs[one]["yaml_path"]}
+    assert elsewhere <= TWICE

@@ -348,3 +348,35 @@ def test_sample_survives_the_journal(tmp_path: Path) -> None:
     record = model.generate({"text": ["1+2"]}, ["sums/0"]).records[0]
     sample = Sample("sums", 0, "3", 9, 2, record)
     assert Sample.from_entry(json.loads(json.dumps(sample.entry()))) == sample
+
+
+class Killed(Calculator):
+    """A calculator that is killed at its fourth batch."""
+
+    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Any:
+        if len(self.batches) == 3:
+            raise KeyboardInterrupt
+        return super().generate(inputs, samples, **more)
+
+
+def test_a_run_resumed_after_a_kill_contributes_the_same_to_f1(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "t", sums(24, wrong=[3, 8, 9, 17]))
+    spec = make_spec(folder, metrics=("f1", "right"))
+    whole, broken = Journal(tmp_path / "whole.jsonl"), Journal(tmp_path / "broken.jsonl")
+    straight = evaluate_session(spec, Calculator(), whole)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_session(spec, Killed(), broken)
+    assert len(broken.entries()) == 6
+    resumed = evaluate_session(spec, Calculator(), broken)
+    assert resumed.resumed == 6
+    assert resumed.scores == straight.scores
+    assert resumed.metrics == straight.metrics
+    assert broken.path.read_bytes() == whole.path.read_bytes()
+    assert straight.aggregation["f1"] == {
+        "how": "influence",
+        "samples": 24,
+        "units": 24,
+        "note": None,
+    }
+    found = [one["f1"] for one in read_scores(broken.entries()).values()]
+    assert np.mean(found) == pytest.approx(straight.metrics["f1"]["value"])

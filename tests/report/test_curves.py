@@ -7,18 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
 
 from harness.budget import Budget
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
+from harness.evaluation.influence import influence
 from harness.evaluation.samples import score_entries
 from harness.report.__main__ import main
 from harness.report.data import read_panels
 from harness.report.dots import DOTS, draw_dots
 from harness.report.figure import spread
 from harness.report.groups import title
-from harness.report.report import config_names, groups, write_report
+from harness.report.report import config_names, file_name, groups, write_report
 from harness.report.write import write_curves
 from harness.specs import RunSpec
 from harness.store import Store
@@ -207,6 +209,16 @@ def row_of(page: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
+def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> None:
+    for method, mean in (("random", 0.5), ("divprune", 0.6)):
+        add_run(tmp_path / "store", method, 0.5, mean, benchmark="task:pope")
+    pages = report_of(tmp_path / "store", tmp_path / "out")
+    assert set(pages) == {"README.md", "task_pope.md", "task_pope.svg"}
+    assert "[task:pope](task_pope.md)" in pages["README.md"]
+    assert "](task_pope.svg)" in pages["task_pope.md"]
+    assert file_name("pope") == "pope"
+
+
 def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
     (strict,) = read_panels(against, ["boxes"])
     (near,) = read_panels(against, ["boxes"], nearest=True)
@@ -327,3 +339,66 @@ def test_names_of_config_files_are_found_by_their_settings() -> None:
     assert names["random layer=2"] == "random_layer2"
     # What repeats the budget is no setting: the name is the same at every ratio.
     assert names["pyramiddrop"] == "pyramiddrop"
+
+
+def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = True) -> float:
+    """Write a run whose headline is F1, as scoring leaves it, and return its F1; units are pairs of samples."""
+    rng = np.random.default_rng(7)
+    wants, ease = rng.random(N) < 0.5, np.repeat(rng.random(N // 2), 2)
+    said = np.where(ease < right, wants, ~wants)
+    raw = [
+        {"prediction": "yes" if a else "no", "ground_truth": "yes" if t else "no"}
+        for a, t in zip(said, wants, strict=True)
+    ]
+    units = [i // 2 for i in range(N)]
+    found = influence(pope_aggregate_f1_score, raw, units)
+    add_run(root, method, ratio, right, benchmark="yes_no", n=N)
+    run = next(
+        one for one, row in Store(root).finished() if row["run_key"].startswith(f"yes_no-{method}-")
+    )
+    run.journal.clear()
+    scores = {("yes_no", i): {"acc": float(one)} for i, one in enumerate(found.values)}
+    of = {("yes_no", i): {"acc": i - i % 2} for i in range(N)}
+    run.journal.append(*score_entries(scores if told else {}, of))
+    row = run.row()
+    assert row is not None
+    note = None if told else "its aggregation opens a connection, so it is computed once only"
+    counts = {"samples": len(scores) if told else 0, "units": N // 2, "note": note}
+    row["extra"]["aggregation"] = {"acc": {"how": "influence" if told else "once", **counts}}
+    run.commit(row)
+    return float(pope_aggregate_f1_score(raw))
+
+
+def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: Path) -> None:
+    full = add_f1(tmp_path, "none", 0.0, 0.95)
+    clever, random = add_f1(tmp_path, "clever", 0.5, 0.85), add_f1(tmp_path, "random", 0.5, 0.7)
+    (panel,) = read_panels(tmp_path, ["yes_no"])
+    point = next(curve for curve in panel.curves if curve.name == "clever").points[0]
+    assert panel.full is not None
+    assert panel.full.value == pytest.approx(full)
+    assert point.score.value == pytest.approx(clever)
+    assert point.retention is not None
+    assert point.gain is not None
+    assert point.retention.value == pytest.approx(clever / full)
+    assert point.gain.value == pytest.approx(clever - random)
+    assert 0 < point.gain.low < clever - random < point.gain.high
+    # A hundred pairs, not two hundred samples: pairs are answered alike, so the interval is wider by about a half.
+    share = clever * (1 - clever) / (N // 2)
+    assert point.score.high - point.score.low > 1.96 * 2 * share**0.5 * 0.8
+
+
+def test_a_headline_without_contributions_says_why_there_is_no_curve(tmp_path: Path) -> None:
+    add_f1(tmp_path, "none", 0.0, 0.95, told=False)
+    with pytest.raises(
+        UserError, match="acc: its aggregation opens a connection, so it is computed once"
+    ):
+        read_panels(tmp_path, ["yes_no"])
+
+
+def test_runs_with_other_units_do_not_stand_beside_each_other(tmp_path: Path) -> None:
+    add_f1(tmp_path, "none", 0.0, 0.95)
+    add_run(tmp_path, "random", 0.5, 0.7, benchmark="yes_no", n=N)
+    with pytest.raises(
+        UserError, match="yes_no: runs differ in which samples are one unit of statistics"
+    ):
+        read_panels(tmp_path, ["yes_no"])

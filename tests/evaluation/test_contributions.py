@@ -1,0 +1,306 @@
+"""From lmms-eval's results to contributions of samples: derived metrics, clusters, groups, filters, refusals."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_eval.tasks.mme.utils import mme_aggregate_results
+from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
+
+from harness.errors import UserError
+from harness.evaluation.contributions import Scored, score
+from harness.evaluation.derived import check_derived, members_of, needed
+from harness.evaluation.samples import read_scorings, score_entries
+from harness.evaluation.tasks import quiet
+from harness.specs import BenchmarkSpec, Cluster, Derived
+from harness.stats import by_unit
+from tests.evaluation.test_influence import pairs, yes_no
+
+Aggregations = dict[str, Callable[..., Any]]
+
+
+def task_of(name: str, aggregations: Aggregations) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(task=name), aggregation=lambda: aggregations, eval_docs=[]
+    )
+
+
+def bench(*metrics: str, **more: Any) -> BenchmarkSpec:
+    return BenchmarkSpec("b", "b", None, None, metrics, metrics[0] if metrics else "", **more)
+
+
+def logged(values: Sequence[dict[str, Any]], docs: Sequence[dict[str, Any]] | None = None) -> Any:
+    docs = docs or [{}] * len(values)
+    return [
+        {"doc_id": i, "doc": doc, **one}
+        for i, (one, doc) in enumerate(zip(values, docs, strict=True))
+    ]
+
+
+def run(
+    tables: dict[str, tuple[Aggregations, Any]], benchmark: BenchmarkSpec, ours: bool = False
+) -> Scored:
+    """Aggregate as lmms-eval does, then score."""
+    values = {}
+    for name, (functions, samples) in tables.items():
+        values[name] = {
+            f"{metric},none": function([s[metric] for s in samples if metric in s])
+            for metric, function in functions.items()
+            if any(metric in s for s in samples)
+        }
+    results = {
+        "results": values,
+        "samples": {name: samples for name, (_, samples) in tables.items()},
+    }
+    tasks = [task_of(name, functions) for name, (functions, _) in tables.items()]
+    with quiet():
+        return score(results, tasks, benchmark, ours)
+
+
+def shares(scored: Scored, metric: str) -> np.ndarray[Any, Any]:
+    """One number a unit."""
+    keys = [key for key, one in scored.scores.items() if metric in one]
+    units = [(key[0], scored.units.get(key, {}).get(metric, key[1])) for key in keys]
+    return by_unit(np.array([scored.scores[key][metric] for key in keys]), units)
+
+
+def mme(images: int, seed: int = 0) -> tuple[Aggregations, Any]:
+    """As lmms-eval's MME: a sample has one of two metrics."""
+    functions: Aggregations = {
+        "perception": mme_aggregate_results,
+        "cognition": mme_aggregate_results,
+    }
+    values, docs = [], []
+    for one in pairs(np.random.default_rng(seed), images):
+        kind = "cognition" if one["question_id"] % 4 == 0 else "perception"
+        values.append({kind: one})
+        docs.append({"question_id": f"{one['question_id']}.png", "index": one["question_id"]})
+    return functions, logged(values, docs)
+
+
+MME = bench(
+    "sum",
+    "perception",
+    derived={"sum": Derived("sum", ("perception", "cognition"))},
+    cluster=Cluster("question_id"),
+)
+
+
+def test_a_sum_of_metrics_with_samples_of_their_own_has_contributions_of_all() -> None:
+    scored = run({"mme": mme(120)}, MME)
+    assert list(scored.metrics) == ["sum", "perception"]
+    total = scored.metrics["sum"]
+    found = shares(scored, "sum")
+    assert len(found) == 120
+    assert found.mean() == pytest.approx(total["value"])
+    assert found.std(ddof=1) / 120**0.5 == pytest.approx(total["stderr"])
+    assert scored.how["sum"] == {"how": "combined", "samples": 240, "units": 120, "note": None}
+    assert scored.how["perception"] == {
+        "how": "influence",
+        "samples": 180,
+        "units": 90,
+        "note": None,
+    }
+    # Perception and cognition are of different images, so their variances add up.
+    parts = run({"mme": mme(120)}, replace(MME, metrics=("perception", "cognition"), derived={}))
+    errors = [parts.metrics[name]["stderr"] for name in ("perception", "cognition")]
+    assert total["stderr"] == pytest.approx(np.hypot(*errors), rel=0.02)
+
+
+def test_clusters_are_as_well_a_column_modulo_a_number() -> None:
+    functions, samples = mme(60)
+    by_name = run({"mme": (functions, samples)}, MME)
+    for number, one in enumerate(samples):
+        one["doc"]["index"] += 1000 * (number % 2)
+    by_index = run({"mme": (functions, samples)}, replace(MME, cluster=Cluster("index", 1000)))
+    assert by_index == by_name
+
+
+def test_a_column_for_clusters_must_be_there() -> None:
+    with pytest.raises(
+        UserError, match=r"benchmark\.cluster='picture' is no column of mme; valid: quest"
+    ):
+        run({"mme": mme(20)}, replace(MME, cluster=Cluster("picture")))
+    with pytest.raises(
+        UserError, match=r"column='question_id' is '0.png' in mme/0; valid: integers"
+    ):
+        run({"mme": mme(20)}, replace(MME, cluster=Cluster("question_id", 10)))
+
+
+def split(seed: int, n: int) -> tuple[Aggregations, Any]:
+    functions: Aggregations = {"f1": pope_aggregate_f1_score, "accuracy": pope_aggregate_accuracy}
+    values = [{"f1": one, "accuracy": one} for one in yes_no(np.random.default_rng(seed), n)]
+    return functions, logged(values)
+
+
+POPE = bench("mean_f1", "a/accuracy", derived={"mean_f1": Derived("mean", ("*/f1",))})
+
+
+def test_a_mean_over_the_tasks_of_a_group() -> None:
+    tables = {
+        name: split(seed, n) for seed, (name, n) in enumerate((("a", 60), ("b", 90), ("c", 60)))
+    }
+    scored = run(tables, POPE)
+    each = [functions["f1"]([s["f1"] for s in samples]) for functions, samples in tables.values()]
+    assert scored.metrics["mean_f1"]["value"] == pytest.approx(np.mean(each))
+    assert list(scored.metrics) == ["mean_f1", "a/accuracy"]
+    found = shares(scored, "mean_f1")
+    assert (len(found), found.mean()) == (210, pytest.approx(np.mean(each)))
+    # Each of the three counts a third, whatever its size.
+    whole = run(tables, replace(POPE, metrics=("a/f1", "b/f1", "c/f1"), derived={}))
+    errors = np.array([one["stderr"] for one in whole.metrics.values()], dtype=float)
+    expected = float(np.sqrt((errors**2).sum()) / 3)
+    assert scored.metrics["mean_f1"]["stderr"] == pytest.approx(expected, rel=0.02)
+    # A mean over samples stays what it was: the samples' own scores.
+    own = {key: one["a/accuracy"] for key, one in scored.scores.items() if "a/accuracy" in one}
+    assert set(own.values()) == {0.0, 1.0}
+
+
+def test_members_are_found_and_missing_ones_told() -> None:
+    tasks = [task_of(name, split(0, 2)[0]) for name in ("a", "b")]
+    assert members_of(Derived("mean", ("*/f1", "b/accuracy")), ["a/f1", "b/f1", "b/accuracy"]) == [
+        *("a/f1", "b/f1", "b/accuracy")
+    ]
+    assert needed(POPE, tasks) == ("a/accuracy", "a/f1", "b/f1")
+    assert needed(bench(), tasks) == ()
+    check_derived(tasks, POPE)
+    with pytest.raises(
+        UserError, match=r"benchmark\.derived\.x: '\*/f2' is unknown; valid: a/accuracy"
+    ):
+        check_derived(tasks, bench("x", derived={"x": Derived("sum", ("*/f2",))}))
+    with pytest.raises(UserError, match=r"benchmark\.derived\.a/f1 is a metric of the task itself"):
+        check_derived(tasks, bench("a/f1", derived={"a/f1": Derived("sum", ("b/f1",))}))
+
+
+def test_of_two_filters_the_plain_one_contributes() -> None:
+    functions, samples = split(0, 50)
+    results: Any = {
+        "results": {
+            "t": {"f1,none": functions["f1"]([s["f1"] for s in samples]), "f1,strict": 0.25}
+        },
+        "samples": {
+            "t": [*samples, *logged([{"f1": s["f1"] | {"prediction": "no"}} for s in samples])]
+        },
+    }
+    scored = score(results, [task_of("t", functions)], bench("f1"), ours=False)
+    assert scored.metrics["f1,strict"] == {"value": 0.25, "stderr": None}
+    assert shares(scored, "f1").mean() == pytest.approx(scored.metrics["f1"]["value"])
+    assert len(scored.scores) == 50
+
+
+def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    def writing(values: Any, args: Any) -> float:
+        path = Path(args.output_path) / "results.json"
+        path.write_text(json.dumps(values))
+        seen.append(path)
+        return float(pope_aggregate_f1_score(values))
+
+    _, samples = split(0, 40)
+    value = pope_aggregate_f1_score([s["f1"] for s in samples])
+    results: Any = {"results": {"t": {"f1,none": value}}, "samples": {"t": samples}}
+    scored = score(results, [task_of("t", {"f1": writing})], bench("f1"), ours=False)
+    assert shares(scored, "f1").mean() == pytest.approx(value)
+    assert len(seen) > 40
+    assert not any(path.exists() for path in seen)
+
+
+@pytest.mark.parametrize("effect", ["writes a file", "opens a connection"])
+def test_an_aggregation_with_effects_is_not_computed_again(effect: str, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def effective(values: Any) -> float:
+        if calls:
+            if effect == "writes a file":
+                (tmp_path / "submission.json").write_text("[]")
+            else:
+                socket.create_connection(("127.0.0.1", 9))
+        calls.append(1)
+        return float(pope_aggregate_f1_score(values))
+
+    _, samples = split(0, 40)
+    scored = run({"t": ({"f1": effective}, samples)}, bench("f1"))
+    assert scored.metrics["f1"]["stderr"] is None
+    assert scored.metrics["f1"]["value"] is not None
+    assert scored.scores == {}
+    assert scored.how["f1"]["note"] == f"its aggregation {effect}, so it is computed once only"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
+    scored = run({"t": split(0, 40)}, bench("f1", blocks=0))
+    assert scored.how["f1"] == {
+        "how": "once",
+        "samples": 0,
+        "units": 0,
+        "note": "benchmark.blocks=0: computed once only",
+    }
+    values = iter(range(100))
+    changing = {"f1": lambda raw: float(next(values))}
+    scored = run({"t": (changing, split(0, 40)[1])}, bench("f1"))
+    assert scored.how["f1"]["note"].startswith("computed again it is ")
+    unsure = run(
+        {
+            "t": (
+                changing | {"f1": lambda raw: float(np.median([len(str(r)) for r in raw]))},
+                split(0, 9)[1],
+            )
+        },
+        bench("all", derived={"all": Derived("sum", ("f1",))}),
+    )
+    assert unsure.metrics["all"]["value"] is not None
+    assert unsure.how["all"]["note"].startswith("f1: ")
+
+
+def test_blocks_are_the_units_that_a_reader_finds_in_the_journal() -> None:
+    scored = run({"t": split(0, 400)}, bench("f1", "accuracy", blocks=50))
+    found = read_scorings(score_entries(scored.scores, scored.units, scored.values, scored.own))
+    units = {one.units.get("f1", key[1]) for key, one in found.items()}
+    assert len(units) == scored.how["f1"]["units"] == 50
+    # A mean needs none: each sample is a unit of its own.
+    assert scored.how["accuracy"]["units"] == 400
+    assert all("accuracy" not in one.units for one in found.values())
+    assert found["t", 3].values["f1"]["prediction"] in ("yes", "no")
+    exact = run({"t": split(0, 400)}, bench("f1")).metrics["f1"]["stderr"]
+    assert scored.metrics["f1"]["stderr"] == pytest.approx(exact, rel=0.3)
+
+
+def test_errors_of_our_own_tasks_stay_the_bootstraps() -> None:
+    mine, foreign = (run({"t": split(0, 60)}, bench("f1"), ours=ours) for ours in (True, False))
+    assert mine.scores == foreign.scores
+    assert mine.metrics["f1"]["stderr"] != foreign.metrics["f1"]["stderr"]
+    assert mine.metrics["f1"]["stderr"] == pytest.approx(foreign.metrics["f1"]["stderr"], rel=0.15)
+
+
+def test_a_mean_in_disguise_gives_every_sample_its_score() -> None:
+    """As MMMU's: the answer is judged by the aggregation."""
+
+    def judged(values: Sequence[dict[str, str]]) -> float:
+        return round(sum(one["said"] == one["true"] for one in values) / len(values), 5)
+
+    values = [{"acc": {"said": "A", "true": "AB"[i % 3 == 0]}} for i in range(7)]
+    scored = run({"t": ({"acc": judged}, logged(values))}, bench("acc"))
+    assert scored.how["acc"]["how"] == "mean"
+    assert [one["acc"] for one in scored.scores.values()] == [float(i % 3 != 0) for i in range(7)]
+    assert scored.metrics["acc"]["stderr"] == pytest.approx(
+        np.std([0, 1, 1, 0, 1, 1, 0], ddof=1) / 7**0.5
+    )
+
+
+def test_unparsed_answers_are_counted_where_the_task_tells() -> None:
+    mean = {"acc": lambda v: float(np.mean(v)), "unparsed": lambda v: float(np.mean(v))}
+    samples = logged([{"acc": 0.0, "unparsed": float(i < 2)} for i in range(5)])
+    assert run({"t": (mean, samples)}, bench("acc")).unparsed == 2
+    silent = logged([{"acc": 0.0} for _ in range(5)])
+    assert run({"t": ({"acc": mean["acc"]}, silent)}, bench("acc")).unparsed is None
+    both = {"t": (mean, samples), "u": ({"acc": mean["acc"]}, silent)}
+    assert run(both, bench("t/acc")).unparsed is None

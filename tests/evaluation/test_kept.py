@@ -1,0 +1,105 @@
+"""What the journal keeps of a sample: plain values, the question as it went out, references to media."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from harness.evaluation.evaluate import evaluate_session
+from harness.evaluation.kept import ENTRIES, TEXT, media, plain, question
+from harness.evaluation.samples import finished, read_scorings, score_entries
+from harness.store import Journal
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (("yes", 1, None, True), ["yes", 1, None, True]),
+        ({"a": np.float32(0.5), 2: np.int64(3)}, {"a": 0.5, "2": 3}),
+        (float("nan"), "nan"),
+        (np.arange(3), [0, 1, 2]),
+        ({"b", "a"}, ["a", "b"]),
+        (Image.new("RGB", (1, 1)), "<Image>"),
+        (b"\x00", "<bytes>"),
+        ("x" * (TEXT + 1), "x" * TEXT + f"… ({TEXT + 1} characters)"),
+        ([0] * (ENTRIES + 5), [0] * ENTRIES),
+    ],
+)
+def test_any_value_becomes_plain_and_bounded(value: Any, kept: Any) -> None:
+    assert plain(value) == kept
+    json.dumps(plain(value), allow_nan=False)
+
+
+def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(b"1234")
+    red, blue = (Image.new("RGB", (4, 2), colour) for colour in ("red", "blue"))
+    chat: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": "Be short."}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "image": red},
+                {"type": "text", "text": "What?"},
+                {"type": "image", "image": blue},
+                {"type": "video", "video": str(clip)},
+            ],
+        },
+    ]
+    assert question(chat) == "[system] Be short.\n<image>What?<image><video>"
+    first, second, third = media(chat, "data/set/test/7")
+    assert (first["from"], first["kind"], first["size"]) == ("data/set/test/7#0", "image", [4, 2])
+    assert len(first["sha256"]) == 16
+    assert first["sha256"] != second["sha256"]
+    assert third == {"from": "data/set/test/7#2", "kind": "video", "path": str(clip), "bytes": 4}
+
+
+def test_a_run_keeps_question_target_and_media(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    journal = Journal(tmp_path / "journal.jsonl")
+    spec = make_spec(write_task(tmp_path / "t", sums(3, wrong=[1])), metrics=("right", "f1"))
+    evaluate_session(spec, Calculator(), journal)
+    asked = journal.entries()[1]["asked"]
+    assert (asked["question"], asked["target"]) == ("<image>1+7", "no")
+    (picture,) = asked["media"]
+    assert (picture["from"], picture["size"]) == ("json/test/1#0", [4, 4])
+    # Journals of earlier versions have none of it, and their samples are finished all the same.
+    old = [
+        {k: v for k, v in one.items() if k not in ("asked", "values", "units", "own")}
+        for one in journal.entries()
+    ]
+    assert {key: one.asked for key, one in finished(old).items()} == {
+        ("sums", i): None for i in range(3)
+    }
+    assert json.loads(json.dumps(finished(old)["sums", 0].entry())) == old[0]
+    assert read_scorings(old)["sums", 1].scores == {"right": 0.0}
+
+
+def test_a_table_that_several_metrics_share_is_written_once() -> None:
+    table = {"score": 1.0, "prediction": "yes"}
+    values = {("t", 0): {"f1": table, "precision": dict(table), "other": "yes"}}
+    (entry,) = score_entries({("t", 0): {"f1": 0.9}}, values=values)
+    assert entry["values"] == [
+        {"of": ["f1", "precision"], "value": table},
+        {"of": ["other"], "value": "yes"},
+    ]
+    assert read_scorings([entry])["t", 0].values == values["t", 0]
+
+
+def test_damaged_scorings_are_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    good = {"task": "damaged", "doc_id": 0, "scores": {"f1": 0.9}, "units": {"f1": 0}}
+    bad = [
+        {**good, "doc_id": 1, "units": {"f1": "first"}},
+        {**good, "doc_id": 2, "values": [{"of": "f1"}]},
+        {**good, "doc_id": 3, "own": {"f1": "right"}},
+    ]
+    assert list(read_scorings([good, *bad])) == [("damaged", 0)]
+    assert capsys.readouterr().err.count("is damaged and left out") == 3
