@@ -122,7 +122,7 @@ def test_crops_are_one_plane_before_the_whole_image():
         ("gundam", (1300, 1290), 656, 693),
         ("gundam", (1200, 800), 856, 893),
         ("gundam", (800, 1200), 856, 903),
-        ("gundam", (700, 100), 856, 256 + 600 + 16 + 1 + 10),
+        ("gundam", (700, 100), 956, 256 + 700 + 16 + 1 + 10),
     ],
 )
 def test_counts_and_positions_of_every_mode(name, size, cells, positions):
