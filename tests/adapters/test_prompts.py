@@ -327,10 +327,8 @@ def test_llava_video_tells_times_in_three_forms() -> None:
     for indices, at in (((0, 30, 60), "0.00s,1.00s,2.00s"), ((0, 44, 89), "0.00s,1.47s,2.97s")):
         clip = Clip(pixels, indices, tuple(i / 29.97 for i in indices), 29.97, 90, 3.003)
         golden = {
-            True: "<video>\nThe video lasts for 3.00 seconds, and 3 frames are uniformly sampled from it. "
-            + told,
-            "release": "<video>The video lasts for 3.00 seconds, and 3 frames are uniformly sampled from it. "
-            + told,
+            True: f"<video>\n{lasts}",
+            "release": f"<video>{lasts}",
             # The height of a frame stands for their number, and blanks are missing.
             "vlmevalkit": "<video>\nThe video lasts for 3.00 seconds,and 20 frames are uniformly sampled from it."
             + told,
