@@ -1,7 +1,7 @@
 """`python -m harness.report.anchors`: unpruned rows beside what papers print of them (conf/anchors.csv).
 
-A pruned model is only worth comparing with a paper's where the unpruned one agrees: within half a point, or the prompts,
-pixels or scores are not the paper's.
+A pruned model is only worth comparing with a paper's where the unpruned one agrees: within half a point, or the
+prompts, pixels or scores are not the paper's.
 """
 
 from __future__ import annotations
