@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -14,8 +13,14 @@ from transformers import GenerationConfig
 from harness.adapters.batches import check_context, moved, refuse_videos
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
-from harness.adapters.conversations import JOINS, TAGGED, sha256_of, template_of
-from harness.adapters.loading import check_type, load_checkpoint, load_part, template_beside
+from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from harness.adapters.loading import (
+    check_type,
+    load_checkpoint,
+    load_part,
+    template_beside,
+    warn_of_template,
+)
 from harness.adapters.placement import WHOLE, Box, Sight
 from harness.adapters.random_weights import build_random, byte_tokenizer
 from harness.adapters.room import check_room, free_room
@@ -27,8 +32,6 @@ from harness.specs import CHECKPOINT
 
 if TYPE_CHECKING:
     from harness.specs import ModelSpec
-
-log = logging.getLogger(__name__)
 
 ADAPTERS = Registry("model.adapter")
 ADAPTERS.add("llava", "harness.adapters.llava:LlavaAdapter")
@@ -73,11 +76,10 @@ class Adapter(Parts):
     #: Whether a checkpoint alone says how the model is built; of other families a file of conf/model has to.
     self_described: ClassVar[bool] = True
 
-    #: The frame of prompts where `model.conversation` names none, and how pictures and videos stand in it.
+    #: The frame of prompts where `model.conversation` names none, and how pictures and videos stand in it,
+    #: always and by the names of `model.join`.
     conversation: ClassVar[str]
     media: ClassVar[str] = TAGGED
-
-    #: Other ways in which they may stand in it, by the names of `model.join`; empty: the family has one.
     joins: ClassVar[Mapping[str, str]] = JOINS
 
     #: Texts that the processor replaces by the tokens of a picture or a video.
@@ -86,8 +88,7 @@ class Adapter(Parts):
     #: The one of a picture where texts may say where pictures belong, as they may to lmms-eval's class of the family.
     inline: ClassVar[str | None] = MARK
 
-    #: How the originals tokenise a prompt (harness/adapters/procedure.py): the whole of it, the pieces between
-    #: placeholders one by one, or these of a prompt that has begun with its own begin token.
+    #: What the originals tokenise at once (harness/adapters/procedure.py): `begun` prompts hold their begin token.
     pieces: ClassVar[Literal["whole", "alone", "begun"]] = "whole"
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
@@ -119,9 +120,7 @@ class Adapter(Parts):
         Raises:
             UserError: there is no such frame, or no such rule.
         """
-        if join is not None and join not in cls.joins:
-            raise unknown_name("model.join", join, cls.joins or ("null",))
-        return template_of(name or cls.conversation, cls.joins[join] if join else cls.media)
+        return template_of(name or cls.conversation, join_of(join, cls.joins) or cls.media)
 
     def _template(self) -> str:
         """Return the chat template of the run.
@@ -256,17 +255,6 @@ class Adapter(Parts):
             "checkpoint_template_sha256": sha256_of(self.shipped),
         }
 
-    def other_template(self) -> str | None:
-        """Return one line if the template beside the weights is not the one that the model's file knows; else None."""
-        known, found = self.spec.template_sha256, sha256_of(self.shipped)
-        if known is None or self.spec.weights == "random" or known == found:
-            return None
-        return (
-            f"model={self.spec.name}: the chat template beside the weights has sha256 {found}, not {known} "
-            "(model.template_sha256): another revision, or changed; prompts follow it only under "
-            f"model.conversation={CHECKPOINT}"
-        )
-
     def placed(self, sight: Sight) -> Box:
         """Return where in a picture a view of it lies; here, any view is the whole picture, stretched."""
         del sight
@@ -274,10 +262,8 @@ class Adapter(Parts):
 
     def prompt(self, chat: Chat) -> str:
         """Return the chat as one string with a placeholder for each image and video."""
-        text: str = self.processor.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True
-        )
-        return text
+        write = self.processor.apply_chat_template
+        return str(write(chat, tokenize=False, add_generation_prompt=True))
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the family's processor on prompts, and the pictures and clips of each."""
@@ -286,8 +272,7 @@ class Adapter(Parts):
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers without special tokens."""
-        texts = self.processor.batch_decode(ids, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        return [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
 
 
 def family_of(kind: str | None) -> str:
@@ -311,7 +296,5 @@ def load_adapter(spec: ModelSpec) -> Adapter:
         UserError: unknown family, missing or unfitting checkpoint.
     """
     adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
-    other = adapter.other_template()
-    if other is not None:
-        log.warning("%s", other)
+    warn_of_template(spec, adapter.shipped)
     return adapter

@@ -167,6 +167,17 @@ def template_of(name: str, media: str) -> str:
     return FRAMES[name].template(media)
 
 
+def join_of(name: str | None, joins: Mapping[str, str]) -> str | None:
+    """Return the rule for media that `model.join` names; None if it names none.
+
+    Raises:
+        UserError: the family has no such rule.
+    """
+    if name is not None and name not in joins:
+        raise unknown_name("model.join", name, joins or ("null",))
+    return None if name is None else joins[name]
+
+
 def sha256_of(template: str | None) -> str | None:
     """Return the hash of a template; None of none."""
     return None if template is None else sha256(template.encode()).hexdigest()

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from harness.adapters.base import Adapter
-from harness.adapters.conversations import PLAIN
+from harness.adapters.conversations import PLAIN, join_of
 from harness.adapters.deepseek_ocr_answers import CLEAN_UPS, answer_ids
 from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
 from harness.adapters.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
@@ -62,8 +62,7 @@ class DeepseekOcrAdapter(Adapter):
         """
         if name not in (None, cls.conversation):
             raise unknown_name("model.conversation", name, (cls.conversation,))
-        if join is not None:
-            raise unknown_name("model.join", join, ("null",))
+        join_of(join, {})
         return PLAIN
 
     @classmethod

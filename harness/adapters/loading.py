@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,15 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
+from harness.adapters.conversations import sha256_of
 from harness.adapters.room import free_room, spread
 from harness.errors import UserError
+from harness.specs import CHECKPOINT
 
 if TYPE_CHECKING:
     from harness.specs import ModelSpec
 
+log = logging.getLogger(__name__)
 
 #: What transformers and its tokenizers raise for files that parse and make no sense.
 MALFORMED = (
@@ -50,6 +54,25 @@ def template_beside(spec: ModelSpec) -> str | None:
     """Return the chat template in a local model directory, for a model that is built without its checkpoint."""
     file = None if spec.path is None else spec.path / "chat_template.jinja"
     return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+
+def other_template(spec: ModelSpec, shipped: str | None) -> str | None:
+    """Return one line if the template beside the weights is not the one that the model's file knows; else None."""
+    known, found = spec.template_sha256, sha256_of(shipped)
+    if known is None or spec.weights == "random" or known == found:
+        return None
+    return (
+        f"model={spec.name}: the chat template beside the weights has sha256 {found}, not {known} "
+        "(model.template_sha256): another revision, or changed; prompts follow it only under "
+        f"model.conversation={CHECKPOINT}"
+    )
+
+
+def warn_of_template(spec: ModelSpec, shipped: str | None) -> None:
+    """Log what `other_template` says, if anything."""
+    line = other_template(spec, shipped)
+    if line is not None:
+        log.warning("%s", line)
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:

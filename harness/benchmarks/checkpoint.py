@@ -6,6 +6,7 @@ import torch
 from lmms_eval.protocol import ChatMessages
 
 from harness.adapters.base import ADAPTERS, Adapter
+from harness.adapters.loading import other_template
 from harness.adapters.procedure import Tokens, compared
 from harness.adapters.skeleton import build_skeleton
 from harness.admission.checkpoint_files import check_checkpoint
@@ -85,7 +86,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     said = differences[:1] or [
         f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
     ]
-    template = adapter.other_template()
+    template = other_template(spec.model, adapter.shipped)
     if template is not None:
         said.append(template)
     elif spec.model.template_sha256 is not None:

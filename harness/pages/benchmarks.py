@@ -47,6 +47,10 @@ set's repository, or several as `<owner>/<name>`; without it they come from the 
 them be downloaded. Data sets belong to others: a licence is what their owner or a public copy states, and - where none
 was found.
 
+[A page](first_gpu_run.md) walks from a fresh machine with a GPU to a first published number. `python -m
+harness.benchmarks prefetch pope` downloads what a machine without network will need, `check pope` says step by step
+whether it can run.
+
 What a table says:
 
 - *task* is the name in lmms-eval {version} with the version that the task states of itself, or a file below `tasks/`;
