@@ -101,7 +101,16 @@ class Answerer:
 
     def _messages(self, request: Instance) -> list[dict[str, Any]]:
         _, to_messages, _, doc_id, task, split = request.args
-        messages = to_messages(self._document(task, split, doc_id))
+        document = self._document(task, split, doc_id)
+        try:
+            messages = to_messages(document)
+        except (AttributeError, TypeError) as error:
+            empty = [name for name, value in document.items() if value is None]
+            if not empty:
+                raise
+            raise ValueError(
+                f"columns without a value: {', '.join(empty)} ({type(error).__name__}: {error})"
+            ) from error
         chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
         return chat
 

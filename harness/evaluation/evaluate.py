@@ -119,6 +119,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    from harness.evaluation.data import check_references
     from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
 
@@ -135,6 +136,9 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
             )
         )
         check_metrics(loaded.tasks, bench.metrics)
+        if not loaded.ours:
+            # Tasks of our own say themselves what they hold answers against, if anything.
+            check_references(loaded.tasks, bench.limit)
     return loaded
 
 
@@ -169,6 +173,7 @@ def evaluate_session(
 
     from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
+    from harness.evaluation.data import guard_targets, named_data
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.scores import collect
     from harness.evaluation.tasks import guard_scoring, quiet
@@ -177,10 +182,18 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), loaded.serving(), without_guesses(), suppress(Answered):
+    with (
+        named_data(tasks),
+        alone(),
+        quiet(),
+        loaded.serving(),
+        without_guesses(),
+        suppress(Answered),
+    ):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
+            guard_targets(task)
         model = ChatModel(responder, journal, spec, tasks, progress, ranks)
         results = simple_evaluate(
             model=model,
