@@ -135,7 +135,16 @@ class Answerer:
 
     def _messages(self, request: Instance, document: Any) -> Chat:
         task, doc_id = key_of(request)
-        messages = self._wording.of(request.args[1](document), document, task, doc_id)
+        try:
+            messages = request.args[1](document)
+        except (AttributeError, TypeError) as error:
+            empty = [name for name, value in document.items() if value is None]
+            if not empty:
+                raise
+            raise ValueError(
+                f"columns without a value: {', '.join(empty)} ({type(error).__name__}: {error})"
+            ) from error
+        messages = self._wording.of(messages, document, task, doc_id)
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
         return chat
 

@@ -123,6 +123,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    from harness.evaluation.data import check_references
     from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
@@ -146,6 +147,9 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
+        if not loaded.ours:
+            # Tasks of our own say themselves what they hold answers against, if anything.
+            check_references(loaded.tasks, bench.limit)
     return loaded
 
 
@@ -181,6 +185,7 @@ def evaluate_session(
     from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.contributions import score
+    from harness.evaluation.data import guard_targets, named_data
     from harness.evaluation.derived import needed
     from harness.evaluation.effects import tokens_remembered
     from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
@@ -192,6 +197,7 @@ def evaluate_session(
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
     with (
+        named_data(tasks),
         alone(),
         quiet(),
         tokens_remembered(),
@@ -203,6 +209,7 @@ def evaluate_session(
         for task in tasks:
             guard_scoring(task, unscored)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
+            guard_targets(task)
         model = ChatModel(responder, journal, spec, tasks, progress, ranks)
         results = simple_evaluate(
             model=model,

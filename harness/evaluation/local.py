@@ -20,6 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from harness.digests import Digests
 from harness.errors import UserError
+from harness.evaluation.data import damaged_file
 from harness.repositories import Copies, cache_folder
 from harness.specs import BenchmarkSpec
 
@@ -79,6 +80,13 @@ class LocalData:
                 yield
             finally:
                 self._serving = False
+
+    def damaged_file(self, name: str) -> str:
+        """Return which file of a data set's copy cannot be read, in words that begin a reason; else nothing."""
+        try:
+            return damaged_file(self.copies.find(name))
+        except UserError:
+            return ""
 
     def _while_serving(
         self, original: Callable[..., Any], serve: Callable[..., Any]

@@ -127,20 +127,21 @@ class Failure:
 class SampleErrors(RuntimeError):
     """Some samples failed; all others are in the journal and are not computed again."""
 
-    def __init__(self, failures: Sequence[Failure], total: int) -> None:
-        """Name the failures in one line; `total` counts the samples asked for."""
+    def __init__(self, failures: Sequence[Failure], total: int, where: str = "") -> None:
+        """Name the failures in one line; `total` counts the samples asked for, `where` says what their names mean."""
         self.failures = tuple(failures)
         self.total = total
+        self.where = where
         named = "; ".join(str(failure) for failure in self.failures[:NAMED])
         more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
-            f"{len(failures)} of {total} samples failed: {named}{more} "
-            "(finished samples are saved; engine.max_errors allows failures)"
+            f"{len(failures)} of {total} samples failed: {named}{more} ({where + '; ' if where else ''}"
+            "finished samples are saved; engine.max_errors allows failures)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the arguments: the processes of a run tell each other their errors."""
-        return SampleErrors, (self.failures, self.total)
+        return SampleErrors, (self.failures, self.total, self.where)
 
 
 def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:

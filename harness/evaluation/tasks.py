@@ -23,10 +23,12 @@ import lmms_eval.evaluator
 from lmms_eval.api.task import ConfigurableTask, Task, TaskConfig
 from lmms_eval.tasks import TaskManager, get_task_dict
 from loguru import logger
+from PIL import ImageFile
 from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from harness.errors import UserError
+from harness.evaluation.data import cause_of, origin
 from harness.evaluation.local import LocalData
 from harness.folders import check_folder
 
@@ -87,21 +89,32 @@ def load_tasks(
             )
     retry = ConfigurableTask.download.retry
     stop = stop_after_attempt(1) if offline or data is not None else retry.stop
+    configs: list[TaskConfig] = []
+
+    def noted(**config: Any) -> TaskConfig:
+        configs.append(_AsWritten(**config))
+        return configs[-1]
+
     try:
         with (
             nullcontext() if data is None else data.serving(loading=True),
             mock.patch.object(retry, "stop", stop),
-            mock.patch.object(lmms_eval.api.task, "TaskConfig", _AsWritten),
+            mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
+            # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
+            mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),
         ):
             tree = get_task_dict([name], manager, "chat")
-    except RetryError as error:
-        cause = error.last_attempt.exception()
-        if isinstance(cause, UserError):
-            raise cause from error
-        line = next(iter(str(cause).splitlines()), "")
+    except UserError:
+        raise
+    except Exception as error:  # a task's own functions: whatever they raise must name their data
+        cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+        if isinstance(cause, UserError) or cause is None or not configs:
+            raise cause or error from error
+        file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
+        doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
         raise UserError(
-            f"benchmark.task={name!r}: its data cannot be loaded: {type(cause).__name__}: {line}"
-        ) from cause
+            f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])})"
+        ) from error
     tasks = tuple(_leaves(tree))
     for task in tasks:
         if task.OUTPUT_TYPE != "generate_until":
