@@ -124,6 +124,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.derived import check_derived, needed
+    from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.units import check_cluster
 
@@ -131,7 +132,13 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     check_limit(bench.limit)
     with alone(), quiet():
         loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+            lambda: load_tasks(
+                bench.task,
+                bench.include_path,
+                spec.offline,
+                spec.model.template,
+                local_data(bench),
+            )
         )
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
@@ -168,6 +175,7 @@ def evaluate_session(
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
+    from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.contributions import score
     from harness.evaluation.derived import needed
@@ -180,7 +188,14 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), tokens_remembered(), suppress(Answered):
+    with (
+        alone(),
+        quiet(),
+        loaded.serving(),
+        without_guesses(),
+        tokens_remembered(),
+        suppress(Answered),
+    ):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ class Contents:
         draft: the same of the draft model; None where nobody drafts.
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
+        data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
     """
 
     model: str
     draft: str | None = None
     tasks: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    data: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
-        "benchmark": _benchmark(spec.benchmark, contents.tasks),
+        "benchmark": _benchmark(spec.benchmark, contents),
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
@@ -100,7 +102,7 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     return stated
 
 
-def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
+def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
     # Younger than the other settings: a benchmark without them has those that it always had.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
     younger = {
@@ -109,6 +111,7 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "dataset": dataset if any(dataset.values()) else None,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
+        "data": contents.data,
         # A table of its own: 0 is a setting, and only None is none.
         "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
     }
@@ -119,7 +122,7 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "headline": benchmark.headline,
         "higher_is_better": benchmark.higher_is_better,
         "generation": benchmark.generation,
-        "files": tasks,
+        "files": contents.tasks,
         **{key: value for key, value in younger.items() if value},
     }
 
