@@ -1,0 +1,74 @@
+"""Pages of PDF files as pictures, by whatever this machine has to render them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+
+from harness.errors import UserError
+from harness.media.pictures import open_image
+
+#: The command of poppler, and the package.
+RENDERERS = ("pdftoppm", "pypdfium2")
+SECONDS = 120
+
+
+def renderer() -> str | None:
+    """Return what can render a page here, the first of `RENDERERS`; None: nothing can."""
+    if shutil.which("pdftoppm"):
+        return "pdftoppm"
+    return "pypdfium2" if importlib.util.find_spec("pypdfium2") else None
+
+
+def page_image(path: Path, page: int, longest: int) -> Image.Image:
+    """Render a page (counted from 1) so that its longer side has `longest` pixels, as RGB.
+
+    Raises:
+        UserError: nothing can render it here, or the file is missing or damaged.
+    """
+    how = renderer()
+    if how is None:
+        raise UserError(
+            f"{str(path)!r} cannot be rendered; valid: a machine with {' or '.join(RENDERERS)}"
+        )
+    if not path.is_file():
+        raise UserError(f"{str(path)!r} does not exist; valid: a PDF file")
+    draw: dict[str, Callable[[Path, int, int], Image.Image]] = {
+        "pdftoppm": _by_poppler,
+        "pypdfium2": _by_pdfium,
+    }
+    return draw[how](path, page, longest)
+
+
+def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
+    numbers = ["-f", str(page), "-l", str(page), "-singlefile", "-scale-to", str(longest)]
+    try:
+        done = subprocess.run(
+            ["pdftoppm", "-png", *numbers, str(path)], capture_output=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"{str(path)!r}: page {page} takes longer than {SECONDS} s to render"
+        ) from error
+    if done.returncode or not done.stdout:
+        said = next(iter(done.stderr.decode(errors="replace").splitlines()), "no such page")
+        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {said}")
+    return open_image(done.stdout)
+
+
+def _by_pdfium(path: Path, page: int, longest: int) -> Image.Image:
+    # Not among the packages that are installed with Espalier.
+    pdfium = importlib.import_module("pypdfium2")
+    try:
+        with pdfium.PdfDocument(path) as document:
+            sheet = document[page - 1]
+            scale = longest / max(sheet.get_size())
+            return open_image(sheet.render(scale=scale).to_pil())
+    except (pdfium.PdfiumError, IndexError) as error:
+        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {error}") from error

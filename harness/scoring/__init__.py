@@ -1,0 +1,1 @@
+"""Scorers of benchmarks that lmms-eval lacks: pure functions of an answer and its reference."""

@@ -1,0 +1,126 @@
+"""A page of markdown, cut into the blocks that are compared: texts, formulas, tables."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PICTURE = re.compile(r"!\[.*?\]\(.*?\)")
+FENCE = re.compile(r"^```(?:markdown|html|latex)\n?|```\n?$", re.MULTILINE)
+PAGE = re.compile(r"</?(?:html|body)>")
+LATEX_TABLE = re.compile(
+    r"\\begin\{table\}.*?\\end\{table\}|\\begin\{tabular\}.*?\\end\{tabular\}", re.DOTALL
+)
+TABLE_TAG = re.compile(r"<table[^>]*>|</table>")
+MATH = re.compile(r"\$\$(.*?)\$\$|\\\[(.*?)\\\]|\$(.*?)\$|\\\((.*?)\\\)", re.DOTALL)
+PIPES = re.compile(r"(?:^[ \t]*\|.*\|[ \t]*(?:\n|\Z)){2,}", re.MULTILINE)
+RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+CODE = re.compile(r"```(?:\w+)\n(.*?)```", re.DOTALL)
+STYLE = re.compile(r"\\(?:title|text|section)\*?\s*\{\s*(.*?)\s*\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of an answer.
+
+    Attributes:
+        kind: `text`, `formula`, `inline` (a formula within a text, perhaps meant to stand alone), `table` or
+            `latex_table`.
+        content: as it was written; a table as HTML.
+        position: place of its first character.
+    """
+
+    kind: str
+    content: str
+    position: int
+
+
+def blocks(markdown: str) -> list[Block]:
+    """Cut an answer into blocks, in the order of their places. Never raises.
+
+    A formula within a text is a block of its own and stays in the text as well: a page that sets it apart is matched by
+    the block, one that does not by the text.
+    """
+    page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
+    page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
+    found: list[Block] = []
+    for kind, start, end, content in _latex_tables(page):
+        found.append(Block(kind, content, start))
+        page = _blank(page, start, end)
+    for start, end in _html_tables(page):
+        found.append(Block("table", page[start:end], start))
+        page = _blank(page, start, end)
+    for math in MATH.finditer(page):
+        apart = math.group(1) or math.group(2)
+        content = " ".join((apart or math.group(3) or math.group(4) or "").split("\n"))
+        if not content.strip():
+            continue
+        found.append(Block("formula" if apart else "inline", f"\\[{content}\\]", math.start()))
+        if apart:
+            page = _blank(page, math.start(), math.end())
+    for pipes in PIPES.finditer(page):
+        found.append(Block("table", table_of_pipes(pipes.group(0)), pipes.start()))
+        page = _blank(page, pipes.start(), pipes.end())
+    for code in CODE.finditer(page):
+        found.append(Block("text", code.group(1).strip(), code.start()))
+        page = _blank(page, code.start(), code.end())
+    found += _paragraphs(STYLE.sub(_padded, page))
+    return sorted(found, key=lambda block: block.position)
+
+
+def table_of_pipes(text: str) -> str:
+    """Return a table that is written with pipes as HTML."""
+    rows = [line.strip().strip("|").split("|") for line in text.strip().splitlines()]
+    lines = [
+        "".join(f"<td>{html.escape(cell.strip(), quote=False)}</td>" for cell in row)
+        for row in rows
+        if not RULE.fullmatch("|".join(row))
+    ]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _latex_tables(page: str) -> Iterator[tuple[str, int, int, str]]:
+    for table in LATEX_TABLE.finditer(page):
+        yield "latex_table", table.start(), table.end(), table.group(0)
+
+
+def _html_tables(page: str) -> Iterator[tuple[int, int]]:
+    """Find whole tables; of tables within tables the outermost, of one that never ends those within it."""
+    opened: list[int] = []
+    inner: list[tuple[int, int]] = []
+    for tag in TABLE_TAG.finditer(page):
+        if not tag.group(0).startswith("</"):
+            opened.append(tag.start())
+        elif opened:
+            start = opened.pop()
+            inner = [one for one in inner if one[0] < start]
+            inner.append((start, tag.end()))
+            if not opened:
+                yield from inner
+                inner = []
+    yield from inner
+
+
+def _paragraphs(page: str) -> Iterator[Block]:
+    gap = "\n\n" if "\n\n" in page else "\n"
+    position = 0
+    for part in page.split(gap):
+        text = "\n".join(line.strip() for line in part.split("\n") if line.strip())
+        if text.startswith("$") and text.endswith("$"):
+            # Alone on its line it stands apart, whatever it is marked with.
+            if text.strip("$"):
+                yield Block("formula", text, position)
+        elif text:
+            yield Block("text", text, position)
+        position += len(part) + len(gap)
+
+
+def _blank(page: str, start: int, end: int) -> str:
+    return page[:start] + " " * (end - start) + page[end:]
+
+
+def _padded(style: re.Match[str]) -> str:
+    """Keep the argument, and the length, so that places stay what they are."""
+    return style.group(1).ljust(len(style.group(0)))

@@ -1,0 +1,90 @@
+"""Tables in HTML, compared as trees (TEDS)."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+
+import lxml.html
+from apted import APTED
+from lxml import etree
+from table_recognition_metric import TEDS
+from table_recognition_metric.utils import CustomConfig
+
+#: A table of an answer with more elements than this, and more than this many times those of the reference, is wrong:
+#: its score could not reach 1 / TIMES, and the distance of large trees takes minutes.
+MANY, TIMES = 400, 4
+#: No reference is as large; beyond it two trees are not compared.
+MOST = 4000
+
+CONTENT = re.compile(r"<table\b[^>]*>(.*)</table>", re.DOTALL | re.IGNORECASE)
+LOOKS = re.compile(r' (?:style|height|width|align|class)=".*?"')
+WRAPPING = re.compile(
+    r"</?(?:tbody|thead|sup|sub|span|div|p)\b[^>]*>|<colgroup>.*?</colgroup>", re.IGNORECASE
+)
+HEAD = re.compile(r"<(/?)th(?=[\s>])", re.IGNORECASE)
+MATHML = re.compile(r"<math\b([^>]*)>.*?</math>", re.DOTALL | re.IGNORECASE)
+ALTERNATIVE = re.compile(r'alttext="(.*?)"', re.DOTALL)
+
+
+def similarity(answer: str, reference: str) -> tuple[float, float]:
+    """Return how alike two tables are: with the contents of their cells, and by structure alone. 1 is equal.
+
+    The distance of the trees is divided by the larger number of elements below the table, cells' own elements included,
+    as in OmniDocBench's evaluation. What is no table, or has impossible spans, has 0. Cost: O(n^2) to O(n^3) of the
+    number of elements; a thousand cells take seconds.
+    """
+    tree, other = _table(normalised(answer)), _table(normalised(reference))
+    if tree is None or other is None:
+        return 0.0, 0.0
+    said, right = (max(len(one.xpath(".//*")), 1) for one in (tree, other))
+    if max(said, right) > MOST or said > max(MANY, TIMES * right):
+        return 0.0, 0.0
+    full, bare = (
+        _distance(tree, other, structure_only) / max(said, right)
+        for structure_only in (False, True)
+    )
+    return max(0.0, 1.0 - full), max(0.0, 1.0 - bare)
+
+
+def normalised(table: str) -> str:
+    """Return a table without what the comparison does not look at: headings as cells, no looks, no wrapping, NFKC."""
+    table = HEAD.sub(r"<\1td", MATHML.sub(_alternative, table))
+    table = unicodedata.normalize("NFKC", WRAPPING.sub("", table).replace("\n", "")).strip()
+    inside = "".join(CONTENT.findall(table))
+    inside = re.sub(r"\s+", " ", LOOKS.sub("", inside))
+    return f"<html><body><table>{inside}</table></body></html>"
+
+
+def cells(table: str) -> list[str]:
+    """Return the texts of a table's cells, empty ones left out."""
+    tree = _table(normalised(table))
+    texts = [] if tree is None else [cell.text_content().strip() for cell in tree.iter("td")]
+    return [text for text in texts if text]
+
+
+def _table(page: str) -> lxml.html.HtmlElement | None:
+    parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
+    try:
+        found = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
+    except (etree.ParserError, ValueError):
+        return None
+    tables = found.xpath("body/table")
+    return tables[0] if tables else None
+
+
+def _distance(
+    said: lxml.html.HtmlElement, right: lxml.html.HtmlElement, structure_only: bool
+) -> float:
+    reader = TEDS(structure_only=structure_only)
+    try:
+        trees = [reader.load_html_tree(one) for one in (said, right)]
+    except ValueError:  # a span that is no number
+        return float("inf")
+    return float(APTED(*trees, CustomConfig()).compute_edit_distance())
+
+
+def _alternative(formula: re.Match[str]) -> str:
+    text = ALTERNATIVE.search(formula.group(1))
+    return f"${html.escape(html.unescape(text.group(1)), quote=False)}$" if text else ""

@@ -1,0 +1,164 @@
+"""Formulas compared as the LaTeX that they are written in, without what does not change how they look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+#: In this order, each taken out before the next is looked for.
+DELIMITED = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (r"\\\((.+?)\\\)", r"\\\[(.+?)\\\]", r"\$\$(.+?)\$\$", r"\$(.+?)\$")
+)
+TOKEN = re.compile(r"\\[a-zA-Z]+\*?|\\.|\s+|.", re.DOTALL)
+#: Written differently, and looking the same.
+SAME = {
+    "\\le": "\\leq",
+    "\\ge": "\\geq",
+    "\\ne": "\\neq",
+    "\\to": "\\rightarrow",
+    "\\gets": "\\leftarrow",
+    "\\land": "\\wedge",
+    "\\lor": "\\vee",
+    "\\lnot": "\\neg",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\dbinom": "\\binom",
+    "\\tbinom": "\\binom",
+    "\\lbrace": "\\{",
+    "\\rbrace": "\\}",
+    "\\lbrack": "[",
+    "\\rbrack": "]",
+    "\\lvert": "|",
+    "\\rvert": "|",
+    "\\vert": "|",
+    "\\lVert": "\\|",
+    "\\rVert": "\\|",
+    "\\Vert": "\\|",
+    "\\ast": "*",
+    "\\colon": ":",
+    "\\ldots": "\\dots",
+    "\\dotsc": "\\dots",
+    "\\dotso": "\\dots",
+    "\\dotsb": "\\cdots",
+    "\\implies": "\\Longrightarrow",
+    "\\iff": "\\Longleftrightarrow",
+    "\\operatorname*": "\\operatorname",
+    "\\mathrm": "\\text",
+    "\\textrm": "\\text",
+    "\\rm": "\\text",
+    "\\hbox": "\\text",
+    "\\mbox": "\\text",
+    "\\bf": "\\mathbf",
+    "\\boldsymbol": "\\mathbf",
+    "\\bm": "\\mathbf",
+    "\\textbf": "\\mathbf",
+    "\\prime": "'",
+    "\\And": "&",
+}
+#: Spaces, sizes and hints to the typesetter.
+NOTHING = frozenset(
+    [
+        "\\left",
+        "\\right",
+        "\\middle",
+        "\\big",
+        "\\Big",
+        "\\bigg",
+        "\\Bigg",
+        "\\bigl",
+        "\\bigr",
+        "\\Bigl",
+        "\\Bigr",
+        "\\biggl",
+        "\\biggr",
+        "\\Biggl",
+        "\\Biggr",
+        "\\bigm",
+        "\\displaystyle",
+        "\\textstyle",
+        "\\scriptstyle",
+        "\\limits",
+        "\\nolimits",
+        "\\quad",
+        "\\qquad",
+        "\\enspace",
+        "\\thinspace",
+        "\\medspace",
+        "\\thickspace",
+        "\\nonumber",
+        "\\notag",
+        "\\relax",
+        "\\,",
+        "\\;",
+        "\\:",
+        "\\!",
+        "\\>",
+        "~",
+        "&",
+    ]
+) | {"\\ "}
+
+
+def equations(answer: str) -> list[str]:
+    """Return what an answer marks as formulas."""
+    found: list[str] = []
+    for pattern in DELIMITED:
+        found += [formula.strip() for formula in pattern.findall(answer)]
+        answer = pattern.sub("", answer)
+    return found
+
+
+def tokens(latex: str) -> tuple[str, ...]:
+    """Return a formula as tokens, without spaces, sizes and braces around one token; synonyms are one.
+
+    Unbalanced braces stay as they are. Cost: O(n).
+    """
+    found = [
+        SAME.get(token, token)
+        for token in TOKEN.findall(latex)
+        if token not in NOTHING and not token.isspace()
+    ]
+    return tuple(_without_braces(found))
+
+
+def contains(answer: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return whether tokens stand within others, one after the other."""
+    if not wanted:
+        return False
+    # No token has a control character, so that a text search finds whole tokens.
+    return "\x1f".join(("", *wanted, "")) in "\x1f".join(("", *answer, ""))
+
+
+def has_formula(wanted: str, answer: str) -> bool:
+    """Return whether an answer has a formula, alone or within a longer one."""
+    right = tokens(wanted)
+    found = equations(answer)
+    return wanted in found or any(contains(tokens(one), right) for one in found)
+
+
+def _without_braces(found: Sequence[str]) -> Iterator[str]:
+    """Leave out braces that hold one token, and those that group without a command before them."""
+    partner = _partners(found)
+    dropped: set[int] = set()
+    for start, end in partner.items():
+        inside = end - start - 1
+        before = found[start - 1] if start else ""
+        # A group is an argument behind a command, another argument, a script or an option.
+        alone = not before.startswith("\\") and before not in ("}", "^", "_", "]")
+        if inside == 1 or alone:
+            dropped |= {start, end}
+    for place, token in enumerate(found):
+        if place not in dropped:
+            yield token
+
+
+def _partners(found: Sequence[str]) -> dict[int, int]:
+    opened: list[int] = []
+    partner = {}
+    for place, token in enumerate(found):
+        if token == "{":
+            opened.append(place)
+        elif token == "}" and opened:
+            partner[opened.pop()] = place
+    return partner

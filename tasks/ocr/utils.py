@@ -1,0 +1,163 @@
+"""Functions the task files of reading name. lmms-eval runs this file once per name: no state here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    from harness.media import pdf
+except ImportError:  # started outside the repository, without Espalier on the path
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from harness.media import pdf
+from harness.media.pictures import open_image
+from harness.scoring.documents import cdm
+from harness.scoring.documents.overall import of_pages
+from harness.scoring.documents.page import PageScores, score_page
+from harness.scoring.grounding import plain_markdown
+from harness.scoring.pages import BASELINE, UNIT_TESTS
+from harness.scoring.unittests.run import passes
+from harness.scoring.words import read_label, read_scores
+
+Doc = dict[str, Any]
+
+#: What DeepSeek-OCR was trained on for whole pages, and what RTPrune's script asks.
+QUESTION = "<|grounding|>Convert the document to markdown."
+
+#: Pixels of the longer side of a page that is drawn from its PDF file, as olmOCR-Bench draws them.
+LONGEST = 2048
+
+#: Categories whose tests are of formulas, which the release renders and this compares as LaTeX.
+WRITTEN = ("arxiv_math", "old_scans_math")
+
+
+def doc_to_visual(doc: Doc) -> list[Any]:
+    """Returns the page as a PIL image."""
+    path = Path(doc["image"])
+    if path.suffix == ".pdf":
+        return [pdf.page_image(path, doc["page"], LONGEST)]
+    return [open_image(path)]
+
+
+def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
+    """Returns the question, with a prompt around it where the task file sets one."""
+    extra = lmms_eval_specific_kwargs or {}
+    return extra.get("pre_prompt", "") + QUESTION + extra.get("post_prompt", "")
+
+
+def doc_to_messages(
+    doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    image = {"type": "image", "url": doc_to_visual(doc)[0]}
+    text = {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}
+    return [{"role": "user", "content": [image, text]}]
+
+
+def _answer(results: Sequence[Any]) -> tuple[str, dict[str, float]]:
+    """Returns the text of an answer, and whether there is any."""
+    answer = results[0] if results else ""
+    answer = plain_markdown(answer) if isinstance(answer, str) else ""
+    return answer, {"unparsed": float(not answer)}
+
+
+def _page(doc: Doc, found: PageScores) -> Doc:
+    """Returns the metrics of a page; one of which it has nothing is left out, and the page out of that one's mean."""
+    scores = {
+        "text_edit": found.text_edit,
+        "formula_edit": found.formula_edit,
+        "table_teds": found.table_teds,
+        "table_teds_s": found.table_teds_s,
+        "order_edit": found.order_edit,
+    }
+    language = {"english": "text_edit_en", "simplified_chinese": "text_edit_zh"}.get(
+        doc["language"]
+    )
+    if language:
+        scores[language] = found.text_edit
+    parts = [_share(found.text_edit), _share(found.formula_edit), found.table_teds]
+    present = {name: value for name, value in scores.items() if value is not None}
+    return present | {"overall_formula_edit": parts}
+
+
+def _share(edit: float | None) -> float | None:
+    return None if edit is None else 1 - edit
+
+
+def omnidocbench(doc: Doc, results: list[Any]) -> Doc:
+    answer, unparsed = _answer(results)
+    return _page(doc, score_page(json.loads(doc["annotation"]), answer)) | unparsed
+
+
+def omnidocbench_cdm(doc: Doc, results: list[Any]) -> Doc:
+    answer, unparsed = _answer(results)
+    found = score_page(json.loads(doc["annotation"]), answer)
+    drawn = cdm.scores(found.formulas)
+    formula = {"formula_cdm": sum(drawn) / len(drawn)} if drawn else {}
+    parts = [_share(found.text_edit), formula.get("formula_cdm"), found.table_teds]
+    return _page(doc, found) | formula | {"overall": parts} | unparsed
+
+
+def aggregate_overall(parts: list[list[float | None]]) -> float:
+    return of_pages(parts)
+
+
+def olmocr_bench(doc: Doc, results: list[Any]) -> Doc:
+    """Scores a page: of each category how many of its tests passed, and how many there are."""
+    answer, unparsed = _answer(results)
+    tests = json.loads(doc["tests"])
+    counts: dict[str, list[int]] = {}
+    for test in tests:
+        count = counts.setdefault(test["category"], [0, 0])
+        count[0] += passes(test, answer)
+        count[1] += 1
+    named = {f"{name}_latex" if name in WRITTEN else name: count for name, count in counts.items()}
+    every = [counts.get(name, [0, 0]) for name in (*UNIT_TESTS, BASELINE)]
+    return named | {"overall_latex": every} | unparsed
+
+
+def aggregate_rate(counts: list[list[int]]) -> float:
+    """Returns the share of tests that passed."""
+    return sum(passed for passed, _ in counts) / sum(number for _, number in counts)
+
+
+def aggregate_categories(pages: list[list[list[int]]]) -> float:
+    """Returns the mean over categories of the share that passed; a category without a test is left out."""
+    sums = [
+        [sum(count) for count in zip(*column, strict=True)] for column in zip(*pages, strict=True)
+    ]
+    rates = [passed / number for passed, number in sums if number]
+    return sum(rates) / len(rates)
+
+
+def _read(doc: Doc, results: list[Any], scene: bool, one_line: bool, suffix: str) -> Doc:
+    answer, unparsed = _answer(results)
+    said, right = (read_label(text, scene, one_line) for text in (answer, doc["label"]))
+    scores = read_scores(said, right)
+    named = {"meteor": "meteor_no_synonyms"}
+    return {
+        named.get(name, name) + ("" if name == "edit_distance" else suffix): value
+        for name, value in scores.items()
+    } | unparsed
+
+
+def ocean_document_en(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=False, suffix="")
+
+
+def ocean_document_zh(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=False, suffix="_char")
+
+
+def ocean_scene_text(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=True, one_line=False, suffix="_char")
+
+
+def ocean_handwriting_en(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=True, suffix="")
+
+
+def ocean_handwriting_zh(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=True, suffix="_char")

@@ -1,0 +1,78 @@
+"""Edit distances and near matches against the plain table, on generated texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.scoring.edits import Near, near_matches, normalised_distance, window_distance
+
+TEXTS = st.text("ab \u4eca", max_size=12)
+
+
+def table(one: str, other: str) -> list[list[int]]:
+    """Return the whole table of edit distances between prefixes, cell by cell."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, start=1):
+        row = [i]
+        for j, second in enumerate(other, start=1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != second)))
+        rows.append(row)
+    return rows
+
+
+def plain(one: str, other: str) -> int:
+    return table(one, other)[-1][-1]
+
+
+@given(TEXTS, TEXTS)
+def test_a_distance_is_the_plain_one_over_the_longer_text(one: str, other: str) -> None:
+    longer = max(len(one), len(other))
+    assert normalised_distance(one, other) == pytest.approx(
+        plain(one, other) / longer if longer else 0
+    )
+
+
+def test_a_distance_by_hand() -> None:
+    assert normalised_distance("kitten", "sitting") == pytest.approx(3 / 7)
+    assert normalised_distance("", "abc") == 1
+    assert normalised_distance("", "") == 0
+
+
+@given(TEXTS, TEXTS, st.sampled_from((0.4, 0.6, 1.1)))
+def test_a_window_is_the_nearest_of_its_length(part: str, whole: str, below: float) -> None:
+    size = len(part)
+    nearest = [
+        plain(part, whole[at : at + size]) / size for at in range(len(whole) - size + 1) if size
+    ]
+    wanted = min(nearest, default=1.0)
+    found = window_distance(part, whole, below)
+    assert found == pytest.approx(wanted if wanted < below else 1.0)
+
+
+@given(st.text("ab ", min_size=1, max_size=6), TEXTS, st.integers(0, 2))
+def test_near_matches_are_found_where_the_plain_search_finds_one(
+    pattern: str, text: str, edits: int
+) -> None:
+    costs = {
+        start: min(plain(pattern, text[start:end]) for end in range(start, len(text) + 1))
+        for start in range(len(text))
+    }
+    found = near_matches(pattern, text, edits)
+    assert bool(found) == any(cost <= edits for cost in costs.values())
+    assert all(place.edits == costs[place.start] <= edits for place in found)
+    assert found == sorted(found, key=lambda place: place.start)
+    if found:
+        assert min(place.edits for place in found) == min(costs.values())
+
+
+def test_of_places_that_overlap_the_best_counts() -> None:
+    assert near_matches("brown fox", "a brown fox and a brwn fox", 2) == [Near(2, 0), Near(18, 1)]
+    assert near_matches("", "abc", 1) == []
+    assert near_matches("abcabc", "", 2) == []
+
+
+def test_long_texts_take_little_time() -> None:
+    # A hundred thousand characters, none of which is far from a match.
+    assert len(near_matches("ab" * 50, "ba" * 50_000, 4)) >= 1

@@ -1,0 +1,168 @@
+"""The tasks of reading: what is asked, how pages become metrics, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from PIL import Image
+
+from harness.config.compose import CONF
+from harness.errors import UserError
+from harness.evaluation.tasks import load_tasks, quiet
+from harness.paths import ROOT
+from harness.scoring.documents import cdm
+from harness.scoring.documents.page import Formula
+from tests.benchmarks.fixtures.ocr import ANSWERS, ENGLISH, FIXTURES, OCEAN, PAGES, TESTS
+from tests.benchmarks.hub import picture
+
+TASKS = ROOT / "tasks"
+REPOSITORIES = {"omnidocbench": "opendatalab/OmniDocBench", "olmocr_bench": "allenai/olmOCR-bench"}
+
+
+@pytest.fixture(scope="module")
+def utils() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ocr_utils", TASKS / "ocr/utils.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def loaded(tmp_path: Path, name: str) -> Any:
+    """Return the task on its fixture."""
+    FIXTURES[name](tmp_path)
+    folder = tmp_path / REPOSITORIES.get(name, "guoxy25/Ocean-OCR")
+    with (
+        mock.patch.object(huggingface_hub, "snapshot_download", return_value=str(folder)),
+        quiet(),
+    ):
+        (task,) = load_tasks(name, TASKS).tasks
+    return task
+
+
+def score(task: Any, doc: Any, results: list[Any]) -> dict[str, Any]:
+    return dict(type(task).process_results.__wrapped__(task, doc, results))
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_page_is_asked_for_as_a_whole(tmp_path: Path, name: str) -> None:
+    task = loaded(tmp_path, name)
+    doc = task.test_docs()[0]
+    (message,) = task.doc_to_messages(doc)
+    kinds = [part["type"] for part in message["content"]]
+    assert kinds == ["image", "text"]
+    assert isinstance(message["content"][0]["url"], Image.Image)
+    assert message["content"][1]["text"] == "<|grounding|>Convert the document to markdown."
+    assert task.config.generation_kwargs["max_new_tokens"] == 8192
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_no_answer_raises_and_an_empty_one_is_unparsed(tmp_path: Path, name: str) -> None:
+    task = loaded(tmp_path, name)
+    doc = task.test_docs()[0]
+    empty = score(task, doc, [""])
+    assert empty["unparsed"] == 1
+    for results in ([None], ["  \n"], ["<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\n"]):
+        assert score(task, doc, results) == empty
+    perfect = score(task, doc, [ANSWERS[name](doc)])
+    assert perfect["unparsed"] == 0
+    assert perfect != empty
+    assert set(perfect) <= set(task.aggregation())
+
+
+def test_a_page_is_left_out_of_the_means_of_what_it_has_not(utils: ModuleType) -> None:
+    doc = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
+    found = utils.omnidocbench(doc, ["nothing of it"])
+    assert set(found) == {
+        "text_edit",
+        "text_edit_zh",
+        "order_edit",
+        "overall_formula_edit",
+        "unparsed",
+    }
+    assert found["overall_formula_edit"] == [0.0, None, None]
+
+
+def test_a_category_is_the_share_of_its_tests_and_overall_the_mean_of_categories(
+    utils: ModuleType,
+) -> None:
+    tests = [
+        test | {"category": category}
+        for category in ("old_scans", "arxiv_math")
+        for test in TESTS[category]
+    ]
+    page = utils.olmocr_bench({"tests": json.dumps(tests)}, [ENGLISH])
+    assert (page["old_scans"], page["arxiv_math_latex"]) == ([2, 2], [0, 1])
+    other = utils.olmocr_bench({"tests": json.dumps(tests[:2])}, ["short"])
+    assert other["old_scans"] == [1, 2]
+    assert utils.aggregate_rate([page["old_scans"], other["old_scans"]]) == 3 / 4
+    overall = utils.aggregate_categories([page["overall_latex"], other["overall_latex"]])
+    assert overall == pytest.approx((3 / 4 + 0) / 2)
+
+
+def test_a_repository_that_is_not_here_is_told_in_one_line() -> None:
+    def missing(*args: Any, **more: Any) -> str:
+        raise LocalEntryNotFoundError("Cannot find it.\nMore of it.")
+
+    with (
+        mock.patch.object(huggingface_hub, "snapshot_download", missing),
+        quiet(),
+        pytest.raises(UserError) as error,
+    ):
+        load_tasks("ocean_ocr_scene_text", TASKS)
+    line = str(error.value)
+    assert "\n" not in line
+    assert line.startswith(
+        "benchmark.task='ocean_ocr_scene_text': guoxy25/Ocean-OCR cannot be had: not on this machine;"
+    )
+    assert "https://github.com/guoxy25/Ocean-OCR" in line
+
+
+def test_a_pdf_page_is_drawn_when_it_is_asked_for(utils: ModuleType, tmp_path: Path) -> None:
+    drawn = picture(1)
+    with mock.patch.object(utils.pdf, "page_image", return_value=drawn) as draw:
+        assert utils.doc_to_visual({"image": str(tmp_path / "a.pdf"), "page": 1}) == [drawn]
+    draw.assert_called_once_with(tmp_path / "a.pdf", 1, 2048)
+
+
+def test_the_papers_overall_is_refused_where_formulas_cannot_be_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cdm, "missing", lambda: ["xelatex"])
+    with quiet(), pytest.raises(UserError, match=r"omnidocbench_cdm.*formula_cdm needs xelatex"):
+        load_tasks("omnidocbench_cdm", TASKS)
+
+
+def test_the_papers_overall_takes_formulas_as_they_are_drawn(
+    utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Formula] = []
+
+    def scores(formulas: Any) -> list[float]:
+        asked.extend(formulas)
+        return [0.25, 0.75][: len(formulas)]
+
+    monkeypatch.setattr(utils.cdm, "scores", scores)
+    doc = {"annotation": json.dumps(PAGES[2]), "language": "en_ch_mixed"}
+    found = utils.omnidocbench_cdm(doc, [ANSWERS["omnidocbench"](doc)])
+    assert found["formula_cdm"] == 0.5
+    assert found["overall"] == [None, 0.5, None]
+    assert [one.reference == one.answer for one in asked] == [False, False]
+    assert len(asked) == 2
+    page = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
+    assert "formula_cdm" not in utils.omnidocbench_cdm(page, ["x"])
+
+
+def test_every_part_has_its_file() -> None:
+    assert {path.stem for path in (CONF / "benchmark").glob("ocean_ocr_*.yaml")} == set(OCEAN)
+    files = {path.stem for path in (TASKS / "ocr").glob("*.yaml")}
+    assert files == {*FIXTURES, "omnidocbench_cdm"}
