@@ -40,7 +40,8 @@ from harness.wording import in_words_of_the_draft
 SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
-        "check_weights template conversation conversion generation processor video media facts architecture drafts"
+        "check_weights template conversation conversion generation processor video media facts "
+        "architecture drafts boxes"
     ),
     "method": "name variant params",
     "benchmark": BENCHMARK,

@@ -120,6 +120,7 @@ def compose_section(group: str, name: str, key: str | None = None) -> dict[str, 
 
     Cost: 0.1 s.
     """
+    register()
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
     options = loader.get_group_options(group)

@@ -13,6 +13,7 @@ from harness.facts import CLASS_ATTENTION, ModelFacts
 from harness.paths import rooted
 from harness.specs import (
     ATTENTIONS,
+    BOXES,
     DEVICE_MAPS,
     DEVICES,
     DTYPES,
@@ -62,6 +63,7 @@ def model_spec(part: Mapping[str, Any]) -> ModelSpec:
         media=fields.choice("model.media", part["media"], MEDIA),
         architecture=fields.table("model.architecture", part["architecture"]),
         drafts=fields.names("model.drafts", part["drafts"], empty=True),
+        boxes=fields.choice("model.boxes", part["boxes"], BOXES),
     )
 
 

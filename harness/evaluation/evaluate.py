@@ -120,6 +120,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+    from harness.evaluation.told import tell
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -128,6 +129,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
             lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
         )
         check_metrics(loaded.tasks, bench.metrics)
+        tell(loaded.tasks, spec.model, bench)
     return loaded
 
 

@@ -60,7 +60,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
-        "benchmark": _benchmark(spec.benchmark, contents.tasks),
+        "benchmark": _benchmark(spec.benchmark, contents.tasks, spec.model.boxes),
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
@@ -100,13 +100,15 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     return stated
 
 
-def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
+def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str], boxes: str) -> dict[str, Any]:
     # Younger than the other settings: a benchmark without them has those that it always had.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
     younger = {
         "prompt": benchmark.prompt,
         "text": benchmark.text,
         "dataset": dataset if any(dataset.values()) else None,
+        # How the model writes boxes changes the rows of those benchmarks alone that ask for some.
+        "boxes": boxes if benchmark.kind == "localization" else None,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
         # A table of its own: 0 is a setting, and only None is none.
