@@ -119,6 +119,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
 
@@ -126,7 +127,13 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     check_limit(bench.limit)
     with alone(), quiet():
         loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+            lambda: load_tasks(
+                bench.task,
+                bench.include_path,
+                spec.offline,
+                spec.model.template,
+                local_data(bench),
+            )
         )
         check_metrics(loaded.tasks, bench.metrics)
         tell(loaded.tasks, spec.model, bench)
@@ -171,7 +178,7 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), suppress(Answered):
+    with alone(), quiet(), loaded.serving(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ class Contents:
         draft: the same of the draft model; None where nobody drafts.
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
+        data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
     """
 
     model: str
     draft: str | None = None
     tasks: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    data: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
-        "benchmark": _benchmark(spec.benchmark, contents.tasks, spec.model.boxes),
+        "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
@@ -100,15 +102,14 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     return stated
 
 
-def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str], boxes: str) -> dict[str, Any]:
+def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
     # Younger than the other settings: a benchmark without them has those that it always had.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
     younger = {
         "prompt": benchmark.prompt,
         "text": benchmark.text,
         "dataset": dataset if any(dataset.values()) else None,
-        # How the model writes boxes changes the rows of those benchmarks alone that ask for some.
-        "boxes": boxes if benchmark.kind == "localization" else None,
+        "data": contents.data,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
         # A table of its own: 0 is a setting, and only None is none.
@@ -121,9 +122,14 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str], boxes: str) -> di
         "headline": benchmark.headline,
         "higher_is_better": benchmark.higher_is_better,
         "generation": benchmark.generation,
-        "files": tasks,
+        "files": contents.tasks,
         **{key: value for key, value in younger.items() if value},
     }
+
+
+def _boxes(spec: RunSpec) -> dict[str, str]:
+    # How a model writes boxes changes the rows of those benchmarks alone that ask for some.
+    return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,6 @@ EXEMPT = {
     ),
     "benchmark.texts": "texts to choose from; the chosen one is in benchmark.text",
     "benchmark.needs": "refuses a benchmark or changes nothing",
-    "benchmark.path": "where the data lie; their content is hashed",
     **dict.fromkeys(
         (f"benchmark.dataset.{name}" for name in ("config", "split", "samples", "licence")),
         "prose for readers; the task file names them",
@@ -83,6 +82,7 @@ VALUES: dict[str, Any] = {
     "benchmark.cluster": Cluster("scene"),
     "benchmark.blocks": 0,
     "benchmark.sources": (ROOT / "tasks" / "videos",),
+    "benchmark.path": ROOT / "tasks",
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
 }
