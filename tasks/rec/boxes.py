@@ -18,8 +18,8 @@ QUESTIONS = {
     # lmms-eval's words, which explain the format to a model that has none of its own.
     "unit": (
         "Bounding box coordinates are specified in the format "
-        "(top-left x, top-left y, bottom-right x, bottom-right y). All values are floating point numbers bounded between 0 and 1. "
-        + _PLAIN
+        "(top-left x, top-left y, bottom-right x, bottom-right y). "
+        "All values are floating point numbers bounded between 0 and 1. " + _PLAIN
     ),
     # LLaVA-1.5's training data.
     "square": _PLAIN,
