@@ -35,6 +35,7 @@ check: lint types layers test  ## what CI runs, less the tests marked slow and t
 
 docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m harness.pages.methods --write docs/methods.md
+	$(PY) -m harness.pages.benchmarks --write docs/benchmarks.md
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)

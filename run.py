@@ -54,6 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     """Do what a command line asks, in this process and the others of the launch; return the exit code."""
     waiting.say("reading the command line")
+    from harness.config.listing import asked_groups, listing
+
+    if groups := asked_groups(arguments):
+        waiting.clear()
+        if speaks():
+            with streams.output():
+                print(*map(listing, groups), sep="\n", end="")
+        return 0
     from harness.config.compose import CONF, read_command
 
     def tell(cell: int, cells: int) -> None:

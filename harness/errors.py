@@ -13,6 +13,15 @@ class UserError(ValueError):
     """Something the user typed or supplied cannot work; run.py prints the line and exits with 2."""
 
 
+class Mistakes(UserError):
+    """Several mistakes of one table, told together in one line."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """Keep what is wrong, one entry each."""
+        self.lines = tuple(lines)
+        super().__init__("; ".join(self.lines))
+
+
 class Refused(UserError):
     """What is asked of a method cannot be done on this model or under this budget; other methods may do it."""
 
@@ -31,6 +40,11 @@ def tell_once(line: str) -> None:
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """Return the error for a name that is not in a table: the config key, the name, the nearest and all valid names."""
     names = sorted(valid)
-    near = get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = near_names(name, names, at_most=1)
     return UserError(f"{kind}={name!r} is unknown{hint}; valid: {', '.join(names)}")
+
+
+def near_names(name: str, valid: Iterable[str], at_most: int = 3) -> str:
+    """Return ` (did you mean ...?)` with the valid names nearest to one that is not, or nothing if none is near."""
+    near = get_close_matches(name, sorted(valid), n=at_most)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

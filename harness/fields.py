@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from harness.errors import UserError, unknown_name
+from harness.errors import Mistakes, UserError, near_names, unknown_name
 
 Name = TypeVar("Name", bound=str)
 
@@ -158,6 +158,40 @@ def only_known(prefix: str, given: Mapping[str, Any], known: Iterable[str]) -> N
     missing = sorted(expected - set(given))
     if missing:
         raise UserError(f"config key {dot}{missing[0]} is missing")
+
+
+def key_mistakes(prefix: str, given: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return what is wrong with a table: its unknown keys with the valid ones behind them, and what is missing."""
+    expected = sorted(known)
+    unknown = [name for name in given if name not in expected]
+    lines = [
+        f"{prefix}.{name} is not a config key{near_names(name, expected, at_most=1)}"
+        for name in unknown
+    ]
+    if unknown:
+        lines.append(f"valid: {', '.join(f'{prefix}.{name}' for name in expected)}")
+    missing = [name for name in expected if name not in set(given)]
+    return [*lines, *(f"config key {prefix}.{name} is missing" for name in missing)]
+
+
+def gather(checks: Mapping[str, Callable[[], Any]], lines: Iterable[str] = ()) -> dict[str, Any]:
+    """Run every check and return what each of them returns.
+
+    Raises:
+        Mistakes: some fail, or `lines` says what is wrong already; all of it in one line.
+    """
+    found: dict[str, Any] = {}
+    wrong = list(lines)
+    for name, check in checks.items():
+        try:
+            found[name] = check()
+        except Mistakes as error:
+            wrong += error.lines
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise Mistakes(wrong)
+    return found
 
 
 def only_some(prefix: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
-from harness.budget import Budget
 from harness.facts import ModelFacts
 from harness.media import rules
-from methods.base import Positions
+
+if TYPE_CHECKING:
+    # Brings in torch, seconds that a mistake in a config need not wait for.
+    from harness.budget import Budget
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -24,8 +26,8 @@ TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: `engine.backend`: tokens leave, or the slow reference hides them.
 Backend = Literal["drop", "emulate"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-#: `engine.positions`: a policy, or whatever the method's released code does.
-PositionPolicy = Literal[Positions, "method"]
+#: `engine.positions`: a policy (`Positions` of methods/base.py), or whatever the method's released code does.
+PositionPolicy = Literal["original", "renumbered", "method"]
 POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0

@@ -7,7 +7,7 @@ pairs; treating the two runs as independent would give intervals that are too wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,21 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+def by_unit(values: Array, units: Sequence[Hashable]) -> Array:
+    """Return one value for each unit, so that the mean stays and units are independent; order of first appearance.
+
+    Where every sample is a unit of its own, the values come back as they are. A unit's value is the mean of all plus
+    what its members deviate from it, times units over samples: the linear form of a ratio whose units differ in size.
+    """
+    place = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
+    if len(place) == len(values):
+        return values
+    mean = values.mean()
+    sums = np.bincount([place[unit] for unit in units], weights=values - mean)
+    found: Array = mean + sums * (len(place) / len(values))
+    return found
 
 
 def mean_interval(
@@ -156,6 +171,19 @@ def permutation_pvalue(
         rng=np.random.default_rng(seed),
     )
     return float(test.pvalue)
+
+
+def mcnemar_pvalue(broke: int, mended: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test: of answers that changed sides, as many either way.
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    if min(broke, mended) < 0:
+        raise ValueError(f"counts must be at least 0, got {broke} and {mended}")
+    if broke + mended == 0:
+        return 1.0
+    return float(stats.binomtest(broke, broke + mended, 0.5).pvalue)
 
 
 def _bootstrap(

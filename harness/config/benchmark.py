@@ -1,9 +1,14 @@
-"""The benchmark of a run: every key of its file is checked before anything is loaded."""
+"""The benchmark of a run: every mistake in its file is told at once, before anything is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from harness import fields
 from harness.errors import UserError
@@ -20,100 +25,188 @@ from harness.specs import (
     Reported,
 )
 
-KEYS = (
-    "name task title kind include_path sources dataset path limit metrics headline higher_is_better reported "
-    "derived cluster blocks generation prompt text texts needs papers note"
-)
-DATASET = ("path", "config", "revision", "split", "samples", "licence")
+Reader = Callable[[str, Any], Any]
 
 
 def benchmark_spec(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
     """Return the benchmark that a composed section describes, with the run's own limit.
 
     Raises:
-        UserError: one line with the key, the value and what is valid.
+        UserError: one line with every key that is missing, unknown or wrong, its value and what is valid.
     """
-    fields.optional_integer("benchmark.limit", part["limit"], at_least=1)
-    include_path = fields.optional_text("benchmark.include_path", part["include_path"])
-    path = fields.optional_text("benchmark.path", part["path"])
-    name = fields.text("benchmark.name", part["name"])
-    metrics = fields.names("benchmark.metrics", part["metrics"])
-    return BenchmarkSpec(
-        name=name,
-        task=fields.text("benchmark.task", part["task"]),
-        include_path=None if include_path is None else rooted(include_path),
-        limit=fields.optional_integer("limit", limit, at_least=1),
-        metrics=metrics,
-        headline=fields.choice("benchmark.headline", part["headline"], metrics),
-        higher_is_better=fields.flag("benchmark.higher_is_better", part["higher_is_better"]),
-        generation=fields.table("benchmark.generation", part["generation"]),
-        sources=tuple(
-            rooted(source)
-            for source in fields.names("benchmark.sources", part["sources"], empty=True)
-        ),
-        title=fields.optional_text("benchmark.title", part["title"]) or name,
-        kind=fields.choice("benchmark.kind", part["kind"], TASK_KINDS),
-        dataset=_dataset(fields.table("benchmark.dataset", part["dataset"])),
-        path=None if path is None else rooted(path),
-        reported=_reported(fields.table("benchmark.reported", part["reported"]), metrics),
-        prompt=fields.table("benchmark.prompt", part["prompt"]),
-        text=fields.optional_text("benchmark.text", part["text"]),
-        texts=_texts(fields.table("benchmark.texts", part["texts"])),
-        needs=_some("benchmark.needs", part["needs"], NEEDS),
-        papers=_some("benchmark.papers", part["papers"], PAPERS),
-        note=fields.optional_text("benchmark.note", part["note"]),
-        derived=_derived(fields.table("benchmark.derived", part["derived"])),
-        cluster=_cluster(part["cluster"]),
-        blocks=fields.optional_integer("benchmark.blocks", part["blocks"], at_least=0),
+    checks = _checks("benchmark", part, READERS)
+    # Of metrics that are wrong themselves, no other key can be one.
+    if "metrics" in part and isinstance(part["metrics"], list | tuple):
+        checks["of metrics"] = lambda: _check_among(part, part["metrics"])
+    found = fields.gather(checks, fields.key_mistakes("benchmark", part, READERS))
+    found.pop("of metrics", None)
+    found |= {
+        "title": found["title"] or found["name"],
+        "limit": fields.optional_integer("limit", limit, at_least=1),
+    }
+    return BenchmarkSpec(**found)
+
+
+def check_benchmarks(cells: Iterable[DictConfig]) -> None:
+    """Check the benchmark of each cell, each that differs once; what cannot be resolved is left to the run's check.
+
+    Raises:
+        UserError: as `benchmark_spec`.
+    """
+    seen: list[Any] = []
+    for cell in cells:
+        try:
+            part = OmegaConf.to_container(cell.benchmark, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException:
+            continue
+        if isinstance(part, dict) and part not in seen:
+            seen.append(part)
+            benchmark_spec({str(key): value for key, value in part.items()}, None)
+
+
+def _checks(
+    prefix: str, part: Mapping[str, Any], readers: Mapping[str, Reader]
+) -> dict[str, Callable[[], Any]]:
+    """Return the check of every key that is there."""
+    return {
+        name: partial(read, f"{prefix}.{name}", part[name])
+        for name, read in readers.items()
+        if name in part
+    }
+
+
+def _table(prefix: str, value: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return a table all of whose keys are there and right."""
+    part = fields.table(prefix, value)
+    return fields.gather(_checks(prefix, part, readers), fields.key_mistakes(prefix, part, readers))
+
+
+def _check_among(part: Mapping[str, Any], metrics: Iterable[str]) -> None:
+    """Raise unless what names a metric names one that the benchmark has."""
+    named = {}
+    if part.get("headline"):
+        named["headline"] = part["headline"]
+    reported = part.get("reported")
+    if isinstance(reported, Mapping):
+        named |= {f"reported.{one}": one for one in reported}
+    fields.gather(
+        {
+            key: partial(fields.choice, f"benchmark.{key.partition('.')[0]}", one, metrics)
+            for key, one in named.items()
+        }
     )
 
 
-def _dataset(part: dict[str, Any]) -> DatasetSpec:
-    fields.only_known("benchmark.dataset", part, DATASET)
-    samples = fields.optional_integer("benchmark.dataset.samples", part.pop("samples"), at_least=1)
-    texts = {name: fields.optional_text(f"benchmark.dataset.{name}", part[name]) for name in part}
-    return DatasetSpec(samples=samples, **texts)
+def _path(key: str, value: Any) -> Path | None:
+    text = fields.optional_text(key, value)
+    return None if text is None else rooted(text)
 
 
-def _reported(part: dict[str, Any], metrics: tuple[str, ...]) -> dict[str, Reported]:
-    found = {}
-    for metric, how in part.items():
-        key = f"benchmark.reported.{metric}"
-        fields.choice("benchmark.reported", metric, metrics)
-        table = fields.table(key, how)
-        fields.only_known(key, table, ("name", "scale"))
-        name = fields.text(f"{key}.name", table["name"])
-        found[metric] = Reported(name, fields.positive(f"{key}.scale", table["scale"]))
-    return found
+def _paths(key: str, value: Any) -> tuple[Path, ...]:
+    return tuple(rooted(source) for source in fields.names(key, value, empty=True))
 
 
-def _derived(part: dict[str, Any]) -> dict[str, Derived]:
-    found = {}
-    for name, how in part.items():
-        key = f"benchmark.derived.{name}"
-        table = fields.table(key, how)
-        fields.only_some(key, table, DERIVATIONS)
-        if len(table) != 1:
-            raise UserError(f"{key}={how!r} must be one of {', '.join(DERIVATIONS)} with a list")
-        ((word, members),) = table.items()
-        found[name] = Derived(word, fields.names(f"{key}.{word}", members))
-    return found
+def _some(valid: tuple[str, ...]) -> Reader:
+    def read(key: str, value: Any) -> tuple[str, ...]:
+        return tuple(fields.choice(key, one, valid) for one in fields.names(key, value, empty=True))
+
+    return read
 
 
-def _cluster(value: Any) -> Cluster | None:
-    key = "benchmark.cluster"
+def _count(key: str, value: Any) -> int | None:
+    return fields.optional_integer(key, value, at_least=1)
+
+
+def _kind(key: str, value: Any) -> str:
+    return fields.choice(key, value, TASK_KINDS)
+
+
+def _dataset(key: str, value: Any) -> DatasetSpec:
+    return DatasetSpec(**_table(key, value, DATASET))
+
+
+def _reported(key: str, value: Any) -> dict[str, Reported]:
+    part = fields.table(key, value)
+    checks = {metric: partial(_how, f"{key}.{metric}", how) for metric, how in part.items()}
+    return fields.gather(checks)
+
+
+def _how(key: str, value: Any) -> Reported:
+    return Reported(**_table(key, value, REPORTED))
+
+
+def _derived(key: str, value: Any) -> dict[str, Derived]:
+    part = fields.table(key, value)
+    checks = {name: partial(_derivation, f"{key}.{name}", how) for name, how in part.items()}
+    return fields.gather(checks)
+
+
+def _derivation(key: str, value: Any) -> Derived:
+    table = fields.table(key, value)
+    fields.only_some(key, table, DERIVATIONS)
+    if len(table) != 1:
+        raise UserError(f"{key}={value!r} must be one of {', '.join(DERIVATIONS)} with a list")
+    ((word, members),) = table.items()
+    return Derived(word, fields.names(f"{key}.{word}", members))
+
+
+def _cluster(key: str, value: Any) -> Cluster | None:
     if value is None or isinstance(value, str):
         column = fields.optional_text(key, value)
         return None if column is None else Cluster(column)
-    table = fields.table(key, value)
-    fields.only_known(key, table, ("column", "modulo"))
-    column = fields.text(f"{key}.column", table["column"])
-    return Cluster(column, fields.integer(f"{key}.modulo", table["modulo"], at_least=2))
+    return Cluster(**_table(key, value, CLUSTER))
 
 
-def _texts(part: dict[str, Any]) -> dict[str, str]:
-    return {name: fields.text(f"benchmark.texts.{name}", value) for name, value in part.items()}
+def _modulo(key: str, value: Any) -> int:
+    return fields.integer(key, value, at_least=2)
 
 
-def _some(key: str, value: Any, valid: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(fields.choice(key, one, valid) for one in fields.names(key, value, empty=True))
+def _blocks(key: str, value: Any) -> int | None:
+    return fields.optional_integer(key, value, at_least=0)
+
+
+def _texts(key: str, value: Any) -> dict[str, str]:
+    part = fields.table(key, value)
+    checks = {name: partial(fields.text, f"{key}.{name}", one) for name, one in part.items()}
+    return fields.gather(checks)
+
+
+DATASET: dict[str, Reader] = {
+    "path": fields.optional_text,
+    "config": fields.optional_text,
+    "revision": fields.optional_text,
+    "split": fields.optional_text,
+    "samples": _count,
+    "licence": fields.optional_text,
+}
+
+REPORTED: dict[str, Reader] = {"name": fields.text, "scale": fields.positive}
+
+CLUSTER: dict[str, Reader] = {"column": fields.text, "modulo": _modulo}
+
+#: Every key of a file, with what checks its value.
+READERS: dict[str, Reader] = {
+    "name": fields.text,
+    "task": fields.text,
+    "title": fields.optional_text,
+    "kind": _kind,
+    "include_path": _path,
+    "sources": _paths,
+    "dataset": _dataset,
+    "path": _path,
+    "limit": _count,
+    "metrics": fields.names,
+    "headline": fields.text,
+    "higher_is_better": fields.flag,
+    "reported": _reported,
+    "derived": _derived,
+    "cluster": _cluster,
+    "blocks": _blocks,
+    "generation": fields.table,
+    "prompt": fields.table,
+    "text": fields.optional_text,
+    "texts": _texts,
+    "needs": _some(NEEDS),
+    "papers": _some(PAPERS),
+    "note": fields.optional_text,
+}

@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
-from harness.config.benchmark import KEYS as BENCHMARK
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
@@ -37,6 +36,7 @@ from harness.specs import (
 )
 from harness.wording import in_words_of_the_draft
 
+#: Keys of the sections; those of `benchmark` stand in harness/config/benchmark.py.
 SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
@@ -44,7 +44,6 @@ SECTIONS = {
         "architecture drafts boxes"
     ),
     "method": "name variant params",
-    "benchmark": BENCHMARK,
     "budget": "rule",
     "engine": (
         "backend batch_size positions threads max_errors warmup transport patience compare graphs "
@@ -67,7 +66,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         UserError: one line with the config key, the value and what is valid.
     """
     config = _plain(cfg)
-    fields.only_known("", config, (*SECTIONS, *SCALARS))
+    fields.only_known("", config, (*SECTIONS, "benchmark", *SCALARS))
     parts = {name: _section(config, name) for name in SECTIONS}
     curves = fields.optional_text("curves", config["curves"])
     report = fields.optional_text("report", config["report"])
@@ -79,7 +78,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     return RunSpec(
         model=model,
         method=method,
-        benchmark=benchmark_spec(parts["benchmark"], config["limit"]),
+        benchmark=benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"]),
         budget=Budget(rule=rule, ratio=share("ratio", config["ratio"])),
         engine=_engine(parts["engine"]),
         seed=fields.integer("seed", config["seed"], at_least=0),

@@ -7,14 +7,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness.catalogue import METHODS, names_of
 from harness.config.by_kind import by_kind
 from harness.errors import unknown_name
 from harness.paths import ROOT
-from methods.base import Decoder, TokenReducer
 
-#: Kinds as presets call them.
-KINDS: dict[str, type[object]] = {"reducer": TokenReducer, "decoder": Decoder}
+#: Kinds as presets call them: names of bases in methods/base.py. The bases themselves bring in torch, seconds that a
+#: mistake on the command line need not wait for, so they are imported where a preset uses one of the words.
+KINDS = {"reducer": "TokenReducer", "decoder": "Decoder"}
 
 
 def register() -> None:
@@ -39,6 +38,9 @@ def methods(kind: str, *without: str) -> str:
     Raises:
         UserError: there is no such kind.
     """
+    # Brings in torch.
+    from harness.catalogue import names_of
+
     return ",".join(name for name in names_of(_base(kind)) if name not in without)
 
 
@@ -48,6 +50,9 @@ def configs(kind: str, *without: str) -> str:
     Raises:
         UserError: there is no such kind.
     """
+    # Brings in torch.
+    from harness.catalogue import METHODS
+
     base = _base(kind)
     found = []
     for path in sorted((ROOT / "conf" / "method").glob("*.yaml")):
@@ -60,4 +65,8 @@ def configs(kind: str, *without: str) -> str:
 def _base(kind: str) -> type[object]:
     if kind not in KINDS:
         raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS)
-    return KINDS[kind]
+    # Brings in torch.
+    from methods import base
+
+    named: type[object] = getattr(base, KINDS[kind])
+    return named

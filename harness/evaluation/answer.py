@@ -15,6 +15,7 @@ from lmms_eval.protocol import ChatMessages
 from PIL import ImageFile
 
 from harness.errors import UserError
+from harness.evaluation import kept
 from harness.evaluation.samples import Failure, Key, Sample
 from harness.generation import Settings, cut
 from harness.kinds.base import Responder
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
 
 
+#: Messages of one sample.
+Chat = list[dict[str, Any]]
+
+
 class Answerer:
     """Answers batches of requests and finds out which of their samples cannot be answered.
 
@@ -33,14 +38,21 @@ class Answerer:
         responder: what answers, already open.
         seed: of the run; batches that sample are seeded by it.
         document: returns the document of (task, split, doc id).
+        source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
+            journal; None: the journal keeps answers alone.
     """
 
     def __init__(
-        self, responder: Responder, seed: int, document: Callable[[str, str, int], Any]
+        self,
+        responder: Responder,
+        seed: int,
+        document: Callable[[str, str, int], Any],
+        source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
     ) -> None:
         self._responder = responder
         self._seed = seed
         self._document = document
+        self._source = source
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
@@ -66,7 +78,7 @@ class Answerer:
     def answer(self, block: Sequence[Instance], group: Settings) -> list[Sample]:
         """Answer a batch; raises whatever goes wrong."""
         keys = [key_of(request) for request in block]
-        inputs = self.encode(block)
+        documents, chats, inputs = self._encoded(block)
         names = [f"{task}/{doc_id}" for task, doc_id in keys]
         if group.generate["do_sample"]:
             # `generate` samples from torch's global generator: seed it by batch, leave no trace.
@@ -85,25 +97,54 @@ class Answerer:
                 output_tokens=record.new_tokens,
                 record=record,
                 raw=text,
+                asked=self._asked(request, document, chat),
             )
-            for key, text, record in zip(keys, texts, generated.records, strict=True)
+            for key, text, record, request, document, chat in zip(
+                keys, texts, generated.records, block, documents, chats, strict=True
+            )
         ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
+        return self._encoded(block)[2]
+
+    def _encoded(
+        self, block: Sequence[Instance]
+    ) -> tuple[list[Any], list[Chat], Mapping[str, Any]]:
+        """Return the documents of a batch, their chats and the model's inputs."""
         with _whole_images():
-            return self._responder.encode([self._messages(request) for request in block])
+            documents = [self._read(request) for request in block]
+            chats = [
+                _messages(request, document)
+                for request, document in zip(block, documents, strict=True)
+            ]
+            return documents, chats, self._responder.encode(chats)
 
     def told(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
         with _whole_images():
-            return self._responder.told(self._messages(request))
+            return self._responder.told(_messages(request, self._read(request)))
 
-    def _messages(self, request: Instance) -> list[dict[str, Any]]:
-        _, to_messages, _, doc_id, task, split = request.args
-        messages = to_messages(self._document(task, split, doc_id))
-        chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
-        return chat
+    def _read(self, request: Instance) -> Any:
+        _, _, _, doc_id, task, split = request.args
+        return self._document(task, split, doc_id)
+
+    def _asked(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
+        """Return what the journal keeps of a sample beside its answer."""
+        if self._source is None:
+            return None
+        task, doc_id = key_of(request)
+        source, target = self._source(task, request.args[5], doc_id, document)
+        return {
+            "question": kept.question(chat),
+            "target": kept.plain(target),
+            "media": kept.media(chat, source),
+        }
+
+
+def _messages(request: Instance, document: Any) -> Chat:
+    chat: Chat = ChatMessages(messages=request.args[1](document)).to_hf_messages()
+    return chat
 
 
 def key_of(request: Instance) -> Key:

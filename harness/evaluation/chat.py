@@ -85,7 +85,10 @@ class ChatModel(lmms):
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._answerer = Answerer(
-            responder, spec.seed, lambda task, split, doc: self.task_dict[task][split][doc]
+            responder,
+            spec.seed,
+            lambda task, split, doc: self.task_dict[task][split][doc],
+            self._source,
         )
         self._gave_up = False
         self._asked: list[Group] = []
@@ -239,6 +242,11 @@ class ChatModel(lmms):
         sample = self.samples[key]
         counts = TokenCounts(input_tokens=sample.input_tokens, output_tokens=sample.output_tokens)
         return GenerationResult(text=sample.answer, token_counts=counts)
+
+    def _source(self, task: str, split: str, doc_id: int, document: Any) -> tuple[str, Any]:
+        config = self._tasks[task].config
+        data = "/".join(filter(None, (config.dataset_path, config.dataset_name, split)))
+        return f"{data}/{doc_id}", self._tasks[task].doc_to_target(document)
 
     def _report(self, total: int) -> None:
         if self._progress is not None:

@@ -22,7 +22,8 @@ def _numbers(value: Any) -> bool:
     return isinstance(value, Mapping) and all(_number(one) for one in value.values())
 
 
-def _table(value: Any) -> bool:
+def is_table(value: Any) -> bool:
+    """Say whether a value is a table."""
     return isinstance(value, Mapping)
 
 
@@ -34,10 +35,21 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(map(_text, value))
 
 
+def _shared(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        is_table(one) and "value" in one and _texts(one.get("of")) for one in value
+    )
+
+
+def _documents(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_count(one) for one in value.values())
+
+
 #: Of every entry about a sample; others may be there too.
 SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
 ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
 SCORES = {**SAMPLE, "scores": _numbers}
+MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {"units": _documents, "values": _shared}
 #: Of the telemetry of an answer; a key that is null counts as absent.
 RECORD: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),
@@ -50,8 +62,8 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "work": _counts,
     "times_ms": _numbers,
     "shared": _texts,
-    "accepted": _table,
-    "decoding": _table,
+    "accepted": is_table,
+    "decoding": is_table,
 }
 
 

@@ -45,7 +45,7 @@ class Evaluation:
         metrics: {name: {"value", "stderr"}} of the benchmark; None where it is not known.
         n_samples: samples that were scored.
         samples: answers with telemetry, in the order of the benchmark.
-        scores: {(task, doc id): {metric: value}} for metrics that are a mean over samples.
+        scores: {(task, doc id): {metric: contribution}}; of a mean over samples the sample's own value.
         failures: samples that raised; excluded from everything above.
         resumed: how many answers came from the journal.
         seconds: wall time spent answering the others, warm-up excluded; of several processes the
@@ -55,6 +55,8 @@ class Evaluation:
         prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
+        aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
+        unparsed: answers in no form that the scorer knows; None where it does not tell.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -69,6 +71,8 @@ class Evaluation:
     prompt: Mapping[str, str | None] = field(default_factory=dict)
     speedup: Mapping[str, Any] | None = None
     speedup_note: str = ""
+    aggregation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unparsed: int | None = None
 
     @property
     def time(self) -> dict[str, float | None]:
@@ -119,9 +123,11 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
+    from harness.evaluation.units import check_cluster
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -135,7 +141,9 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
                 local_data(bench),
             )
         )
-        check_metrics(loaded.tasks, bench.metrics)
+        check_derived(loaded.tasks, bench)
+        check_metrics(loaded.tasks, needed(bench, loaded.tasks))
+        check_cluster(loaded.tasks, bench.cluster)
         tell(loaded.tasks, spec.model, bench)
     return loaded
 
@@ -170,18 +178,22 @@ def evaluate_session(
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel
+    from harness.evaluation.contributions import score
+    from harness.evaluation.derived import needed
+    from harness.evaluation.effects import tokens_remembered
+    from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
     from harness.evaluation.paired import Paired, measured
-    from harness.evaluation.scores import collect
-    from harness.evaluation.tasks import guard_scoring, quiet
+    from harness.evaluation.tasks import quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
-    with alone(), quiet(), loaded.serving(), suppress(Answered):
+    with alone(), quiet(), tokens_remembered(), loaded.serving(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored)
+            guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
         model = ChatModel(responder, journal, spec, tasks, progress, ranks)
         results = simple_evaluate(
             model=model,
@@ -206,19 +218,19 @@ def evaluate_session(
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
         samples = _scored(model.samples.values(), unscored)
-        # Aggregations of foreign tasks may write files or ask a server; they run once only.
-        metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
-        journal.append(*score_entries(scores))
+        check_values(results, tasks, bench)
+        scored = score(results, tasks, bench, loaded.ours)
+        journal.append(*score_entries(scored.scores, scored.units, scored.values))
         if answered is not None:
             answered()
         beside = Paired(None, "")
         if rivals is not None:
             beside = measured(spec, rivals, model, ranks.world)
         evaluation = Evaluation(
-            metrics=metrics,
+            metrics=scored.metrics,
             n_samples=len(samples),
             samples=samples,
-            scores=scores,
+            scores=scored.scores,
             failures=failures,
             resumed=model.resumed,
             seconds=model.seconds,
@@ -227,6 +239,8 @@ def evaluate_session(
             prompt=model.prompt,
             speedup=beside.speedup,
             speedup_note=beside.note,
+            aggregation=scored.how,
+            unparsed=scored.unparsed,
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

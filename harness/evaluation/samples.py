@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from harness.engine.record import Record
 from harness.errors import tell_once
-from harness.evaluation.entries import ANSWER, MAY, RECORD, SCORES, check
+from harness.evaluation.entries import ANSWER, MAY, MAY_SCORES, RECORD, SCORES, check, is_table
+from harness.evaluation.kept import plain
 
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
@@ -21,7 +22,7 @@ NAMED = 5
 
 
 class Journal(Protocol):
-    """What the evaluation needs of a run's journal (harness/store.py has the real one)."""
+    """What the evaluation needs of a run's journal (harness/journal.py has the real one)."""
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Add entries so that they survive the death of the process."""
@@ -42,6 +43,7 @@ class Sample:
         output_tokens: new tokens, end token included.
         record: what the engine measured.
         raw: the whole text, before the stop strings; None in journals of earlier versions.
+        asked: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
     """
 
     task: str
@@ -51,6 +53,7 @@ class Sample:
     output_tokens: int
     record: Record
     raw: str | None = None
+    asked: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> Key:
@@ -59,9 +62,11 @@ class Sample:
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""
+        asked = {} if self.asked is None else {"asked": dict(self.asked)}
         return {
             "task": self.task,
             "doc_id": self.doc_id,
+            **asked,
             "answer": self.answer,
             "raw": self.raw,
             "input_tokens": self.input_tokens,
@@ -72,7 +77,7 @@ class Sample:
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
-        check(entry, ANSWER)
+        check(entry, ANSWER, {"asked": is_table})
         check(entry.get("record"), RECORD, MAY)
         measured: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -87,6 +92,7 @@ class Sample:
             output_tokens=entry["output_tokens"],
             record=Record(**measured),
             raw=entry.get("raw"),
+            asked=entry.get("asked"),
         )
 
 
@@ -154,26 +160,85 @@ def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     return found
 
 
-def score_entries(scores: Mapping[Key, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Return the JSON form of the metric values of each sample, journalled after scoring."""
-    return [
-        {"task": task, "doc_id": doc_id, "scores": dict(values)}
-        for (task, doc_id), values in scores.items()
-    ]
+def score_entries(
+    scores: Mapping[Key, Mapping[str, float]],
+    units: Mapping[Key, Mapping[str, int]] | None = None,
+    values: Mapping[Key, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the JSON form of what scoring said of each sample, journalled after scoring.
+
+    Args:
+        scores: contributions to each metric.
+        units: the first document of a sample's unit, by metric, where that is not the sample itself.
+        values: what the task's scoring gave for metrics that are no mean over samples.
+    """
+    units, values = units or {}, values or {}
+    entries = []
+    for key in dict.fromkeys([*scores, *values]):
+        entry: dict[str, Any] = {
+            "task": key[0],
+            "doc_id": key[1],
+            "scores": dict(scores.get(key, {})),
+        }
+        if units.get(key):
+            entry["units"] = dict(units[key])
+        if values.get(key):
+            entry["values"] = _shared(values[key])
+        entries.append(entry)
+    return entries
 
 
-def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
-    """Return the metric values of each sample; of a repeated key the last scoring counts, damaged entries do not."""
+def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of metrics, one that several have once: many tasks give each of theirs the same table."""
+    found: list[dict[str, Any]] = []
+    for metric, value in values.items():
+        kept = plain(value)
+        for one in found:
+            if one["value"] == kept:
+                one["of"].append(metric)
+                break
+        else:
+            found.append({"of": [metric], "value": kept})
+    return found
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What scoring said of one sample.
+
+    Attributes:
+        scores: contributions to each metric.
+        units: the first document of the sample's unit by metric; itself where a metric is not named.
+        values: what the task's scoring gave for metrics that are no mean.
+    """
+
+    scores: Mapping[str, float]
+    units: Mapping[str, int]
+    values: Mapping[str, Any]
+
+
+def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Scoring]:
+    """Return what scoring said of each sample; of a repeated key the last counts, damaged entries do not."""
     found = {}
     for entry in entries:
         if "scores" in entry:
             try:
-                check(entry, SCORES)
+                check(entry, SCORES, MAY_SCORES)
             except ValueError as error:
                 _tell(entry, error)
                 continue
-            found[entry["task"], entry["doc_id"]] = dict(entry["scores"])
+            values = {
+                metric: one["value"] for one in entry.get("values", ()) for metric in one["of"]
+            }
+            found[entry["task"], entry["doc_id"]] = Scoring(
+                dict(entry["scores"]), dict(entry.get("units", {})), values
+            )
     return found
+
+
+def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
+    """Return the contributions of each sample to each metric; see `read_scorings`."""
+    return {key: dict(one.scores) for key, one in read_scorings(entries).items()}
 
 
 def _tell(entry: Mapping[str, Any], error: ValueError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -13,7 +13,6 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +28,6 @@ from tqdm import tqdm
 
 from harness.errors import UserError
 from harness.evaluation.local import LocalData
-from harness.evaluation.samples import Failure
 from harness.folders import check_folder
 
 
@@ -154,31 +152,6 @@ def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
         for task in tasks
         for metric in task.aggregation()
     }
-
-
-def guard_scoring(task: Task, failures: list[Failure]) -> None:
-    """Make `task.process_results` skip and name a sample when it raises, without retries.
-
-    lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
-    walks the documents in ascending order, once for each filter, so counting the calls gives the
-    id. A sample without metric values enters no aggregate.
-    """
-    method = type(task).process_results
-    score: Callable[..., Mapping[str, Any]] = partial(getattr(method, "__wrapped__", method), task)
-    seen = 0
-
-    def guarded(doc: Any, results: Any, **more: Any) -> Mapping[str, Any]:
-        nonlocal seen
-        ids = sorted({instance.doc_id for instance in task.instances})
-        doc_id = ids[seen % len(ids)]
-        seen += 1
-        try:
-            return score(doc, results, **more)
-        except Exception as error:  # any bug in a task's scoring must name its sample
-            failures.append(Failure.from_exception((task.config.task, doc_id), error))
-            return {}
-
-    task.process_results = guarded
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from harness.cells import name as name_of
 from harness.cells import policy
 from harness.errors import UserError, unknown_name
-from harness.evaluation.samples import Key, read_scores
+from harness.evaluation.samples import Key, read_scorings
 from harness.report.stored import Stored, chosen, one_of_each, passed_over, stored, telling
-from harness.stats import Interval, difference_interval, mean_interval, permutation_pvalue
+from harness.stats import Interval, by_unit, difference_interval, mean_interval, permutation_pvalue
 from harness.stats import retention_interval as retained
 from harness.store import RunDir
 
@@ -31,7 +31,9 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Run:
-    """One row with the headline score of each sample; tokens go first at layer `place`.
+    """One row with the contribution of each sample to the headline; tokens go first at layer `place`.
+
+    `units` says which samples are one unit of statistics: (task, first document) of each.
 
     `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
     `flops` is the share of the unreduced prefill.
@@ -45,6 +47,7 @@ class Run:
     metric: str
     flops: float
     scores: Mapping[Key, float]
+    units: Mapping[Key, Key]
 
 
 @dataclass(frozen=True)
@@ -161,16 +164,18 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
     runs = [_read(one) for one in newest]
     if len({frozenset(run.scores) for run in runs}) > 1:
         raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
+    if any(run.units != runs[0].units for run in runs):
+        raise UserError(f"{benchmark}: runs differ in which samples are one unit of statistics")
     order = sorted(runs[0].scores)
+    units = [runs[0].units[key] for key in order]
     groups: dict[str, dict[float, NDArray[np.float64]]] = {}
     first = {run.name: run for run in reversed(runs)}
     for name in first:
         for ratio in sorted({run.ratio for run in runs if run.name == name}):
             same = [run for run in runs if (run.name, run.ratio) == (name, ratio)]
             # Seeds first: a sample counts once, however many seeds answered it.
-            groups.setdefault(name, {})[ratio] = np.mean(
-                [[run.scores[key] for key in order] for run in same], axis=0
-            )
+            mean = np.mean([[run.scores[key] for key in order] for run in same], axis=0)
+            groups.setdefault(name, {})[ratio] = by_unit(mean, units)
     plain = next((name for name, run in first.items() if run.method == FULL), None)
     unpruned = {} if plain is None else groups.pop(plain)
     full = unpruned[min(unpruned)] if unpruned else None
@@ -249,15 +254,19 @@ def _mean(scores: Iterable[float]) -> Interval:
 def _read(one: Stored) -> Run:
     row, extra = one.row, one.row["extra"]
     metric = extra["headline"]
-    scores = {
-        key: values[metric]
-        for key, values in read_scores(RunDir(one.path).journal.entries()).items()
-        if metric in values
+    found = {
+        key: scoring
+        for key, scoring in read_scorings(RunDir(one.path).journal.entries()).items()
+        if metric in scoring.scores
     }
-    if len(scores) != row["n_samples"]:
+    # Younger than rows: how a metric comes out of its samples, and of how many.
+    told = extra.get("aggregation", {}).get(metric, {})
+    expected = told.get("samples") or row["n_samples"]
+    if len(found) != expected:
+        reason = told.get("note")
         raise UserError(
-            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scores)} of "
-            f"{row['n_samples']} samples; run it again with force=true"
+            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(found)} of {expected} samples; "
+            + (f"{metric}: {reason}" if reason else "run it again with force=true")
         )
     sites = extra.get("sites") or []
     return Run(
@@ -268,7 +277,8 @@ def _read(one: Stored) -> Run:
         place=_place(sites[0]) if sites else None,
         metric=metric,
         flops=row["flops"]["share_of_full"],
-        scores=scores,
+        scores={key: scoring.scores[metric] for key, scoring in found.items()},
+        units={key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in found.items()},
     )
 
 

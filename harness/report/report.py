@@ -29,7 +29,7 @@ INTRO = """\
 {metric} in percent on {n} samples of `{model}`, by share of visual tokens kept{full}. Written by
 `python run.py +experiment=sweep`; names are those of the files in `conf/method`.
 
-![{benchmark}: every method against random tokens]({benchmark}.svg)
+![{benchmark}: every method against random tokens]({file}.svg)
 
 A cell holds the score, the points above random dropping with the paired 95 % bootstrap interval over samples, and
 **above** or **below** where the interval leaves 0 out; - where the cell could not run. In the picture whiskers are
@@ -78,14 +78,19 @@ def write_report(
         ours = [gap for gap in gaps if gap.benchmark == panel.benchmark]
         with rc_context(STYLE):
             figure = draw_dots(panel, groups(panel), names)
-            picture = folder / f"{panel.benchmark}.svg"
+            picture = folder / f"{file_name(panel.benchmark)}.svg"
             figure.savefig(picture, metadata={"Date": None})
-        table = folder / f"{panel.benchmark}.md"
+        table = folder / f"{file_name(panel.benchmark)}.md"
         table.write_text(page(panel, model, names, ours))
         yield from (table, picture)
     index = folder / "README.md"
     index.write_text(overview(panels, model, names))
     yield index
+
+
+def file_name(benchmark: str) -> str:
+    """Return a benchmark's name as that of a file: a link to `task:pope.md` would be taken for a scheme `task`."""
+    return benchmark.replace(":", "_").replace("/", "_")
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
@@ -125,6 +130,7 @@ def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]
     parts = [
         INTRO.format(
             benchmark=panel.benchmark,
+            file=file_name(panel.benchmark),
             metric=panel.metric,
             n=panel.n_samples,
             model=model,
@@ -152,7 +158,7 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
         "`.` around it, a gap where the cell could not run. Scores, and what such marks do not tell, are on each",
         "benchmark's page.\n",
     ]
-    pages = " | ".join(f"[{panel.benchmark}]({panel.benchmark}.md)" for panel in panels)
+    pages = " | ".join(f"[{panel.benchmark}]({file_name(panel.benchmark)}.md)" for panel in panels)
     for group in groups(panels[0]):
         lines += [f"| {group.title} | {pages} |", "| --- |" + " --- |" * len(panels)]
         marks = {

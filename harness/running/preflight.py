@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from harness.admission.checkpoints import check_model
 from harness.admission.generation import check_settings
+from harness.admission.needs import check_needs
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
 from harness.catalogue import build_method
+from harness.config.library import index_of, library
 from harness.digests import Digests
 from harness.engine.guards import check_generation
 from harness.errors import Refused, UserError, unknown_name
@@ -26,9 +25,6 @@ from methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
-
-#: A line of an lmms-eval task file that gives a task, group or tag its name.
-DECLARED = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -98,6 +94,7 @@ def _check_places(spec: RunSpec) -> None:
 
 def _check_benchmark(spec: RunSpec) -> None:
     benchmark = spec.benchmark
+    check_needs(benchmark)
     path = benchmark.include_path
     if path is not None and not path.is_dir():
         raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
@@ -106,20 +103,8 @@ def _check_benchmark(spec: RunSpec) -> None:
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
     if benchmark.path is not None:
         Copies(benchmark.path, benchmark.dataset.path).check()
-    ours = task_names(path) if path is not None else set()
-    if benchmark.task not in ours and benchmark.task not in _library_tasks():
+    ours = index_of(path).names if path is not None else frozenset()
+    if benchmark.task not in ours and benchmark.task not in library().names:
         # All names of lmms-eval would fill a page.
         valid = sorted(ours) or ["the tasks of lmms-eval"]
         raise unknown_name("benchmark.task", benchmark.task, valid)
-
-
-def task_names(folder: Path) -> set[str]:
-    """Return the tasks, groups and tags that the task files below a folder declare. Cost: one read of each file."""
-    texts = (path.read_text(errors="replace") for path in folder.rglob("*.yaml"))
-    return {name for text in texts for name in DECLARED.findall(text)}
-
-
-def _library_tasks() -> set[str]:
-    # The package is found, not imported: its import takes seconds.
-    found = find_spec("lmms_eval")
-    return task_names(Path(found.origin).parent / "tasks") if found and found.origin else set()

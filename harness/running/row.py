@@ -58,6 +58,8 @@ def build_row(
             "samples_per_second": evaluation.samples_per_second,
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
+            "unparsed": evaluation.unparsed,
+            "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
             "speedup": evaluation.speedup,
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note

@@ -121,7 +121,7 @@ def test_what_no_run_uses_changes_no_key(tree: Tree, plain: dict[str, str]) -> N
         "harness/running/console.py",
         "harness/running/wandb_log.py",
         "harness/report/report.py",
-        "harness/store.py",
+        "harness/store/__init__.py",
         "harness/errors.py",
         "harness/calibration/maps.py",
     ],

@@ -1,0 +1,34 @@
+"""A benchmark whose scores take what is absent is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.admission import needs
+from harness.admission.needs import check_needs
+from harness.errors import UserError
+from harness.specs import BenchmarkSpec
+
+PLAIN = BenchmarkSpec("captions", "captions", None, None, ("cider",), "cider")
+
+
+def test_a_benchmark_without_needs_passes() -> None:
+    check_needs(PLAIN)
+
+
+@pytest.mark.parametrize("found", ["/usr/bin/java", None])
+def test_java_has_to_be_on_the_path(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    monkeypatch.setattr(needs.shutil, "which", {"java": found}.get)
+    spec = replace(PLAIN, needs=("java",))
+    if found:
+        check_needs(spec)
+        return
+    with pytest.raises(UserError, match=r"^benchmark=captions: .*Java.*no java on PATH; valid: "):
+        check_needs(spec)
+
+
+def test_what_a_server_scores_is_refused_in_any_case() -> None:
+    with pytest.raises(UserError, match=r"^benchmark=captions: .*submission server.*; valid: "):
+        check_needs(replace(PLAIN, needs=("server",)))

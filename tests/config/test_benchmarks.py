@@ -1,0 +1,288 @@
+"""Benchmark files agree with the tasks that they name, any other task runs without one, and mistakes come together."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.config import compose
+from harness.config.benchmark import READERS, benchmark_spec
+from harness.config.build import build_spec
+from harness.config.compose import CONF, compose_section, read_command
+from harness.config.library import leaves
+from harness.config.listing import asked_groups, choices, comment, listing, read_choice
+from harness.errors import UserError
+from harness.paths import ROOT
+from harness.specs import BenchmarkSpec, Derived
+
+NAMES = choices("benchmark")
+
+#: What the tables of the five papers print -> the file of each, by what D2Pruner's, D3ToM's and AirCache's rows need
+#: that lmms-eval has under the papers' scorer. Those of video, captions, boxes, documents and judges have tests of
+#: their own.
+PRINTED = {
+    "GQA": ("gqa",),
+    "MMB, MMBench, MMBench-EN": ("mmbench_en",),
+    "MME": ("mme",),
+    "POPE": ("pope",),
+    "SQA": ("scienceqa_img",),
+    "VQAv2": ("vqav2",),
+    "TextVQA": ("textvqa", "textvqa_ocr"),
+    "VizWiz": ("vizwiz",),
+    "AI2D": ("ai2d",),
+    "ChartQA, ChatQA": ("chartqa",),
+    "DocVQA": ("docvqa",),
+    "InfoVQA": ("infovqa",),
+    "MMStar": ("mmstar",),
+    "OKVQA": ("okvqa",),
+    "MMMU": ("mmmu",),
+    "MathVision": ("mathvision", "mathvision_testmini"),
+}
+
+
+@cache
+def spec_of(*argv: str) -> BenchmarkSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0]).benchmark
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_every_benchmark_of_the_papers_has_a_file(printed: str) -> None:
+    assert set(PRINTED[printed]) <= set(NAMES)
+    assert all(
+        benchmark_spec(read_choice("benchmark", one), None).papers for one in PRINTED[printed]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_agrees_with_the_task_of_lmms_eval(name: str) -> None:
+    spec = benchmark_spec(read_choice("benchmark", name), None)
+    if spec.include_path is not None:
+        return
+    found = leaves(spec.task)
+    several = len(found) > 1
+    metrics = {
+        f"{leaf.name}/{metric}" if several else metric for leaf in found for metric in leaf.metrics
+    }
+    assert set(spec.metrics) <= metrics | set(spec.derived)
+    assert {leaf.settings["dataset_path"] for leaf in found} == {spec.dataset.path}
+    if not several:
+        (leaf,) = found
+        assert leaf.settings.get("dataset_name") == spec.dataset.config
+        assert leaf.settings["test_split"] == spec.dataset.split
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plain_reading_of_a_file_is_what_hydra_composes(name: str) -> None:
+    assert read_choice("benchmark", name) == compose_section("benchmark", name)
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_papers_print_the_headline(printed: str) -> None:
+    for name in PRINTED[printed]:
+        spec = benchmark_spec(read_choice("benchmark", name), None)
+        assert spec.headline in spec.reported
+        assert spec.reported[spec.headline].scale in (1, 100)
+        assert spec.dataset.samples is not None
+
+
+def test_mme_is_the_sum_of_its_two_parts() -> None:
+    spec = spec_of("benchmark=mme")
+    parts = ("mme_perception_score", "mme_cognition_score")
+    assert spec.derived == {"mme_total": Derived("sum", parts)}
+    assert spec.headline == "mme_total"
+
+
+def test_textvqa_with_and_without_ocr_are_two_benchmarks_of_one_task() -> None:
+    plain, hinted = spec_of("benchmark=textvqa"), spec_of("benchmark=textvqa_ocr")
+    assert plain.task == hinted.task
+    assert plain.dataset == hinted.dataset
+    assert (plain.prompt, hinted.prompt) == ({}, {"ocr": True})
+
+
+def test_any_task_of_lmms_eval_is_a_benchmark() -> None:
+    spec = spec_of("benchmark=task:vstar_bench")
+    assert (spec.name, spec.task) == ("task:vstar_bench", "vstar_bench")
+    assert spec.metrics == (spec.headline,) == ("vstar_overall_acc",)
+    assert spec.include_path is None
+    assert (spec.dataset.path, spec.dataset.split) == ("lmms-lab-encoder/vstar-bench", "test")
+
+
+def test_a_group_has_the_mean_of_its_tasks_and_the_metrics_of_each() -> None:
+    spec = spec_of("benchmark=task:mvbench")
+    assert spec.headline == spec.metrics[0] == "mvbench_accuracy"
+    assert spec.derived == {"mvbench_accuracy": Derived("mean", ("*/mvbench_accuracy",))}
+    assert spec.metrics[1] == "mvbench_action_sequence/mvbench_accuracy"
+    assert len(spec.metrics) == 21
+    assert (spec.dataset.config, spec.dataset.revision) == (None, "video")
+
+
+def test_metrics_that_only_write_a_file_are_left_out() -> None:
+    assert spec_of("benchmark=task:ok_vqa_val2014").metrics == ("exact_match",)
+
+
+def test_a_metric_of_which_less_is_better_says_so() -> None:
+    assert spec_of("benchmark=task:vstar_bench").higher_is_better
+    found = [leaf for leaf in leaves("librispeech_test_clean") if leaf.metrics == ("wer",)]
+    assert found
+    assert not spec_of("benchmark=task:librispeech_test_clean").higher_is_better
+
+
+def test_tasks_are_swept_beside_files() -> None:
+    command = read_command(["-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9"])
+    assert command is not None
+    found = [build_spec(cell).benchmark.name for cell in command.cells]
+    assert found == ["seedling_rec"] * 2 + ["task:ai2d"] * 2
+
+
+def test_a_task_takes_the_place_of_a_presets_benchmark() -> None:
+    command = read_command(["+experiment=quickstart", "benchmark=task:pope", "method=none"])
+    assert command is not None
+    assert {cell.benchmark.name for cell in command.cells} == {"task:pope"}
+
+
+def test_a_task_is_a_section_like_any_other() -> None:
+    assert compose_section("benchmark", "task:pope")["task"] == "pope"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("task:vstar_bnch", ("no task 'vstar_bnch'", "did you mean vstar_bench")),
+        ("task:", ("no task ''",)),
+        ("task:vqav2_test", ("vqav2_test is scored by a submission server alone",)),
+        ("task:mmlu_anatomy", ("is of type multiple_choice", "valid: generate_until")),
+        ("tusk:pope", ("benchmark='tusk:pope' is unknown", "pope")),
+    ],
+)
+@pytest.mark.parametrize("line", ["benchmark={}", "-m benchmark=seedling_rec,{}"])
+def test_a_task_that_cannot_run_is_one_line(name: str, words: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_command(line.format(name).split())
+    told = str(error.value)
+    assert "\n" not in told
+    assert all(word in told for word in words), told
+    assert "doc_id" not in told
+
+
+#: A file with one mistake of each kind.
+WRONG = """\
+defaults:
+  - /base/benchmark@_here_
+  - _self_
+name: wrong
+kind: quiz
+metrics: [accuracy]
+headline: accurracy
+headlin: accuracy
+dataset: {pathh: a/b, samples: many}
+reported: {f1: {name: F1, scale: 0}, accuracy: {title: Acc}}
+needs: [coffee]
+papers: [d3tom]
+"""
+
+MISTAKES = (
+    "benchmark.headlin is not a config key (did you mean headline?)",
+    "config key benchmark.task is missing",
+    "benchmark.kind='quiz' is unknown",
+    "benchmark.dataset.pathh is not a config key (did you mean path?)",
+    "benchmark.dataset.samples='many' must be an integer",
+    "benchmark.reported.f1.scale=0 must be a number above 0",
+    "benchmark.reported.accuracy.title is not a config key",
+    "config key benchmark.reported.accuracy.name is missing",
+    "benchmark.needs='coffee' is unknown",
+    "benchmark.headline='accurracy' is unknown (did you mean accuracy?)",
+    "benchmark.reported='f1' is unknown",
+)
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of conf/ that tests may add to."""
+    place = tmp_path / "conf"
+    shutil.copytree(CONF, place)
+    monkeypatch.setattr(compose, "CONF", place)
+    return place
+
+
+def test_all_mistakes_of_a_file_come_in_one_line(conf: Path) -> None:
+    (conf / "benchmark" / "wrong.yaml").write_text(WRONG)
+    for argv in (["benchmark=wrong"], ["-m", "benchmark=seedling_rec,wrong"]):
+        with pytest.raises(UserError) as error:
+            read_command(argv)
+        told = str(error.value)
+        assert "\n" not in told
+        assert [one for one in MISTAKES if one not in told] == []
+        # Nothing else: the last two lines are the valid keys of the two tables with unknown ones.
+        assert told.count("; benchmark.") + told.count("; config key") + 1 >= len(MISTAKES)
+        assert "papers" not in told.replace("benchmark.papers,", "")
+
+
+def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
+    (conf / "benchmark" / "torn.yaml").write_text("name: torn\nnote: a: b\n")
+    with pytest.raises(UserError, match=r"torn\.yaml, line 2: mapping values"):
+        read_command(["benchmark=torn"])
+
+
+def test_every_key_of_the_base_is_read() -> None:
+    base = read_choice("base", "benchmark")
+    assert set(READERS) == set(base) | {"name", "task", "metrics", "headline"}
+
+
+def test_one_mistake_is_told_alone() -> None:
+    with pytest.raises(UserError, match=r"^benchmark\.kind='x' is unknown; valid: [a-z, ]+$"):
+        read_command(["benchmark=pope", "benchmark.kind=x"])
+
+
+QUICK = """
+import sys
+import run
+codes = [run.main(line.split()) for line in {lines!r}]
+slow = [name for name in ("torch", "transformers", "lmms_eval", "datasets") if name in sys.modules]
+print(codes, slow)
+"""
+
+
+def test_mistakes_and_lists_come_before_torch() -> None:
+    lines = ["benchmark=?", "benchmark=task:vstar_bnch", "benchmark=pope benchmark.kind=x"]
+    found = subprocess.run(
+        [sys.executable, "-c", QUICK.format(lines=lines)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert found.stdout.splitlines()[-1] == "[0, 2, 2] []"
+    assert len(found.stderr.splitlines()) == 2
+
+
+def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["benchmark=?"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["benchmark", "title", "kind", "samples", "needs"]
+    assert [line.split()[0] for line in lines[1 : len(NAMES) + 1]] == NAMES
+    assert ["pope", "POPE", "understanding", "9,000"] in [line.split() for line in lines]
+    assert "benchmark=task:<name>" in lines[-1]
+
+
+@pytest.mark.parametrize("group", ["model", "method", "experiment"])
+def test_other_groups_are_listed_with_what_they_are(group: str) -> None:
+    lines = listing(group).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == choices(group)
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_only_groups_can_be_asked_about() -> None:
+    assert asked_groups(["benchmark=?", "ratio=?", "method=fastv", "+experiment=?"]) == (
+        "benchmark",
+        "experiment",
+    )
+    assert comment("method", "fastv").startswith("FastV")

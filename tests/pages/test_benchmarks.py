@@ -1,0 +1,62 @@
+"""docs/benchmarks.md is what conf/benchmark and the task files say, and misses none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config.listing import choices
+from harness.pages.benchmarks import FACTS, SCORES, main, page
+from harness.paths import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """The page, written once."""
+    return page()
+
+
+def rows_of(text: str, name: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_the_page_is_what_the_files_say(text: str) -> None:
+    assert PAGE.read_text() == text, "python -m harness.pages.benchmarks --write docs/benchmarks.md"
+
+
+@pytest.mark.parametrize("name", choices("benchmark"))
+def test_every_benchmark_has_its_rows_and_its_line(text: str, name: str) -> None:
+    assert [len(row) for row in rows_of(text, name)] == [len(FACTS), len(SCORES)]
+    assert text.count(f"- `{name}`: ") == 1
+
+
+def test_a_row_says_what_the_data_are_and_how_papers_print_the_score(text: str) -> None:
+    facts, scores = rows_of(text, "gqa")
+    assert facts[1:6] == [
+        "`gqa` (0.0)",
+        "16",
+        "`lmms-lab-encoder/GQA` (testdev_balanced_instructions)",
+        "testdev",
+        "12,578",
+    ]
+    assert scores[1:] == ["`exact_match`", "accuracy x 100", "-", "the task's", "D2Pruner, D3ToM"]
+    assert rows_of(text, "textvqa_ocr")[1][4] == "`ocr: true`"
+    assert rows_of(text, "pope")[1][3].startswith("`pope_accuracy` (accuracy x 100), ")
+    task = rows_of(text, "seedling_vqa")[0][1]
+    assert task == "[seedling_vqa](../tasks/seedling/seedling_vqa.yaml) (1.0)"
+
+
+def test_every_key_of_a_file_is_explained(text: str) -> None:
+    keys = text[text.index("| key |") :]
+    for key in ("kind", "dataset.path", "reported", "needs", "note"):
+        assert f"| `{key}` |" in keys
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--write", str(tmp_path / "page.md")]) == 0
+    assert main([]) == 0
+    assert capsys.readouterr().out == (tmp_path / "page.md").read_text() == page()
