@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 WEIGHTS = ("trained", "random")
-VIDEO_RULES = tuple(rules.RULES)
+VIDEO_RULES = rules.NAMES
 SHORT_VIDEOS = rules.SHORT
 MEDIA = ("optional", "required")
 #: `model.boxes`: how a model writes a box; tasks/rec/boxes.py reads them.
@@ -33,6 +33,8 @@ POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 AUTO_BATCH = 0
 #: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
 AUTO_PAIRS = -1
+#: `model.prompt` where nothing is said: the evaluation of the model's authors, or of the papers that these rely on.
+ORIGINAL = "original"
 #: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
 CHECKPOINT = "checkpoint"
 LOGS = ("none", "wandb")
@@ -52,13 +54,32 @@ DEVICE_MAPS = ("auto",)
 class VideoSpec:
     """How many frames of a video the model sees, by which rule, and what to do with a video that has fewer.
 
-    `rate` is frames per second of video, for the rule `fps` alone. The rules stand in harness/media/frames.py.
+    `rate` is frames per second of video, for rules that go by the clock. The rules stand in harness/media/frames.py.
     """
 
     frames: int = 32
     rule: str = "uniform"
     short: str = "repeat"
     rate: float = 2.0
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """The set of prompts that a model is evaluated with, beside what other fields of its spec hold of it.
+
+    Attributes:
+        name: of the set (`model.prompt`).
+        join: how several pictures stand in a turn (`model.join`); None: as the family has them.
+        words: under which names of `benchmark.texts` the set's questions stand, the first that is there.
+        text: what replaces the question where a benchmark has no text; None: nothing.
+        generation: settings of the original evaluation that go before the task's own.
+    """
+
+    name: str = ORIGINAL
+    join: str | None = None
+    words: tuple[str, ...] = ()
+    text: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,8 @@ class ModelSpec:
         check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
         template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
         conversation: frame of prompts (harness/adapters/conversations.py); None: the family's, `checkpoint`: its own.
+        prompt: the set of prompts in use; what it says of frames, pixels and generation stands in those fields.
+        template_sha256: of the chat template beside the released weights; None: not known.
         media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
@@ -108,6 +131,8 @@ class ModelSpec:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     drafts: tuple[str, ...] = ()
     boxes: str = "unit"
+    prompt: PromptSpec = PromptSpec()
+    template_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 from transformers import GenerationConfig
@@ -13,7 +14,7 @@ from transformers import GenerationConfig
 from harness.adapters.batches import check_context, moved, refuse_videos
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
-from harness.adapters.conversations import TAGGED, sha256_of, template_of
+from harness.adapters.conversations import JOINS, TAGGED, sha256_of, template_of
 from harness.adapters.loading import check_type, load_checkpoint, load_part, template_beside
 from harness.adapters.placement import WHOLE, Box, Sight
 from harness.adapters.random_weights import build_random, byte_tokenizer
@@ -26,6 +27,8 @@ from harness.specs import CHECKPOINT
 
 if TYPE_CHECKING:
     from harness.specs import ModelSpec
+
+log = logging.getLogger(__name__)
 
 ADAPTERS = Registry("model.adapter")
 ADAPTERS.add("llava", "harness.adapters.llava:LlavaAdapter")
@@ -74,11 +77,18 @@ class Adapter(Parts):
     conversation: ClassVar[str]
     media: ClassVar[str] = TAGGED
 
+    #: Other ways in which they may stand in it, by the names of `model.join`; empty: the family has one.
+    joins: ClassVar[Mapping[str, str]] = JOINS
+
     #: Texts that the processor replaces by the tokens of a picture or a video.
     placeholders: ClassVar[tuple[str, ...]] = (MARK,)
 
     #: The one of a picture where texts may say where pictures belong, as they may to lmms-eval's class of the family.
     inline: ClassVar[str | None] = MARK
+
+    #: How the originals tokenise a prompt (harness/adapters/procedure.py): the whole of it, the pieces between
+    #: placeholders one by one, or these of a prompt that has begun with its own begin token.
+    pieces: ClassVar[Literal["whole", "alone", "begun"]] = "whole"
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Put the model in inference mode and left padding on the tokenizer."""
@@ -103,13 +113,15 @@ class Adapter(Parts):
         processor.chat_template = self._template()
 
     @classmethod
-    def format(cls, name: str | None) -> str:
-        """Return the chat template of a frame, by default the family's own.
+    def format(cls, name: str | None, join: str | None = None) -> str:
+        """Return the chat template of a frame with a rule for media, by default the family's own.
 
         Raises:
-            UserError: there is no such frame.
+            UserError: there is no such frame, or no such rule.
         """
-        return template_of(name or cls.conversation, cls.media)
+        if join is not None and join not in cls.joins:
+            raise unknown_name("model.join", join, cls.joins or ("null",))
+        return template_of(name or cls.conversation, cls.joins[join] if join else cls.media)
 
     def _template(self) -> str:
         """Return the chat template of the run.
@@ -118,7 +130,7 @@ class Adapter(Parts):
             UserError: the checkpoint's is asked for, and it has none.
         """
         if self.spec.conversation != CHECKPOINT:
-            return self.format(self.spec.conversation)
+            return self.format(self.spec.conversation, self.spec.prompt.join)
         shipped = self.shipped or template_beside(self.spec)
         if shipped is None:
             raise UserError(
@@ -244,6 +256,17 @@ class Adapter(Parts):
             "checkpoint_template_sha256": sha256_of(self.shipped),
         }
 
+    def other_template(self) -> str | None:
+        """Return one line if the template beside the weights is not the one that the model's file knows; else None."""
+        known, found = self.spec.template_sha256, sha256_of(self.shipped)
+        if known is None or self.spec.weights == "random" or known == found:
+            return None
+        return (
+            f"model={self.spec.name}: the chat template beside the weights has sha256 {found}, not {known} "
+            "(model.template_sha256): another revision, or changed; prompts follow it only under "
+            f"model.conversation={CHECKPOINT}"
+        )
+
     def placed(self, sight: Sight) -> Box:
         """Return where in a picture a view of it lies; here, any view is the whole picture, stretched."""
         del sight
@@ -288,4 +311,7 @@ def load_adapter(spec: ModelSpec) -> Adapter:
         UserError: unknown family, missing or unfitting checkpoint.
     """
     adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
+    other = adapter.other_template()
+    if other is not None:
+        log.warning("%s", other)
     return adapter

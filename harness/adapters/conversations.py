@@ -23,6 +23,15 @@ TAGGED = (
     "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
 )
 
+#: Media first, a line each, as VLMEvalKit's class of LLaVA-OneVision and the hub's template of LLaVA-1.5 write them.
+LINES = TAGGED.replace("('\\n' if loop.last else ' ')", "'\\n'")
+
+#: Media first and nothing between them; the text on the next line, as the hub's template of LLaVA-OneVision.
+CLOSE = (
+    "{% for part in turn.content if part.type != 'text' %}{{ '<' + part.type + '>' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ '\\n' + part.text }}{% endfor %}"
+)
+
 #: Media where they stand in the turn, nothing around them, as Qwen's own template.
 BARE = (
     "{% for part in turn.content %}{{ part.text if part.type == 'text' else"
@@ -42,6 +51,15 @@ NUMBERED = (
     "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}{% endfor %}"
     "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
 )
+
+#: As `NUMBERED`, but several pictures side by side on one line, as lmms-eval's class of InternVL.
+ROWED = NUMBERED.replace(
+    "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}",
+    "{{ '<IMG_CONTEXT>' + ('\\n' if loop.last else ' ') }}",
+)
+
+#: How media stand in a turn, by the name that `model.join` has for it, of families whose placeholder is `<image>`.
+JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
 #: DeepSeek-OCR's whole format: no roles, white space at both ends stripped.
 PLAIN = (
@@ -118,6 +136,16 @@ _INTERNVL2_5 = (
 FRAMES: Mapping[str, Frame] = {
     "vicuna_v1": Frame(
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
+    ),
+    # Templates of hub checkpoints, as processor tests of transformers and users quote them.
+    "vicuna_hub": Frame(
+        None, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
+    ),
+    "onevision_hub": Frame(
+        None,
+        roles("<|im_start|>system ", "<|im_start|>user ", "<|im_start|>assistant "),
+        roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
+        "<|im_start|>assistant\n",
     ),
     "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
     "qwen3": alike(None, _CHATML, "<|im_end|>\n"),

@@ -20,6 +20,7 @@ from transformers import (
 
 from harness.adapters.base import Adapter
 from harness.adapters.conversations import PLAIN
+from harness.adapters.deepseek_ocr_answers import CLEAN_UPS, answer_ids
 from harness.adapters.deepseek_ocr_images import SETTINGS, OcrImageProcessor, plane, view_work
 from harness.adapters.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from harness.adapters.loading import config_of, load_part
@@ -46,13 +47,14 @@ class DeepseekOcrAdapter(Adapter):
     model_class = UnlimitedOcrForConditionalGeneration
     #: The release's, which names its remote code, and that of the class here.
     checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
-    settings = SETTINGS
+    settings = (*SETTINGS, "clean_up")
     conversation: ClassVar[str] = "plain"
+    pieces = "begun"
     #: The release's config.json belongs to remote code, and its image settings stand in that code.
     self_described = False
 
     @classmethod
-    def format(cls, name: str | None) -> str:
+    def format(cls, name: str | None, join: str | None = None) -> str:
         """Return the one format that there is: begin-of-sequence, a line for each image, the text.
 
         Raises:
@@ -60,6 +62,8 @@ class DeepseekOcrAdapter(Adapter):
         """
         if name not in (None, cls.conversation):
             raise unknown_name("model.conversation", name, (cls.conversation,))
+        if join is not None:
+            raise unknown_name("model.join", join, ("null",))
         return PLAIN
 
     @classmethod
@@ -113,7 +117,9 @@ class DeepseekOcrAdapter(Adapter):
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Views as `model.processor` asks; an image takes a token for each cell, newline and separator."""
         return UnlimitedOcrProcessor(
-            image_processor=OcrImageProcessor(**spec.processor),
+            image_processor=OcrImageProcessor(
+                **{name: value for name, value in spec.processor.items() if name in SETTINGS}
+            ),
             tokenizer=tokenizer,
             patch_size=spec.architecture["stem"]["patch_size"],
             downsample_ratio=FOLD,
@@ -139,6 +145,28 @@ class DeepseekOcrAdapter(Adapter):
             add_special_tokens=False,
             return_tensors="pt",
         )
+
+    @classmethod
+    def check_settings(cls, spec: ModelSpec) -> None:
+        """Refuse settings and clean-ups that there are not."""
+        super().check_settings(spec)
+        known = spec.processor.get("clean_up")
+        if known is not None and known not in CLEAN_UPS:
+            raise unknown_name("model.processor.clean_up", str(known), (*CLEAN_UPS, "null"))
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """Turn new tokens into answers with their marks of labels and boxes, and clean up if `model.processor` says so.
+
+        Labels and boxes stand between special tokens; without these, they could not be told from the text.
+        """
+        tokenizer = self.processor.tokenizer
+        texts = [
+            tokenizer.decode(answer_ids(row, tokenizer.eos_token_id, self.pad_id))
+            for row in ids.tolist()
+        ]
+        known = self.spec.processor.get("clean_up")
+        clean = str if known is None else CLEAN_UPS[known]
+        return [clean(text.strip()).strip() for text in texts]
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Crops before the whole image; the projector is called for all whole images first, then for all crops."""

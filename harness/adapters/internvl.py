@@ -16,13 +16,17 @@ from transformers import (
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
 from harness.adapters.base import Adapter
-from harness.adapters.conversations import NUMBERED
+from harness.adapters.conversations import NUMBERED, ROWED
 from harness.adapters.internvl_processing import (
+    FRAME,
+    TILES,
     TOKENS,
     build_processor,
     frames_like,
     known_text,
+    label_frames,
     process_chat,
+    tiles_of,
 )
 from harness.adapters.loading import load_part
 from harness.adapters.placement import WHOLE, Box, Sight
@@ -42,9 +46,15 @@ class InternVLAdapter(Adapter):
     takes_video = True
     conversation: ClassVar[str] = "internvl2"
     media = NUMBERED
+    joins: ClassVar[Mapping[str, str]] = {"numbered": NUMBERED, "blank": ROWED}
     placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
     inline = TOKENS["context_image_token"]
-    settings = ("crop_to_patches", "min_patches", "max_patches")
+    settings = (*TILES, "patches_together", "frame_label")
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Set how frames of videos are numbered."""
+        super().__init__(model, processor, spec)
+        label_frames(processor, spec.processor.get("frame_label", FRAME))
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -53,7 +63,7 @@ class InternVLAdapter(Adapter):
         Converted checkpoints come without settings for videos, and the library's own resize frames to another size.
         """
         processor = load_part(spec, AutoProcessor)
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **spec.processor)
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tiles_of(spec))
         processor.video_processor = frames_like(processor.image_processor)
         return processor
 
@@ -145,13 +155,17 @@ class InternVLAdapter(Adapter):
         if sight.view == 0:
             return WHOLE
         images = self.processor.image_processor
-        columns, rows = get_optimal_tiled_canvas(
-            (sight.size[1], sight.size[0]),
-            (images.size["height"], images.size["width"]),
-            images.min_patches,
-            images.max_patches,
-        )
-        if columns * rows != sight.tiles:
+        # Where pictures share a limit, each of several may have had fewer tiles than one alone.
+        for most in range(images.max_patches, images.min_patches - 1, -1):
+            columns, rows = get_optimal_tiled_canvas(
+                (sight.size[1], sight.size[0]),
+                (images.size["height"], images.size["width"]),
+                images.min_patches,
+                most,
+            )
+            if columns * rows == sight.tiles:
+                break
+        else:
             raise ValueError(
                 f"a picture of {sight.size} has {sight.tiles} tiles, not {columns} x {rows}"
             )

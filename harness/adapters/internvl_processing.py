@@ -25,6 +25,12 @@ TOKENS = {
     "video_token": "<video>",
 }
 
+#: What `model.processor` may hold of how a picture is cut.
+TILES = ("crop_to_patches", "min_patches", "max_patches")
+
+#: What stands before each frame of a video, `{}` for its number; `model.processor.frame_label` may name something else.
+FRAME = "Frame{}: "
+
 #: Text stacks, as `text_config.model_type` names them, whose arithmetic is counted and whose layers can be shortened.
 TEXTS = ("qwen2", "qwen3", "llama", "phi3")
 
@@ -50,7 +56,7 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
         size={"height": side, "width": side},
         image_mean=IMAGENET_DEFAULT_MEAN,
         image_std=IMAGENET_DEFAULT_STD,
-        **spec.processor,
+        **tiles_of(spec),
     )
     return InternVLProcessor(
         image_processor=images,
@@ -62,11 +68,39 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
     )
 
 
+def tiles_of(spec: ModelSpec) -> dict[str, Any]:
+    """Return the settings of `model.processor` that are the image processor's own."""
+    return {name: spec.processor[name] for name in TILES if name in spec.processor}
+
+
 def frames_like(images: Any) -> Any:
     """Return a video processor that treats every frame as `images` treats one tile."""
     return InternVLVideoProcessor(
         size=images.size, image_mean=images.image_mean, image_std=images.image_std
     )
+
+
+def label_frames(processor: Any, label: str) -> None:
+    """Let a processor write `label` before each frame of a video, with the frame's number for `{}`, counted from 1.
+
+    Raises:
+        UserError: no place for the number.
+    """
+    if label == FRAME:
+        return
+    if "{}" not in label:
+        raise UserError(
+            f"model.processor.frame_label={label!r} has no place for a frame's number; valid: {FRAME!r}"
+        )
+    placeholders = processor.image_token * processor.image_seq_length
+    frame = f"{processor.start_image_token}{placeholders}{processor.end_image_token}"
+
+    def written(video_inputs: Any, video_idx: int, **more: Any) -> str:
+        del more
+        count = video_inputs["pixel_values_videos"][video_idx].shape[0]
+        return "\n".join(label.replace("{}", str(i + 1)) + frame for i in range(count))
+
+    processor.replace_video_token = written
 
 
 def process_chat(
@@ -83,12 +117,17 @@ def process_chat(
             f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of as "
             "many frames in a chat; valid: a smaller model.video.frames"
         )
+    # Named here because the library's processor would otherwise overrule `model.processor`.
+    tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
+    together = spec.processor.get("patches_together")
+    if together is not None and pictures:
+        most = min(processor.image_processor.max_patches, together // len(pictures))
+        tiles["max_patches"] = max(most, 1)
     return processor(
         text=[text],
         images=pictures or None,
         videos=[clip.frames for clip in clips] or None,
-        # Named here because the library's processor would otherwise overrule `model.processor`.
-        images_kwargs={"crop_to_patches": spec.processor.get("crop_to_patches", True)},
+        images_kwargs=tiles,
         videos_kwargs={"do_sample_frames": False},
         return_tensors="pt",
     )

@@ -38,6 +38,7 @@ class LlavaAdapter(Adapter):
     picture_class: ClassVar[Any] = LlavaImageProcessor
     settings: ClassVar[tuple[str, ...]] = ("do_pad",)
     conversation: ClassVar[str] = "vicuna_v1"
+    pieces = "alone"
     patch_tokens: ClassVar[bool] = True
 
     @classmethod

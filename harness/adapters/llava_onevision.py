@@ -43,6 +43,7 @@ class LlavaOnevisionAdapter(Adapter):
     processor_class: ClassVar[Any] = LlavaOnevisionProcessor
     takes_video = True
     conversation: ClassVar[str] = "qwen_1_5"
+    pieces = "alone"
     placeholders = (MARK, "<video>")
     lacking = ("luma",)  # tokens of large images and of video frames blend several patches
     patch_tokens: ClassVar[bool] = True

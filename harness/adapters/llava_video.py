@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from harness.adapters.llava_video_model import (
 from harness.adapters.loading import load_part
 from harness.adapters.onevision_processor import build_processor
 from harness.errors import unknown_name
+from harness.media.rules import each_second
 
 if TYPE_CHECKING:
     from harness.media.frames import Clip
@@ -39,8 +41,8 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
 class LlavaVideoAdapter(LlavaOnevisionAdapter):
     """`LlavaVideoForConditionalGeneration`.
 
-    `model.processor.time_instruction` tells the model when frames are shown; `video_pooling`, one of POOLINGS, is how
-    they are pooled, which is no property of the weights.
+    `model.processor.time_instruction`, one of TIMES, tells the model when frames are shown; `video_pooling`, one of
+    POOLINGS, is how they are pooled, which is no property of the weights.
     """
 
     model_class = LlavaVideoForConditionalGeneration
@@ -52,6 +54,11 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set how frames are pooled and tell the processor how many placeholders that makes."""
+        told = spec.processor.get("time_instruction", False)
+        if told not in TIMES:
+            raise unknown_name(
+                "model.processor.time_instruction", str(told), [str(name).lower() for name in TIMES]
+            )
         pooling = spec.processor.get("video_pooling", POOLINGS[0])
         if pooling not in POOLINGS:
             raise unknown_name("model.processor.video_pooling", pooling, POOLINGS)
@@ -68,11 +75,12 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     def written(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of the frames in it if asked."""
         text = super().written(chat, media)
-        if not self.spec.processor.get("time_instruction"):
+        tell = TIMES[self.spec.processor.get("time_instruction", False)]
+        if tell is None:
             return text
         before, *after = text.split(self.processor.video_token, maxsplit=len(media.clips))
         for clip, rest in zip(media.clips, after, strict=True):
-            told = f"{self.processor.video_token}\n{time_instruction(clip)}\n"
+            told = f"{self.processor.video_token}{tell(clip)}\n"
             # The line break behind the last video, or the blank before the next.
             before += told + (rest[1:] if rest[:1] in ("\n", " ") else rest)
         return before
@@ -84,9 +92,33 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
 def time_instruction(clip: Clip) -> str:
     """Return the sentences with which the release introduces a video: its length and when its frames are shown."""
-    at = ",".join(f"{index / clip.fps:.2f}s" for index in clip.indices)
     return (
         f"The video lasts for {clip.total_frames / clip.fps:.2f} seconds, and {len(clip.indices)} frames are uniformly "
-        f"sampled from it. These frames are located at {at}."
+        f"sampled from it. These frames are located at {_moments(clip)}."
         "Please answer the following questions related to this video."
     )
+
+
+def _moments(clip: Clip) -> str:
+    """Return when frames are shown: of frames that were taken one a second, in whole seconds."""
+    timed = clip.indices == each_second(clip.total_frames, clip.fps)
+    rate = max(round(clip.fps), 1) if timed else clip.fps
+    return ",".join(f"{index / rate:.2f}s" for index in clip.indices)
+
+
+def _as_vlmevalkit(clip: Clip) -> str:
+    """Return the sentences of VLMEvalKit's class: without blanks, and a frame's height for the number of frames."""
+    return (
+        f"\nThe video lasts for {clip.total_frames / clip.fps:.2f} seconds,and {clip.frames.shape[1]} frames are "
+        f"uniformly sampled from it.These frames are located at {_moments(clip)}."
+        "Please answer the following questions related to this video."
+    )
+
+
+#: What follows the placeholder of a video, up to the line break before the question, by `time_instruction`.
+TIMES: Mapping[bool | str, Callable[[Clip], str] | None] = {
+    False: None,
+    True: lambda clip: f"\n{time_instruction(clip)}",  # as lmms-eval's class
+    "release": time_instruction,
+    "vlmevalkit": _as_vlmevalkit,
+}

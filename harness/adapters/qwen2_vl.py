@@ -37,6 +37,7 @@ class Qwen2VLAdapter(Adapter):
     takes_video = True
     conversation: ClassVar[str] = "qwen_1_5"
     media = BARE
+    joins: ClassVar[Mapping[str, str]] = {}
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     inline = None
     lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size

@@ -167,8 +167,23 @@ def _blocks(key: str, value: Any) -> int | None:
 
 def _texts(key: str, value: Any) -> dict[str, str]:
     part = fields.table(key, value)
-    checks = {name: partial(fields.text, f"{key}.{name}", one) for name, one in part.items()}
+    # Null takes back what another file says.
+    checks = {
+        name: partial(_text, f"{key}.{name}", one) for name, one in part.items() if one is not None
+    }
     return fields.gather(checks)
+
+
+def _optional_text(key: str, value: Any) -> str | None:
+    return None if value is None else _text(key, value)
+
+
+def _text(key: str, value: Any) -> str:
+    text = fields.text(key, value)
+    # Jinja takes a tenth of a second to import, and most runs have no text of their own.
+    from harness.config.texts import checked
+
+    return checked(key, text)
 
 
 DATASET: dict[str, Reader] = {
@@ -204,7 +219,7 @@ READERS: dict[str, Reader] = {
     "blocks": _blocks,
     "generation": fields.table,
     "prompt": fields.table,
-    "text": fields.optional_text,
+    "text": _optional_text,
     "texts": _texts,
     "needs": _some(NEEDS),
     "papers": _some(PAPERS),

@@ -17,6 +17,7 @@ from harness.config.benchmark import benchmark_spec
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
 from harness.config.model import model_spec
+from harness.config.prompts import worded
 from harness.errors import UserError
 from harness.measure.schedule import RULES
 from harness.paths import rooted
@@ -40,8 +41,8 @@ from harness.wording import in_words_of_the_draft
 SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
-        "check_weights template conversation conversion generation processor video media facts "
-        "architecture drafts boxes"
+        "check_weights template prompt prompts conversation join template_sha256 conversion generation processor video "
+        "media facts architecture drafts boxes"
     ),
     "method": "name variant params",
     "budget": "rule",
@@ -71,14 +72,16 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     curves = fields.optional_text("curves", config["curves"])
     report = fields.optional_text("report", config["report"])
     rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
-    model = model_spec(parts["model"])
-    method = _method(parts["method"], model)
+    benchmark = benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"])
+    asked = (benchmark.kind, benchmark.name)
+    model = model_spec(parts["model"], asked)
+    method = _method(parts["method"], model, asked)
     model = _beside(model, method.draft)
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
     return RunSpec(
         model=model,
         method=method,
-        benchmark=benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"]),
+        benchmark=worded(benchmark, model.prompt),
         budget=Budget(rule=rule, ratio=share("ratio", config["ratio"])),
         engine=_engine(parts["engine"]),
         seed=fields.integer("seed", config["seed"], at_least=0),
@@ -119,14 +122,14 @@ def _beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
 
-def _method(part: Mapping[str, Any], model: ModelSpec) -> MethodSpec:
+def _method(part: Mapping[str, Any], model: ModelSpec, tasks: tuple[str, ...]) -> MethodSpec:
     name = fields.text("method.name", part["name"])
     params = fields.table("method.params", part["params"])
     variant = fields.choice("method.variant", part["variant"], VARIANTS)
     asked = fields.optional_text("method.draft", part.get("draft"))
     options = fields.table("method.draft_options", part.get("draft_options"))
     if _decodes(name) and build_method(name, params).takes_draft:
-        return MethodSpec(name, variant, params, build_draft(asked, options, model))
+        return MethodSpec(name, variant, params, build_draft(asked, options, model, tasks))
     if asked is not None or options:
         key = "method.draft_options" if asked is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
@@ -138,11 +141,14 @@ def _decodes(name: str) -> bool:
     return name in METHODS and METHODS.load(name).drafts
 
 
-def build_draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec) -> ModelSpec:
+def build_draft(
+    asked: str | None, options: Mapping[str, Any], target: ModelSpec, tasks: tuple[str, ...] = ()
+) -> ModelSpec:
     """Return the draft model: the one asked for, else the first that the target names, with the user's options.
 
     It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
-    what the target chooses is for both of them. It computes in the target's type, which the machine at hand has.
+    what the target chooses is for both of them, and so is its prompt set if the draft has it. It computes in the
+    target's type, which the machine at hand has.
     """
     if asked is None and not target.drafts:
         raise UserError(
@@ -152,8 +158,10 @@ def build_draft(asked: str | None, options: Mapping[str, Any], target: ModelSpec
     part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)
+    if part["prompts"].get(target.prompt.name) is not None:
+        part["prompt"] = target.prompt.name
     with in_words_of_the_draft():
-        return model_spec(with_options(part, options))
+        return model_spec(with_options(part, options), tasks)
 
 
 def _engine(part: Mapping[str, Any]) -> EngineSpec:

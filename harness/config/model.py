@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from harness import fields
+from harness.config.prompts import settled
 from harness.errors import UserError
 from harness.facts import CLASS_ATTENTION, ModelFacts
 from harness.paths import rooted
@@ -27,12 +30,15 @@ from harness.specs import (
 from methods.signals import SIGNALS
 
 
-def model_spec(part: Mapping[str, Any]) -> ModelSpec:
-    """Return the model of a composed section `model`.
+def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
+    """Return the model of a composed section `model`, with what its prompt set says.
+
+    `tasks` are kind and name of the benchmark, of which a set may say something of its own.
 
     Raises:
         UserError: one line with the config key, the value and what is valid.
     """
+    part, prompt = settled(part, tasks)
     path = fields.optional_text("model.path", part["path"])
     hub = fields.optional_text("model.hub", part["hub"])
     weights = fields.choice("model.weights", part["weights"], WEIGHTS)
@@ -64,11 +70,14 @@ def model_spec(part: Mapping[str, Any]) -> ModelSpec:
         architecture=fields.table("model.architecture", part["architecture"]),
         drafts=fields.names("model.drafts", part["drafts"], empty=True),
         boxes=fields.choice("model.boxes", part["boxes"], BOXES),
+        prompt=prompt,
+        template_sha256=fields.optional_text("model.template_sha256", part["template_sha256"]),
     )
 
 
 def _video(part: dict[str, Any]) -> VideoSpec:
-    fields.only_known("model.video", part, ("frames", "rule", "short", "rate"))
+    fields.only_some("model.video", part, [field.name for field in dataclasses.fields(VideoSpec)])
+    part = asdict(VideoSpec()) | part
     return VideoSpec(
         frames=fields.integer("model.video.frames", part["frames"], at_least=1),
         rule=fields.choice("model.video.rule", part["rule"], VIDEO_RULES),

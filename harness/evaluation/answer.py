@@ -17,6 +17,7 @@ from PIL import ImageFile
 from harness.errors import UserError
 from harness.evaluation import kept
 from harness.evaluation.samples import Failure, Key, Sample
+from harness.evaluation.wording import Wording
 from harness.generation import Settings, cut
 from harness.kinds.base import Responder
 from methods.base import MethodError
@@ -40,6 +41,7 @@ class Answerer:
         document: returns the document of (task, split, doc id).
         source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
             journal; None: the journal keeps answers alone.
+        wording: what replaces the tasks' own questions; None: nothing.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Answerer:
         seed: int,
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
+        wording: Wording | None = None,
     ) -> None:
         self._responder = responder
         self._seed = seed
         self._document = document
         self._source = source
+        self._wording = wording or Wording(None, {})
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
@@ -115,7 +119,7 @@ class Answerer:
         with _whole_images():
             documents = [self._read(request) for request in block]
             chats = [
-                _messages(request, document)
+                self._messages(request, document)
                 for request, document in zip(block, documents, strict=True)
             ]
             return documents, chats, self._responder.encode(chats)
@@ -123,11 +127,17 @@ class Answerer:
     def told(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
         with _whole_images():
-            return self._responder.told(_messages(request, self._read(request)))
+            return self._responder.told(self._messages(request, self._read(request)))
 
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args
         return self._document(task, split, doc_id)
+
+    def _messages(self, request: Instance, document: Any) -> Chat:
+        task, doc_id = key_of(request)
+        messages = self._wording.of(request.args[1](document), document, task, doc_id)
+        chat: Chat = ChatMessages(messages=messages).to_hf_messages()
+        return chat
 
     def _asked(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
         """Return what the journal keeps of a sample beside its answer."""
@@ -140,11 +150,6 @@ class Answerer:
             "target": kept.plain(target),
             "media": kept.media(chat, source),
         }
-
-
-def _messages(request: Instance, document: Any) -> Chat:
-    chat: Chat = ChatMessages(messages=request.args[1](document)).to_hf_messages()
-    return chat
 
 
 def key_of(request: Instance) -> Key:

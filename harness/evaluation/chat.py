@@ -15,6 +15,7 @@ from harness.errors import UserError
 from harness.evaluation.answer import Answerer, key_of
 from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
+from harness.evaluation.wording import Wording
 from harness.generation import Settings, settings
 from harness.kinds.base import Responder
 from harness.ranks import Ranks
@@ -89,6 +90,7 @@ class ChatModel(lmms):
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
+            Wording(spec.benchmark.text, self._tasks),
         )
         self._gave_up = False
         self._asked: list[Group] = []

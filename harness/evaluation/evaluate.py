@@ -128,6 +128,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
     from harness.evaluation.units import check_cluster
+    from harness.evaluation.wording import change_prompts, check_text
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -144,6 +145,8 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
+        change_prompts(loaded.tasks, bench.prompt)
+        check_text(loaded.tasks, bench.text)
         tell(loaded.tasks, spec.model, bench)
     return loaded
 

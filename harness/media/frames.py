@@ -10,7 +10,16 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.media.decoding import decode_groups, decode_through, decoded_moments
-from harness.media.rules import FRAMES_KEY, SHORT_KEY, check, each_second, frames_wanted, pick
+from harness.media.rules import (
+    FRAMES_KEY,
+    SHORT_KEY,
+    THINNED,
+    check,
+    each_second,
+    frames_wanted,
+    pick,
+    thinned,
+)
 from harness.media.timeline import Moments, read_timeline
 
 
@@ -70,7 +79,16 @@ def sample_frames(
       lowered to an even number: one frame every 1 / rate seconds, and of a longer video n over its whole length.
       It is what evaluations of Qwen2-VL and Qwen2.5-VL do, at rate 2.
 
-    A video with fewer frames than wanted is looked at as `short` says:
+    - `pairs`: round(linspace(0, T - 1, m)) with m = min(n, T) lowered to an even number, whatever the length.
+      It is what lmms-eval's chat class of Qwen2.5-VL does.
+    - `floor`: floor(i T / n) for i < n. It is what the code of SpecVLM does.
+    - `fps_then_uniform`: every round(fps / rate)-th frame; if these are more than n, as `uniform`. At rate 1 it is what
+      lmms-eval's and VLMEvalKit's classes of LLaVA-Video do, and VLMEvalKit's of LLaVA-OneVision.
+    - `fps_then_few`: what `fps` takes without a limit (4 to 768 frames); if these are more than n, floor(linspace)
+      among them. At rate 2 it is what lmms-eval's simple classes of Qwen-VL do.
+
+    The last two never want more frames than there are. Of the others, a video with fewer frames than wanted is looked
+    at as `short` says:
 
     - `repeat`: the rule's own formula, which then names some frames several times, as those evaluations do.
     - `all`: every frame once.
@@ -85,9 +103,9 @@ def sample_frames(
     Args:
         path: a video file. Its first video stream is read, cover art aside.
         n_frames: n above.
-        rule: `uniform`, `centre` or `fps`.
+        rule: a name in harness.media.rules.NAMES.
         short: `repeat`, `all`, `second` or `error`.
-        rate: frames per second of video, for the rule `fps` alone.
+        rate: frames per second of video, for the rules that go by the clock.
 
     Returns:
         The clip. Cost: the file is read twice, and decoded from the keyframe before each wanted frame up to that frame;
@@ -121,6 +139,8 @@ def _choose(
     path: str | PathLike[str], shown: Moments, count: int, rule: str, short: str, rate: float
 ) -> tuple[int, ...]:
     """Return the indices to take of a video, or refuse it as too short."""
+    if rule in THINNED:
+        return thinned(shown.total, count, rule, rate, shown.fps)
     wanted = frames_wanted(shown.total, count, rule, rate, shown.fps)
     if wanted <= shown.total or short == "repeat":
         return pick(shown.total, wanted, rule)

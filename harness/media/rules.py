@@ -16,9 +16,10 @@ RATE_KEY = "model.video.rate"
 #: What a video of fewer frames than wanted gives.
 SHORT = ("repeat", "all", "second", "error")
 
-# What the Qwen-VL utilities do when they sample by rate: at least four frames, always an even number of them, because
+# What the Qwen-VL utilities do when they sample by rate: four to 768 frames, always an even number of them, because
 # their models join frames in pairs.
 LEAST_BY_RATE = 4
+MOST_BY_RATE = 768
 PAIR = 2
 
 
@@ -40,11 +41,22 @@ def _rounded(total: int, count: int) -> list[int]:
     return [int(i) for i in np.linspace(0, total - 1, count).round()]
 
 
+def _floor(total: int, count: int) -> list[int]:
+    """Return floor(i total / count): the first frame of each of `count` equal segments."""
+    return [index * total // count for index in range(count)]
+
+
 RULES: dict[str, Callable[[int, int], list[int]]] = {
     "uniform": _uniform,
     "centre": _centre,
     "fps": _rounded,
+    "floor": _floor,
+    "pairs": _rounded,
 }
+
+#: Rules that take frames by the clock first, and thin them out only where that gives too many.
+THINNED = ("fps_then_uniform", "fps_then_few")
+NAMES = (*RULES, *THINNED)
 
 
 def check(count: int, rule: str, short: str, rate: float) -> None:
@@ -53,11 +65,11 @@ def check(count: int, rule: str, short: str, rate: float) -> None:
     Raises:
         UserError: an unknown rule or `short`, a count below 1 (below 2 for `fps`), a rate that is not positive.
     """
-    if rule not in RULES:
-        raise unknown_name(RULE_KEY, rule, RULES)
+    if rule not in NAMES:
+        raise unknown_name(RULE_KEY, rule, NAMES)
     if short not in SHORT:
         raise unknown_name(SHORT_KEY, short, SHORT)
-    least = PAIR if rule == "fps" else 1
+    least = PAIR if rule in ("fps", "pairs") else 1
     if count < least:
         raise UserError(
             f"{FRAMES_KEY}={count} must be an integer of at least {least} for rule={rule}"
@@ -71,11 +83,13 @@ def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) ->
 
     Args:
         total: frames in the video.
-        count: frames asked; for `fps` the most that are taken.
+        count: frames asked; for `fps` and `pairs` the most that are taken.
         rule: a name in RULES.
         rate: for `fps`, frames per second of video.
         fps: frames per second of the file.
     """
+    if rule == "pairs":
+        return max(min(count, total) // PAIR * PAIR, PAIR)
     if rule != "fps":
         return count
     by_rate = max(total / fps * rate, LEAST_BY_RATE)
@@ -94,6 +108,26 @@ def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
     return tuple(RULES[rule](total, count))
 
 
-def each_second(total: int, fps: float) -> tuple[int, ...]:
-    """Return every round(fps)-th frame from the first on, as LLaVA-Video's class of lmms-eval takes them."""
-    return tuple(range(0, total, max(round(fps), 1)))
+def each_second(total: int, fps: float, rate: float = 1.0) -> tuple[int, ...]:
+    """Return every round(fps / rate)-th frame from the first on, as LLaVA-Video's class of lmms-eval takes them."""
+    return tuple(range(0, total, max(round(fps / rate), 1)))
+
+
+def thinned(total: int, count: int, rule: str, rate: float, fps: float) -> tuple[int, ...]:
+    """Return the frames of a rule in THINNED: at most `count`, never one twice.
+
+    Args:
+        total: frames in the video.
+        count: the most that are taken.
+        rule: `fps_then_uniform` takes every round(fps / rate)-th frame, or, where these are too many, `uniform` ones of
+            the whole video; `fps_then_few` takes what `fps` would without a limit, and `uniform` ones among these.
+        rate: frames per second of video.
+        fps: frames per second of the file.
+    """
+    if rule == "fps_then_uniform":
+        timed = each_second(total, fps, rate)
+        return timed if len(timed) <= count else pick(total, count, "uniform")
+    timed = pick(total, frames_wanted(total, MOST_BY_RATE, "fps", rate, fps), "fps")
+    if len(timed) <= count:
+        return timed
+    return tuple(timed[place] for place in pick(len(timed), count, "uniform"))

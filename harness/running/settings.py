@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
-from harness.specs import BenchmarkSpec, ModelSpec, RunSpec
+from harness.specs import ORIGINAL, BenchmarkSpec, ModelSpec, PromptSpec, RunSpec
 from methods.base import Method
 
 
@@ -89,7 +89,15 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
         "facts": _facts(model.facts),
+        **_prompt(model.prompt),
     }
+
+
+def _prompt(prompt: PromptSpec) -> dict[str, Any]:
+    # Younger than the other settings: a model under its original prompts has those that it always had. What the set
+    # says of pixels, videos and generation stands in the fields above, its text and its limits among the benchmark's.
+    younger = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
+    return {key: value for key, value in younger.items() if value is not None}
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:

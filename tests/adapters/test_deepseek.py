@@ -14,6 +14,7 @@ from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 from harness.adapters import base
 from harness.adapters.base import ADAPTERS, load_adapter
+from harness.adapters.deepseek_ocr_answers import as_transformers, as_vllm
 from harness.adapters.deepseek_ocr_images import OcrImageProcessor
 from harness.adapters.random_weights import byte_tokenizer
 from harness.budget import Budget
@@ -122,7 +123,7 @@ def test_crops_are_one_plane_before_the_whole_image():
         ("gundam", (1300, 1290), 656, 693),
         ("gundam", (1200, 800), 856, 893),
         ("gundam", (800, 1200), 856, 903),
-        ("gundam", (700, 100), 856, 256 + 600 + 16 + 1 + 10),
+        ("gundam", (700, 100), 956, 256 + 700 + 16 + 1 + 10),
     ],
 )
 def test_counts_and_positions_of_every_mode(name, size, cells, positions):
@@ -528,3 +529,48 @@ def test_modes_differ_in_their_views_only():
         assert same == base
         assert replace(spec.facts, visual_tokens=256) == base.facts
     assert nominal == {"tiny": 64, "small": 100, "base": 256, "large": 400, "gundam": 856}
+
+
+# ---------------------------------------------------------------------- answers
+
+PAGE = (
+    "<|ref|>title<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\n# A page\n\n"
+    "<|ref|>image<|/ref|><|det|>[[5, 6, 7, 8]]<|/det|>\n"
+    "<|ref|>image<|/ref|><|det|>[[5, 6, 7, 9]]<|/det|>"
+    "a \\coloneqq b \\eqqcolon c\n\n\n<center>\\[x \\quad (3)\\]</center> y \\quad (4)"
+)
+
+
+def test_the_clean_up_of_the_transformers_code_links_pictures_and_drops_other_boxes():
+    assert as_transformers(PAGE) == (
+        "\n# A page\n\n![](images/0.jpg)\n\n![](images/1.jpg)\n"
+        "a := b =: c\n\n\n<center>\\[x \\quad (3)\\]</center> y \\quad (4)"
+    )
+
+
+def test_the_clean_up_of_the_vllm_code_drops_all_boxes_and_numbers_of_formulas():
+    assert as_vllm(PAGE) == ("\n# A page\n\na \\coloneqq b \\eqqcolon c\n\n\\[x \\] y \\quad (4)")
+
+
+@pytest.mark.parametrize("clean_up", [None, "transformers"])
+def test_answers_keep_special_tokens_up_to_their_end(clean_up):
+    spec = (
+        GUNDAM
+        if clean_up is None
+        else replace(GUNDAM, processor={**GUNDAM.processor, "clean_up": clean_up})
+    )
+    adapter = load_adapter(spec)
+    tokenizer = adapter.processor.tokenizer
+    marked = tokenizer.encode(" a<image>b \\coloneqq", add_special_tokens=False)
+    end, pad = tokenizer.eos_token_id, adapter.pad_id
+    rows = [[*marked, end, pad, pad], [*marked[:2], end, *[pad] * (len(marked))]]
+    answers = adapter.decode(torch.tensor(rows))
+    # `<image>` is special, and stays, as `<|ref|>` does in the release's tokenizer.
+    assert answers[0] == ("a<image>b \\coloneqq" if clean_up is None else "a<image>b :=")
+    assert answers[1] == "a"
+
+
+def test_an_unknown_clean_up_is_refused():
+    spec = replace(GUNDAM, processor={**GUNDAM.processor, "clean_up": "all"})
+    with pytest.raises(UserError, match=r"model\.processor\.clean_up='all' is unknown.*vllm"):
+        load_adapter(spec)

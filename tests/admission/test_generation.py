@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.config.compose import CONF, compose_section
+from harness.config.model import model_spec
 from harness.generation import settings
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
@@ -73,4 +74,5 @@ def test_greedy_answers_are_the_plain_ones(heir: Any) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_file_states_its_penalty(name: str) -> None:
     expected = 1.05 if name.startswith("qwen2_5_vl") else 1.0
-    assert compose_section("model", name)["generation"]["repetition_penalty"] == expected
+    stated = model_spec({**compose_section("model", name), "device": "cpu"}).generation
+    assert stated["repetition_penalty"] == expected

@@ -27,7 +27,7 @@ from harness.media import decoding, frames, timeline
 from harness.media.container import _video_stream
 from harness.media.frames import sample_frames
 from harness.media.pictures import open_image
-from harness.media.rules import each_second, frames_wanted, pick
+from harness.media.rules import THINNED, each_second, frames_wanted, pick, thinned
 from harness.media.timeline import read_timeline
 
 H264 = {"preset": "ultrafast", "x264-params": "keyint=12:bframes=3:b-adapt=0:scenecut=0"}
@@ -583,3 +583,35 @@ def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match="'bytes' has more than 200 pixels"):
         open_image(stored(marked()))
+
+
+def test_rules_by_the_clock_thin_out_only_what_is_too_much() -> None:
+    # Ten seconds at 30 a second: one frame a second, unless five must do.
+    assert thinned(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
+    assert thinned(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
+    assert thinned(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
+    # Two a second are twenty, at whole frames over the whole video; eight of these.
+    twenty = tuple(int(i) for i in np.linspace(0, 299, 20).round())
+    assert thinned(300, 32, "fps_then_few", 2.0, 30.0) == twenty
+    assert thinned(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
+        twenty[int(i)] for i in np.linspace(0, 19, 8)
+    )
+
+
+def test_rules_of_other_evaluations() -> None:
+    assert pick(10, 4, "floor") == (0, 2, 5, 7)
+    assert frames_wanted(1000, 33, "pairs", 2.0, 30.0) == 32
+    assert frames_wanted(7, 32, "pairs", 2.0, 30.0) == 6
+    assert frames_wanted(1, 32, "pairs", 2.0, 30.0) == 2
+    assert pick(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
+
+
+@given(st.integers(1, 5000), st.integers(1, 300), st.floats(1, 120))
+def test_thinned_frames_ascend_and_never_repeat(total: int, count: int, fps: float) -> None:
+    for rule in THINNED:
+        found = thinned(total, max(count, 2), rule, 1.0, fps)
+        assert found[0] >= 0
+        assert found[-1] < total
+        if total >= 4:
+            assert list(found) == sorted(set(found))
+            assert len(found) <= max(count, 2)

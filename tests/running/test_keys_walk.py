@@ -32,6 +32,17 @@ EXEMPT = {
     "method.draft.conversion": "as model.conversion",
     "method.draft.drafts": "a draft has no draft",
     "method.draft.boxes": "what is asked is the same for both sides of a pair, by the target's format",
+    **dict.fromkeys(
+        (
+            f"{model}.prompt.{name}"
+            for model in ("model", "method.draft")
+            for name in ("words", "text", "generation")
+        ),
+        "what the set asks; what is asked is in benchmark.text and benchmark.generation",
+    ),
+    **dict.fromkeys(
+        ("model.template_sha256", "method.draft.template_sha256"), "warns or changes nothing"
+    ),
     "model.facts.signals": "refuses a method or changes nothing",
     "method.draft.facts.signals": "as model.facts.signals",
     "benchmark.include_path": "where the task lies; its files are in `sources`, or hashed where these are empty",

@@ -1,0 +1,201 @@
+"""Which prompts a run has: sets of a family, what a user sets over them, and texts of a benchmark."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.catalogue import METHODS
+from harness.config.build import build_spec
+from harness.config.compose import CONF, compose_section, read_command
+from harness.config.model import model_spec
+from harness.config.prompts import worded
+from harness.config.texts import checked, is_given, rendered
+from harness.errors import UserError
+from harness.running.settings import Contents, settings_of
+from harness.specs import ModelSpec, PromptSpec, RunSpec, VideoSpec
+
+MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
+NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
+
+
+def composed(*line: str) -> RunSpec:
+    command = read_command(
+        ["model.weights=random", "model.device=cpu", "model.dtype=float32", *line]
+    )
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def model_of(
+    name: str, prompt: str = "original", tasks: tuple[str, ...] = (), **changes: Any
+) -> ModelSpec:
+    part = compose_section("model", name) | {"device": "cpu", "prompt": prompt}
+    return model_spec(part | changes, tasks)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_set_of_every_model_can_be_had(name: str) -> None:
+    sets = {
+        key for key, one in compose_section("model", name)["prompts"].items() if one is not None
+    }
+    assert "original" in sets
+    assert sets <= NAMES
+    for one in sets:
+        assert model_of(name, one).prompt.name == one
+
+
+def test_a_set_that_a_family_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(
+        UserError, match=r"model\.prompt='vlmevalkit' is unknown.*valid: hub, lmms_eval, original"
+    ):
+        composed("model=llava15_7b", "model.prompt=vlmevalkit")
+    with pytest.raises(UserError, match=r"model\.prompt='hub' is unknown.*valid: .*vlmevalkit"):
+        composed("model=llava_video_7b", "model.prompt=hub")
+
+
+def test_a_set_chooses_frames_pixels_and_length_together() -> None:
+    spec = composed("model=qwen2_vl_7b", "model.prompt=vlmevalkit").model
+    assert spec.processor["min_pixels"] == 1003520
+    assert spec.generation["max_new_tokens"] == 2048
+    ov = composed("model=llava_ov_7b", "model.prompt=vlmevalkit").model
+    assert ov.video == VideoSpec(16, "fps_then_uniform", "repeat", 1.0)
+    assert ov.prompt.join == "lines"
+
+
+@pytest.mark.parametrize(
+    ("line", "read", "value"),
+    [
+        (
+            "model.video.frames=32",
+            lambda model: model.video.frames,
+            32,
+        ),  # what it would be without the set
+        ("model.video.rule=uniform", lambda model: model.video.rule, "uniform"),
+        ("model.conversation=qwen3", lambda model: model.conversation, "qwen3"),
+        ("model.join=blank", lambda model: model.prompt.join, "blank"),
+        ("+model.generation.max_new_tokens=7", lambda model: model.generation["max_new_tokens"], 7),
+    ],
+)
+def test_what_a_user_sets_goes_before_the_set(line: str, read: Any, value: Any) -> None:
+    assert read(composed("model=llava_ov_7b", "model.prompt=vlmevalkit", line).model) == value
+    assert read(composed("model=llava_ov_7b", "model.prompt=hub", line).model) == value
+
+
+def test_settings_of_the_image_processor_go_before_the_set_without_a_plus() -> None:
+    spec = composed("model=internvl2_8b", "model.processor.max_patches=3").model
+    assert spec.processor == {"max_patches": 3}
+    qwen = composed(
+        "model=qwen2_5_vl_7b", "model.prompt=hub", "model.generation.repetition_penalty=1.2"
+    )
+    assert qwen.model.generation["repetition_penalty"] == 1.2
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "tiles"),
+    [("textvqa", 6), ("chartqa", 12), ("mmmu", 12), ("docvqa", 18), ("infovqa", 24)],
+)
+def test_tiles_by_data_set_under_vlmevalkit(benchmark: str, tiles: int) -> None:
+    line = ("model=internvl2_8b", f"benchmark={benchmark}")
+    assert composed(*line, "model.prompt=vlmevalkit").model.processor["max_patches"] == tiles
+    assert composed(*line).model.processor["max_patches"] == 6
+    assert composed(*line, "model.prompt=hub").model.processor["max_patches"] == 12
+
+
+def test_a_draft_is_prompted_as_its_target() -> None:
+    spec = composed("model=llava_ov_7b", "method=pearl", "model.prompt=hub")
+    draft = spec.method.draft
+    assert draft is not None
+    assert draft.prompt.name == "hub"
+    assert draft.video == spec.model.video
+
+
+def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -> None:
+    line = ("model=llava15_7b", "benchmark=mmbench_en")
+    assert composed(*line).benchmark.text == composed(*line).benchmark.texts["llava"]
+    assert composed(*line, "model.prompt=lmms_eval").benchmark.text is None
+    assert composed(*line, "benchmark.text='What?'").benchmark.text == "What?"
+    assert composed("model=qwen2_vl_7b", "benchmark=mmbench_en").benchmark.text is None
+    spec = composed("model=seedling", "benchmark=seedling_exist").benchmark
+    assert worded(spec, PromptSpec(text="x")).text == "x"
+    assert worded(spec, PromptSpec()) == spec
+
+
+def test_a_text_that_is_no_template_is_refused_before_torch() -> None:
+    with pytest.raises(UserError, match=r"benchmark\.text=.* is no template"):
+        composed("benchmark.text='{{ question'")
+    with pytest.raises(UserError, match=r"benchmark\.texts\.hub=.* is no template"):
+        composed("+benchmark.texts.hub='{% if %}'")
+    assert checked("k", "a plain sentence\n") == "a plain sentence\n"
+
+
+def test_texts_of_samples() -> None:
+    assert rendered("{{ a }}\n", {"a": 1}, "here") == "1\n"
+    assert rendered("{{ sample['a b'] }}", {"a b": 2}, "here") == "2"
+    with pytest.raises(UserError, match="here: no column 'b'; valid: a"):
+        rendered("{{ b }}", {"a": 1}, "here")
+    with pytest.raises(UserError, match="here: "):
+        rendered("{{ a + 'x' }}", {"a": 1}, "here")
+    with pytest.raises(UserError, match="here: "):
+        rendered("{{ a.__class__.__mro__ }}", {"a": 1}, "here")
+    for value in (None, math.nan, "", " ", "nan"):
+        assert not is_given(value)
+    for value in (0, 0.0, "a", False, []):
+        assert is_given(value)
+    assert rendered("{{ 'x' if b is given else 'y' }}", {"a": 1}, "here") == "y"
+
+
+def test_rows_of_a_model_under_its_original_prompts_keep_their_settings() -> None:
+    spec = composed(
+        "model=seedling", "model.weights=trained", "benchmark=seedling_exist", "method=none"
+    )
+    method = METHODS.load("none")()
+    block = settings_of(spec, method, Contents("x"))
+    assert not {"prompt", "join"} & set(block["model"])
+    assert block["model"]["video"] == {
+        "frames": 32,
+        "rule": "uniform",
+        "short": "repeat",
+        "rate": 2.0,
+    }
+    assert "text" not in block["benchmark"]
+    other = composed(
+        "model=llava_ov_7b", "model.prompt=vlmevalkit", "benchmark=textvqa", "method=none"
+    )
+    block = settings_of(other, method, Contents("x"))
+    assert (block["model"]["prompt"], block["model"]["join"]) == ("vlmevalkit", "lines")
+    assert block["benchmark"]["text"] == other.benchmark.texts["vlmevalkit"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"prompts": {"original": {"frame": 1}}},
+            r"model\.prompts\.original\.setting='frame' is unknown",
+        ),
+        (
+            {"prompts": {"original": {"tasks": {"ocr": {"join": 1}}}}},
+            r"tasks\.ocr\.setting='join' is unknown",
+        ),
+        ({"prompts": {"original": {"video": {"frames": 0}}}}, r"model\.video\.frames=0 must be"),
+        ({"video": {"frame": 1}}, r"model\.video\.setting='frame' is unknown"),
+    ],
+)
+def test_mistakes_in_a_set_are_told(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        model_of("seedling", tasks=("ocr",), **changes)
+
+
+def test_words_of_the_sets_are_those_that_benchmarks_have() -> None:
+    known = set(NAMES)
+    for name in MODELS:
+        for one in compose_section("model", name)["prompts"].values():
+            known |= set((one or {}).get("words", ()))
+    for file in (CONF / "base" / "texts").glob("*.yaml"):
+        assert set(OmegaConf.load(file)["texts"]) <= known, file.stem
+    for file in (CONF / "benchmark").glob("*.yaml"):
+        assert set(OmegaConf.load(file).get("texts") or ()) <= known, file.stem

@@ -1,0 +1,118 @@
+"""What a sample is asked: a task's prompt settings changed (`benchmark.prompt`), or its text replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UserError
+from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from harness.evaluation.wording import asked
+from harness.specs import RunSpec
+from harness.store import Journal
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+
+SETTINGS = """
+lmms_eval_specific_kwargs:
+  default: {more: "", less: ""}
+  other_model: {more: "+1000"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def task(folder: Path, settings: str = SETTINGS) -> Path:
+    """Sums to which a prompt setting adds."""
+    write_task(folder, sums(3), settings)
+    utils = folder / "utils.py"
+    more = 'return doc["question"] + (lmms_eval_specific_kwargs or {}).get("more", "")'
+    utils.write_text(utils.read_text().replace('return doc["question"]', more))
+    return folder
+
+
+def spec_of(folder: Path, **changes: Any) -> RunSpec:
+    spec = make_spec(folder)
+    return replace(spec, benchmark=replace(spec.benchmark, **changes))
+
+
+def answers(folder: Path, **changes: Any) -> tuple[list[str], Evaluation]:
+    result = evaluate_session(
+        spec_of(folder, **changes), Calculator(), Journal(folder.parent / "journal")
+    )
+    return [one.answer for one in result.samples], result
+
+
+def test_a_prompt_setting_of_the_task_is_changed_for_a_run(tmp_path: Path) -> None:
+    folder = task(tmp_path / "t")
+    assert answers(folder, prompt={"more": "+100"})[0] == ["107", "108", "109"]
+
+
+def test_without_changes_the_task_asks_as_it_does(tmp_path: Path) -> None:
+    assert answers(task(tmp_path / "t"))[0] == ["7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "line"),
+    [
+        (
+            SETTINGS,
+            {"mroe": 1},
+            r"benchmark\.prompt\.mroe .*did you mean benchmark\.prompt\.more\?.*less",
+        ),
+        # Other families' tables are no settings.
+        (SETTINGS, {"other_model": {}}, r"benchmark\.prompt\.other_model is not.*valid: "),
+        (
+            "",
+            {"ocr": True},
+            r"benchmark\.prompt\.ocr: task sums has no prompt settings; valid: benchmark\.text",
+        ),
+    ],
+)
+def test_unknown_prompt_settings_are_refused_with_the_tasks_own(
+    tmp_path: Path, settings: str, prompt: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        open_benchmark(spec_of(task(tmp_path / "t", settings), prompt=prompt))
+
+
+def test_a_text_over_the_columns_replaces_the_question(tmp_path: Path) -> None:
+    found, result = answers(task(tmp_path / "t"), text="{{ question }}+{{ target }}")
+    assert found == ["14", "16", "18"]
+    assert result.prompt["rendered"] == "0+7+7"
+
+
+def test_a_plain_sentence_is_asked_of_every_sample(tmp_path: Path) -> None:
+    assert answers(task(tmp_path / "t"), text="2+2")[0] == ["4", "4", "4"]
+
+
+def test_a_column_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"benchmark\.text: data set json, split test, row 0: no column 'hint'; valid: .*question",
+    ):
+        open_benchmark(spec_of(task(tmp_path / "t"), text="{{ hint }}{{ question }}"))
+
+
+def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    text = "{% if question == '2+7' %}{{ hint }}{% endif %}{{ question }}"
+    with pytest.raises(Exception, match=r"split test, row 2: no column 'hint'"):
+        answers(task(tmp_path / "t"), text=text)
+
+
+def test_pictures_stay_before_the_text_and_other_turns_as_they_are() -> None:
+    image, video = {"type": "image", "url": "a"}, {"type": "video", "url": "b"}
+    said = {"type": "text", "text": "old"}
+    chat = [
+        {"role": "system", "content": [said]},
+        {"role": "user", "content": [said, image, said, video]},
+    ]
+    assert asked(chat, "new") == [
+        {"role": "system", "content": [said]},
+        {"role": "user", "content": [image, video, {"type": "text", "text": "new"}]},
+    ]

@@ -1,0 +1,92 @@
+"""Anchors: presets that compose, and a table on rows that were made up for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.report import anchors
+from harness.report.anchors import Anchor, beside, read_anchors, table
+
+
+def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
+    prompt = {"prompt": more["prompt"]} if "prompt" in more else {}
+    return {
+        "model": model,
+        "benchmark": benchmark,
+        "method": more.get("method", "none"),
+        "metrics": {metric: {"value": value, "stderr": None}},
+        "n_samples": more.get("samples", 100),
+        "settings": {"model": prompt, "benchmark": {"limit": more.get("limit")}},
+    }
+
+
+def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
+    command = read_command(["-m", "+experiment=anchors", "model.weights=random"])
+    assert command is not None
+    assert command.sweep
+    found = {}
+    for cell in command.cells:
+        spec = build_spec(cell)
+        assert (spec.method.name, spec.budget.ratio) == ("none", 0)
+        found[spec.model.name, spec.model.prompt.name, spec.benchmark.name] = spec
+    listed = read_anchors()
+    assert set(found) == {(one.model, one.prompt, one.benchmark) for one in listed}
+    assert len(command.cells) == len(listed)
+    assert {one.name for one in listed} == {file.stem for file in (CONF / "anchor").glob("*.yaml")}
+    for one in listed:
+        assert one.metric in found[one.model, one.prompt, one.benchmark].benchmark.metrics
+        assert 0 < one.published < 100
+        assert one.url.startswith("https://arxiv.org/abs/")
+
+
+def test_measured_and_published_stand_side_by_side() -> None:
+    rows = [
+        made_up("llava15_7b", "pope", "pope_f1_score", 0.5),
+        made_up("llava15_7b", "pope", "pope_f1_score", 0.8541, samples=9000),  # the newest
+        made_up("llava15_7b", "pope", "pope_f1_score", 0.2, method="fastv"),
+        made_up("llava15_7b", "gqa", "exact_match", 0.6131, samples=12578),
+        made_up("llava15_7b", "mmbench_en", "gpt_eval_score", 64.2, samples=4329),  # in percent
+        made_up("llava_ov_7b", "textvqa", "exact_match", 0.7, prompt="vlmevalkit"),
+        made_up("llava_ov_7b", "mmbench_en", "gpt_eval_score", 82.3),  # under other prompts
+    ]
+    found = {one.anchor.name: one for one in beside(read_anchors(), rows)}
+    pope = found["llava15_7b_pope"]
+    assert pope.measured == pytest.approx(85.41)
+    assert (pope.verdict, pope.samples) == ("near", 9000)
+    gqa = found["llava15_7b_gqa"]
+    assert gqa.difference == pytest.approx(61.31 - 61.9)
+    assert gqa.verdict == "FAR"
+    assert found["llava15_7b_mmbench_en"].verdict == "near"  # exactly half a point
+    assert found["llava_ov_7b_textvqa"].verdict == "FAR"
+    assert found["llava_ov_7b_mmbench_en"].verdict == "not run"
+    lines = table(list(found.values())).splitlines()
+    assert any("| 61.3 | 61.9 | -0.6 | FAR | 12,578 |" in line for line in lines)
+
+
+def test_a_part_of_a_benchmark_yields_to_the_whole_and_is_told() -> None:
+    part = made_up("llava15_7b", "gqa", "exact_match", 0.62, limit=50, samples=50)
+    whole = made_up("llava15_7b", "gqa", "exact_match", 0.5)
+    listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
+    assert beside(listed, [part])[0].verdict == "near, of a part"
+    assert beside(listed, [whole, part])[0].measured == pytest.approx(50.0)
+
+
+def test_the_command_says_what_is_far_by_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    assert anchors.main([f"--store={tmp_path}"]) == 0
+    assert capsys.readouterr().out.count("not run") == len(read_anchors())
+    damaged = tmp_path / "anchors.csv"
+    damaged.write_text("anchor,model,published\na,b,c\n")
+    with pytest.raises(anchors.UserError, match=r"anchors\.csv, line 2: no anchor"):
+        read_anchors(damaged)
+
+
+def test_an_anchor_says_where_it_is_printed() -> None:
+    anchor = Anchor("a", "m", "original", "gqa", "exact_match", 60.0, "P", "u", "1", "r", "c")
+    (row,) = beside([anchor], [made_up("m", "gqa", "exact_match", 0.6)])
+    assert "[P](u), table 1, r, c |" in table([row])
