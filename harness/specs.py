@@ -20,6 +20,8 @@ WEIGHTS = ("trained", "random")
 VIDEO_RULES = rules.NAMES
 SHORT_VIDEOS = rules.SHORT
 MEDIA = ("optional", "required")
+#: `model.boxes`: how a model writes a box; tasks/rec/boxes.py reads them.
+BOXES = ("unit", "square", "pixels", "thousand", "tagged")
 TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: `engine.backend`: tokens leave, or the slow reference hides them.
 Backend = Literal["drop", "emulate"]
@@ -102,6 +104,7 @@ class ModelSpec:
         processor: settings of the image processor that differ from the checkpoint's.
         architecture: what the configuration needs beside the facts, in transformers' words.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
+        boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
     """
 
     name: str
@@ -127,6 +130,7 @@ class ModelSpec:
     media: str = "optional"
     architecture: Mapping[str, Any] = field(default_factory=dict)
     drafts: tuple[str, ...] = ()
+    boxes: str = "unit"
     prompt: PromptSpec = PromptSpec()
     template_sha256: str | None = None
 

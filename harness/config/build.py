@@ -42,7 +42,7 @@ SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
         "check_weights template prompt prompts conversation join template_sha256 conversion generation processor video "
-        "media facts architecture drafts"
+        "media facts architecture drafts boxes"
     ),
     "method": "name variant params",
     "budget": "rule",

@@ -16,6 +16,7 @@ from harness.facts import CLASS_ATTENTION, ModelFacts
 from harness.paths import rooted
 from harness.specs import (
     ATTENTIONS,
+    BOXES,
     DEVICE_MAPS,
     DEVICES,
     DTYPES,
@@ -68,6 +69,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
         media=fields.choice("model.media", part["media"], MEDIA),
         architecture=fields.table("model.architecture", part["architecture"]),
         drafts=fields.names("model.drafts", part["drafts"], empty=True),
+        boxes=fields.choice("model.boxes", part["boxes"], BOXES),
         prompt=prompt,
         template_sha256=fields.optional_text("model.template_sha256", part["template_sha256"]),
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from harness.config.by_kind import by_kind
 from harness.errors import unknown_name
 from harness.paths import ROOT
 
@@ -15,12 +17,17 @@ KINDS = {"reducer": "TokenReducer", "decoder": "Decoder"}
 
 
 def register() -> None:
-    """Make both words known to OmegaConf, which Hydra resolves presets with; again does no harm.
+    """Make these words known to OmegaConf, which Hydra resolves presets with; again does no harm.
 
     `methods` lists the methods of a kind, each with the config of its name; `configs` lists all config files of these
     methods. Names behind the kind are left out. Cost: where a preset uses one of them, all methods are imported.
+    `by_kind` chooses a hyper-parameter by the kind of task.
     """
-    words: dict[str, Callable[..., str]] = {"methods": methods, "configs": configs}
+    words: dict[str, Callable[..., Any]] = {
+        "methods": methods,
+        "configs": configs,
+        "by_kind": by_kind,
+    }
     for word, answer in words.items():
         OmegaConf.register_new_resolver(word, answer, replace=True)
 

@@ -127,6 +127,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
+    from harness.evaluation.told import tell
     from harness.evaluation.units import check_cluster
     from harness.evaluation.wording import change_prompts, check_text
 
@@ -150,6 +151,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
         if not loaded.ours:
             # Tasks of our own say themselves what they hold answers against, if anything.
             check_references(loaded.tasks, bench.limit)
+        tell(loaded.tasks, spec.model, bench)
     return loaded
 
 

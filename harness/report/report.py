@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from harness.budget import Budget
 from harness.catalogue import build_method
 from harness.config.compose import CONF
+from harness.config.presets import register
 from harness.errors import UserError
 from harness.labels import label
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
@@ -94,6 +95,7 @@ def file_name(benchmark: str) -> str:
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
     """Return the name of the config file for each curve name of some methods: `fastv queries=mean` is fastv_paper."""
+    register()
     found = {}
     for path in sorted((CONF / "method").glob("*.yaml")):
         part = OmegaConf.load(path)

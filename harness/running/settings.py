@@ -62,7 +62,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
-        "benchmark": _benchmark(spec.benchmark, contents),
+        "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
@@ -117,9 +117,9 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "prompt": benchmark.prompt,
         "text": benchmark.text,
         "dataset": dataset if any(dataset.values()) else None,
+        "data": contents.data,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
-        "data": contents.data,
         # A table of its own: 0 is a setting, and only None is none.
         "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
     }
@@ -133,6 +133,11 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "files": contents.tasks,
         **{key: value for key, value in younger.items() if value},
     }
+
+
+def _boxes(spec: RunSpec) -> dict[str, str]:
+    # How a model writes boxes changes the rows of those benchmarks alone that ask for some.
+    return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
 
 
 def _plain(value: Any) -> Any:

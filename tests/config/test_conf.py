@@ -100,8 +100,22 @@ _Tags.add_multi_constructor("!", lambda loader, suffix, node: suffix)
 
 
 def task_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the task files below a folder by the names of their tasks, and groups by theirs."""
     found = (yaml.load(path.read_text(), _Tags) for path in folder.rglob("*.yaml"))
-    return {one["task"]: one for one in found if isinstance(one, dict) and "task" in one}
+    files = [one for one in found if isinstance(one, dict) and "task" in one]
+    return {one["task"] if isinstance(one["task"], str) else one["group"]: one for one in files}
+
+
+def metrics_of(name: str, files: dict[str, dict[str, Any]], folder: Path) -> set[str]:
+    """Return what a task reports; of a group `task/metric` of each of its tasks."""
+    task = files[name]
+    if not isinstance(task["task"], str):
+        return {
+            f"{one}/{metric}" for one in task["task"] for metric in metrics_of(one, files, folder)
+        }
+    shared = folder.rglob(str(task.get("include", "-")))
+    bases = [yaml.load(path.read_text(), _Tags) for path in shared]
+    return {entry["metric"] for one in (task, *bases) for entry in one.get("metric_list", ())}
 
 
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "benchmark"])
@@ -109,11 +123,9 @@ def test_benchmarks_report_metrics_of_their_task(name: str) -> None:
     benchmark = spec_of(f"benchmark={name}").benchmark
     if benchmark.include_path is None:
         return
-    task = task_files(benchmark.include_path)[benchmark.task]
-    shared = benchmark.include_path.rglob(str(task.get("include", "-")))
-    bases = [yaml.load(path.read_text(), _Tags) for path in shared]
-    listed = [entry["metric"] for one in (task, *bases) for entry in one.get("metric_list", ())]
-    assert set(benchmark.metrics) <= set(listed)
+    files = task_files(benchmark.include_path)
+    listed = metrics_of(benchmark.task, files, benchmark.include_path) | set(benchmark.derived)
+    assert set(benchmark.metrics) <= listed
     assert all(source.exists() for source in benchmark.sources)
 
 

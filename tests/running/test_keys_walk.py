@@ -31,6 +31,7 @@ EXEMPT = {
     "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
     "method.draft.conversion": "as model.conversion",
     "method.draft.drafts": "a draft has no draft",
+    "method.draft.boxes": "what is asked is the same for both sides of a pair, by the target's format",
     **dict.fromkeys(
         (
             f"{model}.prompt.{name}"
@@ -49,7 +50,6 @@ EXEMPT = {
         ("benchmark.title", "benchmark.note", "benchmark.papers", "benchmark.reported"),
         "how tables print what the row has",
     ),
-    "benchmark.kind": "chooses a method's settings, which are in its params",
     "benchmark.texts": "texts to choose from; the chosen one is in benchmark.text",
     "benchmark.needs": "refuses a benchmark or changes nothing",
     **dict.fromkeys(
@@ -76,6 +76,7 @@ BASES = {
     "reducer": ("method=fastv", "ratio=0.5"),
     "random weights": ("method=fastv", "ratio=0.5", "model=llava15_7b", "model.weights=random"),
     "decoder": ("method=pearl",),
+    "boxes": ("method=fastv", "ratio=0.5", "benchmark=refcoco_val"),
     "draft of random weights": (
         *("method=pearl", "model=llava_ov_7b", "model.weights=random"),
         "method.draft_options={weights: random}",

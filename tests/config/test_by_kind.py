@@ -1,0 +1,71 @@
+"""Hyper-parameters that a paper lets depend on the kind of task."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.config.build import build_spec
+from harness.config.compose import compose_section, read_command
+from harness.config.presets import register
+from harness.errors import UserError, tell_once
+from harness.specs import RunSpec
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "benchmark", "K", "alpha"),
+    [
+        ("llava15_7b", "refcoco_val", 5, 0.5),
+        ("llava_next_7b", "refcocog_test", 5, 0.5),
+        ("internvl2_5_8b", "refcoco_testA", 2, 0.5),
+        ("qwen2_5_vl_7b", "refcoco", 2, 0.5),
+        ("llava15_7b", "seedling_vqa", 2, 1.0),
+        # The embedded benchmark keeps the setting that all its stored rows have.
+        ("seedling", "seedling_rec", 2, 1.0),
+    ],
+)
+def test_d2pruner_has_its_setting_for_localization(
+    model: str, benchmark: str, K: int, alpha: float
+) -> None:
+    spec = spec_of("method=d2pruner", f"model={model}", f"benchmark={benchmark}")
+    assert (spec.method.params["K"], spec.method.params["alpha"]) == (K, alpha)
+
+
+def test_what_the_user_sets_counts_even_if_it_is_the_value_for_other_kinds() -> None:
+    spec = spec_of(
+        *("method=d2pruner", "model=llava15_7b", "benchmark=refcoco_val"),
+        *("method.params.K=2", "method.params.alpha=1.0"),
+    )
+    assert (spec.method.params["K"], spec.method.params["alpha"]) == (2, 1.0)
+
+
+def test_another_setting_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_once.cache_clear()
+    for _ in range(2):
+        spec_of("method=d2pruner", "model=internvl2_5_8b", "benchmark=refcoco_testB")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(
+        "method=d2pruner: 0.5 instead of 1.0, as its paper has it for localization"
+    )
+    spec_of("method=d2pruner", "benchmark=seedling_vqa")
+    assert not capsys.readouterr().err
+
+
+def test_without_a_benchmark_the_usual_value_counts() -> None:
+    assert compose_section("method", "d2pruner")["params"]["alpha"] == 1.0
+
+
+def test_a_kind_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(UserError, match="by_kind"):
+        spec_of("method=d2pruner", "method.params.K='${by_kind:2, {grounding: 5}}'")
+    register()
+    bad = OmegaConf.create({"K": "${by_kind:2, {grounding: 5}}"})
+    with pytest.raises(Exception, match="grounding"):
+        OmegaConf.to_container(bad, resolve=True)

@@ -1,0 +1,183 @@
+"""CIDEr against the metric's formula and pycocoevalcap's whole procedure; detailed descriptions."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import string
+from collections import Counter
+from typing import Any
+
+import pytest
+from lmms_eval.tasks.nocaps.utils import nocaps_aggregation_result
+
+from tasks.captions import dense, task
+from tasks.captions.consensus import cider, tokenized
+
+WORDS = (
+    *("a", "the", "red", "blue", "dog", "cat", "runs", "sits"),
+    *("on", "under", "grass", "table", "with", "two", "old", "small"),
+)
+Sample = dict[str, Any]
+
+
+def grams(text: str, n: int) -> Counter[tuple[str, ...]]:
+    words = text.split()
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def slow_cider(samples: list[tuple[str, list[str]]]) -> float:
+    """CIDEr-D as its paper has it: clipped tf-idf cosine of 1 to 4 words, a Gaussian of the lengths, times 10."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for _, references in samples:
+        seen.update({one for text in references for n in range(1, 5) for one in grams(text, n)})
+    weight = {one: math.log(len(samples)) - math.log(count) for one, count in seen.items()}
+
+    def vector(text: str, n: int) -> dict[tuple[str, ...], float]:
+        rare = math.log(len(samples))
+        return {one: count * weight.get(one, rare) for one, count in grams(text, n).items()}
+
+    def alike(answer: str, reference: str, n: int) -> float:
+        ours, theirs = vector(answer, n), vector(reference, n)
+        product = sum(
+            min(value, theirs.get(one, 0.0)) * theirs.get(one, 0.0) for one, value in ours.items()
+        )
+        norms = [math.sqrt(sum(x * x for x in one.values())) for one in (ours, theirs)]
+        if not all(norms):
+            return 0.0
+        # The released metric counts pairs of words, one fewer than words, on both sides.
+        apart = max(len(answer.split()) - 1, 0) - max(len(reference.split()) - 1, 0)
+        return product / (norms[0] * norms[1]) * math.exp(-(apart**2) / (2 * 6.0**2))
+
+    return sum(
+        10 * sum(alike(answer, one, n) for one in references for n in range(1, 5)) / 4 / len(references)
+        for answer, references in samples
+    ) / len(samples)  # fmt: skip
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, 9)))
+
+
+def made(seed: int, count: int = 6) -> list[Sample]:
+    rng = random.Random(seed)
+    return [
+        {
+            "answer": rng.choice(["", sentence(rng), sentence(rng)]),
+            "references": [sentence(rng) for _ in range(rng.randint(1, 5))],
+        }
+        for _ in range(count)
+    ]
+
+
+def plain(samples: list[Sample]) -> dict[str, str]:
+    return {text: text for one in samples for text in (one["answer"], *one["references"])}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_metric_is_its_formula(seed: int) -> None:
+    samples = made(seed)
+    wanted = slow_cider([(one["answer"], one["references"]) for one in samples])
+    assert cider(samples, plain(samples)) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_worked_case() -> None:
+    """Two samples without a word in common, so every word weighs log 2.
+
+    Of the first answer's two words one is right: cosine of single words 1/2, of pairs and of longer pieces 0.
+    """
+    samples = [
+        {"answer": "red cat", "references": ["red dog"]},
+        {"answer": "blue table", "references": ["blue table"]},
+    ]
+    first = 10 * (1 / 2) / 4
+    second = 10 * (1 + 1) / 4
+    assert cider(samples, plain(samples)) == pytest.approx((first + second) / 2)
+
+
+def test_it_is_what_the_whole_procedure_of_pycocoevalcap_gives(tmp_path: Any) -> None:
+    """Capitals, punctuation, line breaks; lmms-eval's aggregation goes through COCOEvalCap."""
+    rng = random.Random(0)
+
+    def dressed(text: str) -> str:
+        return text.capitalize() + rng.choice([".", "!", ", isn't it?", "", " (left)"])
+
+    samples = [
+        {"answer": dressed(one["answer"]), "references": [dressed(r) for r in one["references"]]}
+        for one in made(1, 8)
+    ]
+    results = [
+        {"answer": one["references"], "pred": one["answer"], "image_id": number}
+        for number, one in enumerate(samples)
+    ]
+    args = type("Args", (), {"output_path": str(tmp_path)})()
+    assert task.consensus(samples) == pytest.approx(
+        nocaps_aggregation_result(results, "CIDEr", args), abs=1e-9
+    )
+
+
+def test_captions_are_tokenized_line_by_line() -> None:
+    odd = ["Two\ndogs, here.", "", "  ", "A\u2028B\x0bC\rD", "fin", "Ça va — été"]
+    found = tokenized(odd)
+    assert found["Two\ndogs, here."] == "two dogs here"
+    assert found[""] == found["  "] == ""
+    assert found["A\u2028B\x0bC\rD"] == "a b c d"
+    assert found["fin"] == "fin"
+    assert tokenized([]) == {}
+
+
+def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[str]] = []
+
+    def note(texts: Any) -> dict[str, str]:
+        asked.append(set(texts))
+        return {one: one for one in asked[-1]}
+
+    monkeypatch.setattr(task, "tokenized", note)
+    captions = object.__new__(task.Captions)
+    captions._words = {}
+    samples = made(2)
+    whole = captions.cider(samples)
+    assert whole == pytest.approx(cider(samples, plain(samples)))
+    assert captions.cider(samples[1:]) == pytest.approx(cider(samples[1:], plain(samples)))
+    assert captions.cider([*samples[:2], samples[0]]) >= 0
+    assert asked == [set(plain(samples)), set(), set()]
+
+
+@pytest.mark.parametrize(
+    ("results", "answer", "unparsed"),
+    [(["a dog"], "a dog", 0), ([""], "", 1), ([], "", 1), ([None], "", 1), (["...\n"], "...\n", 1)],
+)
+def test_whatever_is_said_is_scored(results: list[Any], answer: str, unparsed: int) -> None:
+    found = task.process_results({"text": ["a dog"]}, results)
+    assert found == {"CIDEr": {"answer": answer, "references": ["a dog"]}, "unparsed": unparsed}
+
+
+def test_a_sample_without_captions_or_picture_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no reference captions"):
+        task.references({"annotations_captions": []})
+    with pytest.raises(ValueError, match="no picture"):
+        task.doc_to_visual({"image": None})
+    with pytest.raises(ValueError, match=re.escape("x.jpg has no picture")):
+        dense.doc_to_visual({"image": "x.jpg", "binary": None})
+    with pytest.raises(ValueError, match=re.escape("x.jpg has no reference")):
+        dense.process_results({"image": "x.jpg"}, ["a dog"])
+
+
+@pytest.mark.parametrize(
+    ("results", "rouge", "words", "unparsed"),
+    [
+        (["A dog runs."], 1.0, 3, 0),
+        (["Two cats sleep, a dog runs"], 2 * 3 / 9, 6, 0),
+        ([""], 0.0, 0, 1),
+        ([], 0.0, 0, 1),
+        ([string.punctuation], 0.0, 1, 0),  # an underscore is a word to the metric
+    ],
+)
+def test_descriptions_go_by_the_nearest_reference(
+    results: list[Any], rouge: float, words: int, unparsed: int
+) -> None:
+    doc = {"GT_Caption_GPT4O": "a dog runs", "GT_Caption_GPT4V": "", "GT_Caption_Gemini15Pro": "it"}
+    found = dense.process_results(doc, results)
+    assert found == {"rouge_l": pytest.approx(rouge), "words": words, "unparsed": unparsed}

@@ -1,0 +1,236 @@
+"""Boxes in answers, by the format that a model was taught, and the samples of the RefCOCO family."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.evaluation.told import resizing, tell
+from harness.specs import BOXES, RunSpec
+from tasks.rec import task as referring
+from tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
+
+#: A picture of 640 x 480 and an object in it.
+SIZE = (640, 480)
+TRUTH = (64.0, 48.0, 320.0, 240.0)
+#: That box in each format. The picture stands 80 rows below the top of its square. Qwen's processor makes it 644 x 476.
+WRITTEN = {
+    "unit": "[0.1, 0.1, 0.5, 0.5]",
+    "square": "[0.1, 0.2, 0.5, 0.5]",
+    "pixels": '```json\n[\n\t{"bbox_2d": [64, 48, 322, 238], "label": "the dog"}\n]\n```',
+    "thousand": "(100,100),(500,500)",
+    "tagged": "<ref>the dog</ref><box>[[100, 100, 500, 500]]</box>",
+}
+RESIZED = Resized(28, 56 * 56, 1280 * 28 * 28)
+WRONG = {
+    "unit": "[0.6, 0.6, 0.9, 0.9]",
+    "square": "[0.6, 0.6, 0.9, 0.8]",
+    "pixels": "[400, 300, 600, 400]",
+    "thousand": "(600,600),(900,900)",
+    "tagged": "[[600, 600, 900, 900]]",
+}
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def judge(answer: str, boxes: str, truth: tuple[float, ...] = TRUTH) -> dict[str, float]:
+    return dict(score(answer, truth, boxes, SIZE, RESIZED))  # type: ignore[arg-type]
+
+
+def test_every_format_has_a_question_and_an_example() -> None:
+    assert set(QUESTIONS) == set(BOXES) == set(WRITTEN) == set(WRONG)
+    assert question("tagged", "the {dog}").endswith("describes: <ref>the {dog}</ref>")
+
+
+@pytest.mark.parametrize("boxes", BOXES)
+def test_perfect_empty_and_wrong_answers(boxes: str) -> None:
+    right = judge(WRITTEN[boxes], boxes)
+    assert right["acc_at_50"] == 1
+    assert right["mean_iou"] == pytest.approx(1, abs=0.02)
+    assert right["unparsed"] == 0
+    assert judge("", boxes) == {"acc_at_50": 0, "mean_iou": 0, "unparsed": 1}
+    assert judge(WRONG[boxes], boxes) == {"acc_at_50": 0, "mean_iou": 0, "unparsed": 0}
+
+
+def test_a_box_of_the_padded_square_by_hand() -> None:
+    """640 x 480 in a square of 640: 80 rows above the picture, none beside it; 480 x 640 the other way round."""
+    assert to_picture((0.1, 0.2, 0.5, 0.5), "square", 640, 480) == pytest.approx((64, 48, 320, 240))
+    assert to_picture((0.2, 0.1, 0.5, 0.5), "square", 480, 640) == pytest.approx((48, 64, 240, 320))
+    assert to_picture((0, 0, 1, 1), "square", 100, 100) == (0, 0, 100, 100)
+    # The same numbers as shares of the picture are another box.
+    assert to_picture((0.1, 0.2, 0.5, 0.5), "unit", 640, 480) == pytest.approx((64, 96, 320, 240))
+
+
+def test_a_box_in_pixels_of_the_picture_that_the_model_saw_by_hand() -> None:
+    """1000 x 600 at 28 pixels a token, at most 200 tokens: 18 x 10 of them, so 504 x 280 pixels."""
+    small = Resized(28, 4 * 28 * 28, 200 * 28 * 28)
+    assert small.size(1000, 600) == (504, 280)
+    box = to_picture((50.4, 28, 252, 140), "pixels", 1000, 600, small)
+    assert box == pytest.approx((100, 60, 500, 300))
+
+
+@given(
+    st.tuples(st.integers(30, 3000), st.integers(30, 3000)),
+    st.tuples(*[st.floats(0, 1)] * 4),
+)
+def test_pixels_are_those_of_the_processor(size: tuple[int, int], share: tuple[float, ...]) -> None:
+    width, height = size
+    if max(size) / min(size) > 200:
+        return
+    rows, columns = smart_resize(height, width, 28, 200704, 1605632)
+    seen = (share[0] * columns, share[1] * rows, share[2] * columns, share[3] * rows)
+    box = to_picture(seen, "pixels", width, height, Resized(28, 200704, 1605632))
+    wanted = (share[0] * width, share[1] * height, share[2] * width, share[3] * height)
+    assert box == pytest.approx(wanted, abs=1e-6)
+
+
+def test_overlaps_by_hand() -> None:
+    assert iou((0, 0, 2, 2), (1, 1, 3, 3)) == pytest.approx(1 / 7)
+    assert iou((0, 0, 4, 2), (0, 0, 2, 2)) == 0.5
+    assert iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0
+    assert iou((0, 0, 0, 0), (0, 0, 0, 0)) == 0
+    # One half is a hit; a hair less is none.
+    half = (0.0, 0.0, 640.0, 240.0)
+    assert judge("[0, 0, 1, 1]", "unit", half)["acc_at_50"] == 1
+    assert judge("[0, 0, 1, 1]", "unit", (0.0, 0.0, 640.0, 239.0))["acc_at_50"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "boxes", "hit", "unparsed"),
+    [
+        ("It is at [0.1, 0.1, 0.5, 0.5], I think.", "unit", 1, 0),
+        ("[[0.1,0.1,0.5,0.5]]", "unit", 1, 0),
+        ("[.1, .1, .5, .5]", "unit", 1, 0),
+        ("(0.1, 0.1, 0.5, 0.5)", "unit", 1, 0),
+        # Two boxes: the first counts.
+        ("[0.1, 0.1, 0.5, 0.5] or [0.6, 0.6, 0.9, 0.9]", "unit", 1, 0),
+        ("[0.6, 0.6, 0.9, 0.9] or [0.1, 0.1, 0.5, 0.5]", "unit", 0, 0),
+        ("[0.5, 0.5, 0.1, 0.1]", "unit", 0, 0),
+        ("[-0.2, -0.2, 1.3, 1.3]", "unit", 0, 0),
+        ("[0.1, 0.1, 0.5]", "unit", 0, 1),
+        ("[0.1, 0.1, 0.5, 0.5, 0.7]", "unit", 0, 1),
+        ("0.1, 0.1, 0.5, 0.5", "unit", 0, 1),
+        ("[nan, 0.1, 0.5, inf]", "unit", 0, 1),
+        ("[100, 100, 500, 500]", "unit", 0, 1),
+        ("the dog", "tagged", 0, 1),
+        ("<box>[[100, 100, 500, 500]]", "tagged", 1, 0),
+        ("<|object_ref_start|>dog<|object_ref_end|><|box_start|>(100,100),(500,500)<|box_end|>", "thousand", 1, 0),
+        ("[64, 48, 322]", "pixels", 0, 1),
+        ('{"bbox_2d": [64.0, 48.5, 322, 238]}', "pixels", 1, 0),
+        ("[" + "9" * 4000 + ", 1, 1, 1]", "pixels", 0, 1),
+    ],
+)  # fmt: skip
+def test_odd_answers(answer: str, boxes: str, hit: int, unparsed: int) -> None:
+    found = judge(answer, boxes)
+    assert (found["acc_at_50"], found["unparsed"]) == (hit, unparsed)
+
+
+@given(st.text(alphabet="[](),. -0123456789\nabx<>", max_size=200), st.sampled_from(BOXES))
+def test_whatever_is_said_has_a_score(answer: str, boxes: str) -> None:
+    found = judge(answer, boxes)
+    assert 0 <= found["mean_iou"] <= 1
+    assert found["acc_at_50"] == float(found["mean_iou"] >= 0.5)
+    assert found["unparsed"] == 0 or found["mean_iou"] == 0
+
+
+@given(st.lists(st.floats(-2000, 2000), min_size=4, max_size=4), st.text("abc \n", max_size=9))
+def test_what_is_written_as_a_box_is_read_as_one(numbers: list[float], around: str) -> None:
+    written = [f"{one:.3f}" for one in numbers]
+    wanted = tuple(float(one) for one in written)
+    assert parse(f"{around}[{', '.join(written)}]{around}") == wanted
+    assert parse(f"{around}({written[0]},{written[1]}),({written[2]},{written[3]})") == wanted
+
+
+@pytest.mark.parametrize("piece", ["[", "[1,", "[1 , 2 , 3 ", "(1,2),(", "1", " "])
+def test_long_answers_are_read_in_time(piece: str) -> None:
+    started = time.perf_counter()
+    judge(piece * 50_000, "unit")
+    assert time.perf_counter() - started < 5
+
+
+def test_pictures_are_fetched_when_a_sample_is_read(tmp_path: Path) -> None:
+    picture = tmp_path / "0.png"
+    Image.new("RGB", (8, 6), "red").save(picture)
+    rows = Dataset.from_dict({"image": [{"path": str(picture), "bytes": None}]})
+    samples = Dataset.from_dict({"row": [0, 0], "expression": ["one", "two"]})
+    read = referring.with_pictures(samples, rows)
+    assert [one["expression"] for one in read] == ["one", "two"]
+    assert read[1]["image"].size == (8, 6)
+    assert read.data.column_names == ["row", "expression"]
+    assert referring.doc_to_visual(read[0])[0].getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_a_sample_without_picture_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"x\.jpg has no picture"):
+        referring.doc_to_visual({"image": None, "file_name": "x.jpg"})
+
+
+class FakeTask:
+    def __init__(self) -> None:
+        self.lmms_eval_specific_kwargs = {
+            "boxes": "unit",
+            "resized": None,
+            "of_model": ["boxes", "resized"],
+        }
+
+
+@pytest.mark.parametrize(
+    ("model", "boxes", "resized"),
+    [
+        ("llava15_13b", "square", None),
+        ("qwen2_5_vl_3b", "pixels", (28, 200704, 1605632)),
+        ("qwen2_vl_7b", "thousand", None),
+        ("internvl2_5_8b", "tagged", None),
+        ("llava_ov_7b", "unit", None),
+    ],
+)
+def test_a_task_is_told_how_the_model_writes_boxes(
+    model: str, boxes: str, resized: tuple[int, ...] | None
+) -> None:
+    spec, task = spec_of(f"model={model}", "benchmark=refcoco_val", "method=none"), FakeTask()
+    tell([task], spec.model, spec.benchmark)  # type: ignore[list-item]
+    told = task.lmms_eval_specific_kwargs
+    assert (told["boxes"], told["resized"]) == (boxes, resized)
+    asked = referring.doc_to_text({"expression": "the dog"}, told)
+    assert asked == question(boxes, "the dog")
+
+
+def test_what_the_user_sets_of_the_prompt_stays() -> None:
+    spec, task = (
+        spec_of(
+            "model=llava15_7b",
+            "benchmark=refcoco_val",
+            "method=none",
+            "+benchmark.prompt.boxes=unit",
+        ),
+        FakeTask(),
+    )
+    tell([task], spec.model, spec.benchmark)  # type: ignore[list-item]
+    assert task.lmms_eval_specific_kwargs["boxes"] == "unit"
+
+
+def test_pixels_of_an_unknown_size_are_refused() -> None:
+    spec = spec_of("model=llava15_7b", "model.boxes=pixels", "method=none")
+    with pytest.raises(
+        UserError, match=r"model\.boxes='pixels' needs model\.processor\.min_pixels"
+    ):
+        resizing(spec.model)
+
+
+def test_an_unknown_format_is_told_before_anything_is_loaded() -> None:
+    with pytest.raises(UserError, match=r"model\.boxes='polygon' is unknown.*unit"):
+        spec_of("model.boxes=polygon")
