@@ -55,6 +55,7 @@ class Evaluation:
         prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
+        judge: which judge scored the answers and how that went; None where none was asked.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -69,6 +70,7 @@ class Evaluation:
     prompt: Mapping[str, str | None] = field(default_factory=dict)
     speedup: Mapping[str, Any] | None = None
     speedup_note: str = ""
+    judge: Mapping[str, Any] | None = None
 
     @property
     def time(self) -> dict[str, float | None]:
@@ -119,6 +121,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    from harness.evaluation.judged import judging
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
@@ -128,6 +131,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
             lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
         )
         check_metrics(loaded.tasks, bench.metrics)
+        judging(spec, loaded.tasks)
     return loaded
 
 
@@ -156,11 +160,13 @@ def evaluate_session(
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
+        JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
     from harness.evaluation.chat import Answered, ChatModel
+    from harness.evaluation.judged import judging
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.scores import collect
     from harness.evaluation.tasks import guard_scoring, quiet
@@ -169,11 +175,12 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
+    judge = judging(spec, tasks)
     with alone(), quiet(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
-            guard_scoring(task, unscored)
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks)
+            guard_scoring(task, unscored, judge.verdict)
+        model = ChatModel(responder, journal, spec, tasks, progress, ranks, judge.ask)
         results = simple_evaluate(
             model=model,
             tasks=list(tasks),
@@ -199,7 +206,7 @@ def evaluate_session(
         samples = _scored(model.samples.values(), unscored)
         # Aggregations of foreign tasks may write files or ask a server; they run once only.
         metrics, scores = collect(results, tasks, bench.metrics, resample=loaded.ours)
-        journal.append(*score_entries(scores))
+        journal.append(*judge.entries(), *score_entries(scores))
         if answered is not None:
             answered()
         beside = Paired(None, "")
@@ -218,6 +225,7 @@ def evaluate_session(
             prompt=model.prompt,
             speedup=beside.speedup,
             speedup_note=beside.note,
+            judge=judge.told(),
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

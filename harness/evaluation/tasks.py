@@ -22,7 +22,7 @@ from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from harness.errors import UserError
-from harness.evaluation.samples import Failure
+from harness.evaluation.samples import Failure, Key
 from harness.folders import check_folder
 
 
@@ -136,8 +136,12 @@ def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
     }
 
 
-def guard_scoring(task: Task, failures: list[Failure]) -> None:
+def guard_scoring(
+    task: Task, failures: list[Failure], beside: Callable[[Key], list[str]] = lambda key: []
+) -> None:
     """Make `task.process_results` skip and name a sample when it raises, without retries.
+
+    `beside` returns what the task scores beside the answer of a sample: a judge's verdict.
 
     lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
     walks the documents in ascending order, once for each filter, so counting the calls gives the
@@ -153,7 +157,7 @@ def guard_scoring(task: Task, failures: list[Failure]) -> None:
         doc_id = ids[seen % len(ids)]
         seen += 1
         try:
-            return score(doc, results, **more)
+            return score(doc, [*results, *beside((task.config.task, doc_id))], **more)
         except Exception as error:  # any bug in a task's scoring must name its sample
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
             return {}

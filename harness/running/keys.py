@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.digests import Digests, digest
+from harness.judging.words import read_words
 from harness.kinds.lookup import kind_of
 from harness.paths import ROOT
 from harness.revisions import model_revision
@@ -84,6 +85,7 @@ def key_parts(
         draft=None if draft is None else model_revision(draft, digests),
         tasks=tuple(_digest(source, found, digests, code.base) for source, found in files.items()),
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
+        words=_words(spec),
     )
     roots = roots_of(spec, method, code.base, [path for found in files.values() for path in found])
     return {
@@ -94,6 +96,12 @@ def key_parts(
         "code": code.digest(roots),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
     }
+
+
+def _words(spec: RunSpec) -> str | None:
+    """Return the digest of the words that the user gives a judge, None where the benchmark's own or none are asked."""
+    path = spec.judge.prompt if "judge" in spec.benchmark.needs else None
+    return None if path is None else read_words(path).digest
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:

@@ -58,6 +58,7 @@ def build_row(
             "samples_per_second": evaluation.samples_per_second,
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
+            **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
             "speedup": evaluation.speedup,
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
-from harness.specs import BenchmarkSpec, ModelSpec, RunSpec
+from harness.specs import BenchmarkSpec, JudgeSpec, ModelSpec, RunSpec
 from methods.base import Method
 
 
@@ -22,12 +22,14 @@ class Contents:
         draft: the same of the draft model; None where nobody drafts.
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
+        words: digest of the words that a judge is told in place of the benchmark's own; None: these.
     """
 
     model: str
     draft: str | None = None
     tasks: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    words: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -64,6 +66,9 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
+    if "judge" in spec.benchmark.needs:
+        # Whatever else a run says of a judge makes no difference to it.
+        found["judge"] = _judge(spec.judge, contents.words)
     return {key: _plain(value) for key, value in found.items()}
 
 
@@ -115,6 +120,11 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "files": tasks,
         **{key: value for key, value in younger.items() if value},
     }
+
+
+def _judge(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
+    names = ("model", "temperature", "seed", "max_tokens", "options")
+    return {**{name: getattr(judge, name) for name in names}, "prompt": words}
 
 
 def _plain(value: Any) -> Any:
