@@ -122,13 +122,20 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.judged import judging
+    from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
     with alone(), quiet():
         loaded = ranks.in_turn(
-            lambda: load_tasks(bench.task, bench.include_path, spec.offline, spec.model.template)
+            lambda: load_tasks(
+                bench.task,
+                bench.include_path,
+                spec.offline,
+                spec.model.template,
+                local_data(bench),
+            )
         )
         check_metrics(loaded.tasks, bench.metrics)
         judging(spec, loaded.tasks)
@@ -176,7 +183,7 @@ def evaluate_session(
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
     judge = judging(spec, tasks)
-    with alone(), quiet(), suppress(Answered):
+    with alone(), quiet(), loaded.serving(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored, judge.verdict)

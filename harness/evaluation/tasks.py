@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -22,6 +28,7 @@ from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from harness.errors import UserError
+from harness.evaluation.local import LocalData
 from harness.evaluation.samples import Failure, Key
 from harness.folders import check_folder
 
@@ -30,21 +37,31 @@ from harness.folders import check_folder
 class Loaded:
     """The task, or all leaf tasks of a group, with the manager that knows them.
 
-    `ours` says that they come from the include path, not from lmms-eval.
+    `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
+    these lie in a folder of the user's.
     """
 
     manager: TaskManager
     tasks: tuple[Task, ...]
     ours: bool
+    data: LocalData | None = None
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Return the context in which functions of the tasks find their data sets."""
+        return nullcontext() if self.data is None else self.data.serving()
 
 
 def load_tasks(
-    name: str, include_path: Path | None, offline: bool = True, template: str | None = None
+    name: str,
+    include_path: Path | None,
+    offline: bool = True,
+    template: str | None = None,
+    data: LocalData | None = None,
 ) -> Loaded:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
     `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
-    such takes its `default`.
+    such takes its `default`. With `data` the hub is not asked.
 
     The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
     built-in names would win over ours.
@@ -71,15 +88,18 @@ def load_tasks(
                 " and the tasks of lmms-eval"
             )
     retry = ConfigurableTask.download.retry
-    stop = stop_after_attempt(1) if offline else retry.stop
+    stop = stop_after_attempt(1) if offline or data is not None else retry.stop
     try:
         with (
+            nullcontext() if data is None else data.serving(loading=True),
             mock.patch.object(retry, "stop", stop),
             mock.patch.object(lmms_eval.api.task, "TaskConfig", _AsWritten),
         ):
             tree = get_task_dict([name], manager, "chat")
     except RetryError as error:
         cause = error.last_attempt.exception()
+        if isinstance(cause, UserError):
+            raise cause from error
         line = next(iter(str(cause).splitlines()), "")
         raise UserError(
             f"benchmark.task={name!r}: its data cannot be loaded: {type(cause).__name__}: {line}"
@@ -95,7 +115,7 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
-    return Loaded(manager, tasks, ours=name in own)
+    return Loaded(manager, tasks, ours=name in own, data=data)
 
 
 class _AsWritten(TaskConfig):

@@ -17,6 +17,7 @@ from harness.digests import Digests, digest
 from harness.judging.words import read_words
 from harness.kinds.lookup import kind_of
 from harness.paths import ROOT
+from harness.repositories import Copies
 from harness.revisions import model_revision
 from harness.running.codebase import Codebase
 from harness.running.reach import reaches
@@ -85,6 +86,7 @@ def key_parts(
         draft=None if draft is None else model_revision(draft, digests),
         tasks=tuple(_digest(source, found, digests, code.base) for source, found in files.items()),
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
+        data=_data(spec.benchmark, digests),
         words=_words(spec),
     )
     roots = roots_of(spec, method, code.base, [path for found in files.values() for path in found])
@@ -108,6 +110,12 @@ def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
     """Return the files of each of a benchmark's sources; without any, of the folder that its task is read from."""
     folder = () if benchmark.include_path is None else (benchmark.include_path,)
     return {source: _inside(source) for source in benchmark.sources or folder}
+
+
+def _data(benchmark: BenchmarkSpec, digests: Digests) -> str | None:
+    if benchmark.path is None:
+        return None
+    return Copies(benchmark.path, benchmark.dataset.path).revision(digests)
 
 
 def _inside(source: Path) -> list[Path]:

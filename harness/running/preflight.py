@@ -19,6 +19,7 @@ from harness.engine.guards import check_generation
 from harness.errors import Refused, UserError, unknown_name
 from harness.folders import check_files, check_folder
 from harness.kinds.lookup import kind_of
+from harness.repositories import Copies
 from harness.running.keys import key_parts, run_key
 from harness.specs import RunSpec
 from harness.store import Store
@@ -105,6 +106,8 @@ def _check_benchmark(spec: RunSpec) -> None:
     for source in benchmark.sources:
         if not source.exists():
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
+    if benchmark.path is not None:
+        Copies(benchmark.path, benchmark.dataset.path).check()
     ours = task_names(path) if path is not None else set()
     if benchmark.task not in ours and benchmark.task not in _library_tasks():
         # All names of lmms-eval would fill a page.

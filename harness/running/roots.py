@@ -50,6 +50,7 @@ STOPPED = {
     "harness.labels": "what rows and curves are called",
     "harness.ranks": "deals the samples out; the row is that of one process",
     "harness.registry": "finds classes by name; the chosen ones are followed",
+    "harness.repositories": "finds copies of data sets whose content is hashed",
     "harness.revisions": "names what was read",
     "harness.store": "keeps what was measured",
     "harness.wording": "error lines",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ class Contents:
         draft: the same of the draft model; None where nobody drafts.
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
+        data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
         words: digest of the words that a judge is told in place of the benchmark's own; None: these.
     """
 
@@ -29,6 +30,7 @@ class Contents:
     draft: str | None = None
     tasks: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    data: str | None = None
     words: str | None = None
 
 
@@ -62,7 +64,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
-        "benchmark": _benchmark(spec.benchmark, contents.tasks),
+        "benchmark": _benchmark(spec.benchmark, contents),
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
@@ -105,11 +107,12 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     return stated
 
 
-def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]:
+def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
     # Younger than the other settings: a benchmark without them has those that it always had.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
     words = {"prompt": benchmark.prompt, "text": benchmark.text}
-    younger = {**words, "dataset": dataset if any(dataset.values()) else None}
+    named = dataset if any(dataset.values()) else None
+    younger = {**words, "dataset": named, "data": contents.data}
     return {
         "task": benchmark.task,
         "limit": benchmark.limit,
@@ -117,7 +120,7 @@ def _benchmark(benchmark: BenchmarkSpec, tasks: Iterable[str]) -> dict[str, Any]
         "headline": benchmark.headline,
         "higher_is_better": benchmark.higher_is_better,
         "generation": benchmark.generation,
-        "files": tasks,
+        "files": contents.tasks,
         **{key: value for key, value in younger.items() if value},
     }
 

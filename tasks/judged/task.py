@@ -1,4 +1,4 @@
-"""Where MMBench-Video's videos come from: the hub has pickles of them. lmms-eval runs this file once a task: no state."""
+"""Where MMBench-Video's videos come from: the hub has pickles. lmms-eval runs this file once a task: no state here."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from harness.catalogue import METHODS, build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
+from harness.errors import UserError
 from harness.paths import ROOT
 from harness.revisions import model_revision
 from harness.running import keys
@@ -39,6 +40,7 @@ CHECKPOINT = (
 
 #: Packages that a run reaches and whose version is no part of the key: distribution -> why.
 UNVERSIONED = {
+    "filelock": "processes wait for each other",
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
     "safetensors": "reads tensors bit for bit",
@@ -264,3 +266,22 @@ def test_packages_that_a_run_reaches_have_their_version_in_the_key(everything: R
     used = {known[name][0].lower().replace("_", "-") for name in third}
     assert used - set(keys.PACKAGES) - set(UNVERSIONED) == set()
     assert set(UNVERSIONED) <= used
+
+
+def test_the_content_of_a_folder_of_data_counts_and_its_place_does_not(tmp_path: Path) -> None:
+    def key(folder: Path) -> str:
+        return job_of(tmp_path / "store", f"benchmark.path={folder}").key
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.parquet").write_bytes(b"rows")
+    first = key(tmp_path / "one")
+    assert key(tmp_path / "two") == first
+    (tmp_path / "two" / "test.parquet").write_bytes(b"others")
+    assert key(tmp_path / "two") not in (first, job_of(tmp_path / "store").key)
+
+
+def test_a_folder_without_the_data_set_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "somebody" / "answers").mkdir(parents=True)
+    with pytest.raises(UserError, match="no data set 'a/b'; there is: somebody/answers"):
+        job_of(tmp_path / "store", f"benchmark.path={tmp_path}", "benchmark.dataset.path=a/b")

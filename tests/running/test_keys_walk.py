@@ -41,7 +41,6 @@ EXEMPT = {
     "benchmark.kind": "chooses a method's settings, which are in its params",
     "benchmark.texts": "texts to choose from; the chosen one is in benchmark.text",
     "benchmark.needs": "refuses a benchmark or changes nothing",
-    "benchmark.path": "where the data lie; their content is hashed",
     **dict.fromkeys(
         (f"benchmark.dataset.{name}" for name in ("config", "split", "samples", "licence")),
         "prose for readers; the task file names them",
@@ -91,6 +90,7 @@ VALUES: dict[str, Any] = {
     "budget.rule": "flops",
     "budget.ratio": 0.25,
     "benchmark.sources": (ROOT / "tasks" / "videos",),
+    "benchmark.path": ROOT / "tasks",
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
     "judge.prompt": ROOT / "tests" / "judging" / "words.yaml",
