@@ -1,0 +1,72 @@
+"""A stand-in for model and engine that says what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lmms_eval.api.task import Task
+
+from harness.engine.record import Generated, Record
+from tests.benchmarks.fixtures import Answer
+
+
+@dataclass
+class Told:
+    """Adapter and session in one: answers each document with what a function of the document says.
+
+    Attributes:
+        tasks: whose documents will be asked about.
+        answer: returns the answer of a document.
+        asked: the chat of each answered sample, by `task/doc id`.
+    """
+
+    tasks: Sequence[Task]
+    answer: Answer
+    asked: dict[str, Any] = field(default_factory=dict)
+    _said: list[str] = field(default_factory=list)
+
+    def encode(self, chats: Sequence[Any]) -> Mapping[str, Any]:
+        """Keep the chats."""
+        return {"chats": list(chats)}
+
+    def told(self, chat: Any) -> dict[str, str | None]:
+        """Say what a row says of prompts."""
+        return {"rendered": str(chat)}
+
+    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
+        """Look the documents up and note what to say."""
+        first = len(self._said)
+        self.asked |= dict(zip(samples, inputs["chats"], strict=True))
+        self._said += [self.answer(self._document(name)) for name in samples]
+        return Generated(
+            ids=torch.arange(first, len(self._said))[:, None],
+            records=tuple(_record(name) for name in samples),
+        )
+
+    def decode(self, ids: torch.Tensor) -> list[str]:
+        """Say it."""
+        return [self._said[int(row[0])] for row in ids]
+
+    def _document(self, name: str) -> Mapping[str, Any]:
+        task_name, _, number = name.rpartition("/")
+        task = next(one for one in self.tasks if one.config.task == task_name)
+        docs = task.test_docs() if task.has_test_docs() else task.validation_docs()
+        return dict(docs[int(number)])
+
+
+def _record(name: str) -> Record:
+    return Record(
+        sample=name,
+        visual=6,
+        text=4,
+        requested=(6,),
+        kept=(6,),
+        entering=(6,),
+        kv_entries=10,
+        kv_bytes=100,
+        new_tokens=1,
+        times_ms={"vision": 1.0, "select": 0.5, "prefill": 2.0, "decode_per_token": 0.25},
+    )

@@ -1,0 +1,59 @@
+"""What tests of benchmarks share: a folder of all repositories, and one reading of lmms-eval's list of tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+from lmms_eval.tasks import TaskManager
+
+from tests.benchmarks.fixtures import FIXTURES
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_index() -> Iterator[None]:
+    """Read lmms-eval's own task files once: seconds, which every run would take again."""
+    read: Callable[..., Any] = TaskManager._get_task_and_group
+    known: dict[str, Any] = {}
+
+    def remembered(self: Any, task_dir: str, *args: Any, **more: Any) -> Any:
+        if "site-packages" not in task_dir:
+            return read(self, task_dir, *args, **more)
+        if task_dir not in known:
+            known[task_dir] = read(self, task_dir, *args, **more)
+        return {name: dict(entry) for name, entry in known[task_dir].items()}
+
+    with mock.patch.object(TaskManager, "_get_task_and_group", remembered):
+        yield
+
+
+@pytest.fixture(scope="session")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that writes a benchmark's data set, once, and returns the folder of all repositories."""
+    place = tmp_path_factory.mktemp("repositories")
+    written = {}
+
+    def write(name: str) -> Path:
+        writer = FIXTURES[name]
+        if writer not in written:
+            written[writer] = place / name
+            writer(place / name)
+        return written[writer]
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare data sets in one folder of the session's own."""
+    place = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("HF_HOME", str(place))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(place / "datasets"))
