@@ -126,7 +126,8 @@ class JudgeServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(0.02,), daemon=True)
         self._thread.start()
         return self
 

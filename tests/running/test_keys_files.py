@@ -43,6 +43,7 @@ UNVERSIONED = {
     "filelock": "processes wait for each other",
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
+    "pyyaml": "reads the words that a judge is told, whose digest is hashed",
     "safetensors": "reads tensors bit for bit",
     "tenacity": "tries downloads again",
     "tqdm": "progress bars",
