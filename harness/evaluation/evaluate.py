@@ -172,6 +172,7 @@ def evaluate_session(
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
 
+    from harness.evaluation.chance import without_guesses
     from harness.evaluation.chat import Answered, ChatModel
     from harness.evaluation.judged import judging
     from harness.evaluation.paired import Paired, measured
@@ -183,7 +184,7 @@ def evaluate_session(
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
     judge = judging(spec, tasks)
-    with alone(), quiet(), loaded.serving(), suppress(Answered):
+    with alone(), quiet(), loaded.serving(), without_guesses(), suppress(Answered):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored, judge.verdict)

@@ -10,54 +10,11 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from harness.specs import RunSpec
 from harness.store import Store
-from tests.benchmarks.answering import Told
-from tests.benchmarks.fixtures import ANSWERS, ARGUMENTS, FIXTURES, NOTHING, WORTH, WRONG, Answer
+from tests.benchmarks.fixtures import ANSWERS, ARGUMENTS, FIXTURES, NOTHING, WORTH, WRONG
+from tests.benchmarks.runs import BENCHMARKS, RUN, arguments, metrics_of, spec_of
 
 Repositories = Callable[[str], Path]
-
-#: Benchmarks of conf/benchmark whose samples are drawn by the harness, not read from a data set.
-DRAWN = "seedling_"
-
-BENCHMARKS = sorted(
-    path.stem for path in (CONF / "benchmark").glob("*.yaml") if not path.stem.startswith(DRAWN)
-)
-#: Those that are run here; the tests below name what is missing.
-RUN = sorted(set(BENCHMARKS) & set(FIXTURES))
-
-
-def arguments(name: str, root: Path, store: Path) -> list[str]:
-    """Return the command line of a benchmark on its fixture: all rows, few tokens."""
-    return [
-        *(f"benchmark={name}", f"benchmark.path={root}", f"store={store}", "limit=null"),
-        *("engine.batch_size=2", "engine.warmup=0", "engine.paired=0", "model.device=cpu"),
-        *("+benchmark.generation.max_new_tokens=4", "json=true"),
-        *ARGUMENTS.get(name, lambda root: ())(root),
-    ]
-
-
-def spec_of(name: str, root: Path, store: Path) -> RunSpec:
-    command = read_command(arguments(name, root, store))
-    assert command is not None
-    return build_spec(command.cells[0])
-
-
-def told(spec: RunSpec, answer: Answer) -> Evaluation:
-    """Evaluate the answers that a function of the documents gives."""
-    loaded = open_benchmark(spec)
-    journal = Store(spec.store).run("0" * 16).journal
-    return evaluate_session(spec, Told(loaded.tasks, answer), journal, loaded=loaded)
-
-
-def worth(spec: RunSpec, answer: Answer) -> float:
-    """Return the headline of these answers."""
-    value = told(spec, answer).metrics[spec.benchmark.headline]["value"]
-    assert value is not None
-    return value
 
 
 def test_every_benchmark_has_a_fixture() -> None:
@@ -100,7 +57,7 @@ def test_a_headline_is_worth_what_the_answers_are(
     answers = (ANSWERS[name], lambda doc: "", WRONG.get(name, lambda doc: NOTHING))
     spec = spec_of(name, root, tmp_path)
     found = [
-        worth(replace(spec, store=tmp_path / str(number)), answer)
+        metrics_of(replace(spec, store=tmp_path / str(number)), answer)[spec.benchmark.headline]
         for number, answer in enumerate(answers)
     ]
     assert found == pytest.approx(WORTH[name], abs=1e-4)

@@ -78,6 +78,15 @@ def test_every_filter_is_reported_and_the_plain_one_gives_the_scores() -> None:
     assert [scores["t", n]["acc"] for n in range(4)] == RIGHT
 
 
+def test_without_a_plain_filter_the_first_is_the_metric() -> None:
+    """A task whose answers all go through filters of its own (AI2D) has no value under the plain name."""
+    found = results_of("t", {"acc,letter": 0.75, "acc,strict": 0.25}, acc=RIGHT)
+    metrics, scores = collect(found, [task_of("t", acc=mean)], ["acc"], resample=True)
+    assert metrics["acc"]["value"] == 0.75
+    assert metrics["acc,strict"] == {"value": 0.25, "stderr": None}
+    assert [scores["t", n]["acc"] for n in range(4)] == RIGHT
+
+
 def test_a_score_may_lie_in_a_table() -> None:
     found = results_of("t", {"acc,none": 0.75}, acc=[{"score": one, "id": 0} for one in RIGHT])
     _, scores = collect(found, [task_of("t", acc=mean)], [], resample=True)

@@ -1,0 +1,52 @@
+"""A benchmark on its fixture: its command line, and its metrics under answers that are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from harness.specs import RunSpec
+from harness.store import Store
+from tests.benchmarks.answering import Told
+from tests.benchmarks.fixtures import ARGUMENTS, FIXTURES, Answer
+
+#: Benchmarks of conf/benchmark whose samples are drawn by the harness, not read from a data set.
+DRAWN = "seedling_"
+
+BENCHMARKS = sorted(
+    path.stem for path in (CONF / "benchmark").glob("*.yaml") if not path.stem.startswith(DRAWN)
+)
+
+#: Those that are run; tests/benchmarks/test_benchmarks_run.py names what is missing.
+RUN = sorted(set(BENCHMARKS) & set(FIXTURES))
+
+
+def arguments(name: str, root: Path, store: Path) -> list[str]:
+    """Return the command line of a benchmark on its fixture: all rows, few tokens."""
+    return [
+        *(f"benchmark={name}", f"benchmark.path={root}", f"store={store}", "limit=null"),
+        *("engine.batch_size=2", "engine.warmup=0", "engine.paired=0", "model.device=cpu"),
+        *("+benchmark.generation.max_new_tokens=4", "json=true"),
+        *ARGUMENTS.get(name, lambda root: ())(root),
+    ]
+
+
+def spec_of(name: str, root: Path, store: Path) -> RunSpec:
+    """Return the run that this command line asks for."""
+    command = read_command(arguments(name, root, store))
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def told(spec: RunSpec, answer: Answer) -> Evaluation:
+    """Evaluate the answers that a function of the documents gives."""
+    loaded = open_benchmark(spec)
+    journal = Store(spec.store).run("0" * 16).journal
+    return evaluate_session(spec, Told(loaded.tasks, answer), journal, loaded=loaded)
+
+
+def metrics_of(spec: RunSpec, answer: Answer) -> dict[str, float | None]:
+    """Return the value of each metric of these answers."""
+    return {name: found["value"] for name, found in told(spec, answer).metrics.items()}

@@ -1,0 +1,200 @@
+"""Cases worked out by hand from the definition of each metric, through the benchmark's own task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.fixtures import ANSWERS, Answer
+from tests.benchmarks.runs import metrics_of, spec_of
+
+Repositories = Callable[[str], Path]
+
+
+@pytest.fixture
+def scored(
+    repositories: Repositories, tmp_path: Path
+) -> Callable[[str, Answer], dict[str, float | None]]:
+    """Return a function that scores a benchmark's answers, which a function of the document gives."""
+
+    def score(name: str, answer: Answer) -> dict[str, float | None]:
+        return metrics_of(spec_of(name, repositories(name), tmp_path), answer)
+
+    return score
+
+
+Scored = Callable[[str, Answer], dict[str, float | None]]
+
+
+def saying(text: str) -> Answer:
+    return lambda doc: text
+
+
+@pytest.mark.parametrize("name", ["vqav2", "textvqa", "textvqa_ocr"])
+@pytest.mark.parametrize(
+    ("answer", "first", "second"),
+    [
+        # Ten of ten say yellow; seven say two and three say three. Of the ten ways to leave one annotator out, seven
+        # leave three of three, which is a full point, and three leave two, which is two thirds.
+        ("yellow", 1.0, 0.0),
+        ("two", 0.0, 1.0),
+        ("three", 0.0, (7 * 1 + 3 * 2 / 3) / 10),
+        # Case, articles, full stops, and numbers as words do not count.
+        ("The Yellow.", 1.0, 0.0),
+        ("2", 0.0, 1.0),
+        ("yellow square", 0.0, 0.0),
+    ],
+)
+def test_an_answer_is_worth_a_third_for_each_annotator_who_gave_it(
+    scored: Scored, name: str, answer: str, first: float, second: float
+) -> None:
+    found = scored(name, saying(answer))["exact_match"]
+    assert found == pytest.approx((first + second) / 2)
+
+
+def test_two_of_ten_annotators_are_worth_three_fifths(scored: Scored) -> None:
+    """Eight of the ten subsets of nine hold both, two hold one: (8 x 2/3 + 2 x 1/3) / 10."""
+    assert scored("okvqa", saying("standing"))["exact_match"] == pytest.approx(0.6 / 2)
+
+
+def test_unanswerable_is_an_answer(scored: Scored) -> None:
+    assert scored("vizwiz", saying("Unanswerable"))["exact_match"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "first", "second"),
+    [
+        # The nearer of two references counts: one letter of ten is wrong, two of eight.
+        ("Paul Smyth", 0.9, 0.0),
+        ("P. Smytt", 0.75, 0.0),
+        ("paul smith", 1.0, 0.0),
+        # Three letters of six: what is exactly half right still counts, as in the challenge's script.
+        ("12 xyz", 0.0, 0.5),
+        ("1 wxyz", 0.0, 0.0),
+    ],
+)
+def test_similarity_below_a_half_is_worth_nothing(
+    scored: Scored, answer: str, first: float, second: float
+) -> None:
+    assert scored("docvqa", saying(answer))["anls"] == pytest.approx((first + second) / 2)
+
+
+def test_infographics_take_any_of_the_references(scored: Scored) -> None:
+    assert scored("infovqa", saying("1,200"))["anls"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "number", "word"),
+    [
+        *(("42", 1.0, 0.0), ("38", 1.0, 0.0), ("42.01", 0.0, 0.0), ("37.99", 0.0, 0.0)),
+        *(("40.0", 1.0, 0.0), ("40%", 0.0, 0.0), ("about 40", 0.0, 0.0)),
+        *(("norway", 0.0, 1.0), ("Norwai", 0.0, 0.0)),
+    ],
+)
+def test_a_number_may_be_five_percent_off_and_a_word_may_not(
+    scored: Scored, answer: str, number: float, word: float
+) -> None:
+    found = scored("chartqa", saying(answer))
+    assert found["relaxed_overall"] == (number + word) / 2
+    if "relaxed_human_split" in found:
+        assert found["relaxed_human_split"] == number
+        assert found["relaxed_augmented_split"] == word
+
+
+@pytest.mark.parametrize(
+    ("answer", "f1", "accuracy"),
+    [
+        # Two of four are yes. Always yes: precision 1/2, recall 1; always no: neither is defined.
+        (saying("yes"), 2 / 3, 0.5),
+        (saying("Yes"), 2 / 3, 0.5),
+        (saying("no"), 0.0, 0.5),
+        # Yes but for the first, which is yes: precision 1/3, recall 1/2.
+        (lambda doc: "no" if doc["id"] == "0" else "yes", 0.4, 0.25),
+        (saying("Yes, there is."), 0.0, 0.0),
+    ],
+)
+def test_f1_rewards_yes_and_accuracy_does_not(
+    scored: Scored, answer: Answer, f1: float, accuracy: float
+) -> None:
+    found = scored("pope", answer)
+    assert found["pope_f1_score"] == pytest.approx(f1)
+    assert found["pope_accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize(
+    ("answer", "each"),
+    [
+        # Half of the answers are right, and of no picture both.
+        (saying("yes"), 50.0),
+        (saying("No."), 50.0),
+        (lambda doc: doc["answer"].upper() + ", of course", 200.0),
+        (saying("perhaps"), 0.0),
+    ],
+)
+def test_a_picture_counts_again_if_both_of_its_answers_are_right(
+    scored: Scored, answer: Answer, each: float
+) -> None:
+    """Two kinds of perception and one of cognition; each has accuracy and accuracy+ in percent."""
+    found = scored("mme", answer)
+    assert found["mme_perception_score"] == pytest.approx(2 * each)
+    assert found["mme_cognition_score"] == pytest.approx(each)
+
+
+def test_a_question_counts_if_all_orders_of_its_options_are_right(scored: Scored) -> None:
+    """Three questions, the last in two orders: right in one of them alone, it does not count."""
+
+    def first_order(doc: Any) -> str:
+        return "D" if doc["index"] > 1_000_000 else str(doc["answer"])
+
+    assert scored("mmbench_en", first_order)["gpt_eval_score"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "right"),
+    [("{}", True), ("({})", True), ("{}.", True), ("The answer is {}", True), ("none", False)],
+)
+@pytest.mark.parametrize("name", ["mmbench_en", "mmstar"])
+def test_a_letter_is_read_off_the_usual_forms(
+    scored: Scored, name: str, form: str, right: bool
+) -> None:
+    spec = {"mmbench_en": ("gpt_eval_score", 100.0), "mmstar": ("average", 1.0)}
+    metric, best = spec[name]
+    found = scored(name, lambda doc: form.format(doc["answer"]))
+    assert found[metric] == pytest.approx(best if right else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("form", "right"),
+    [("{}", True), ("{}. that one", True), ("The answer is {}", False), ("{} it is", False)],
+)
+@pytest.mark.parametrize("name", ["scienceqa_img", "ai2d"])
+def test_a_letter_stands_first_or_alone(scored: Scored, name: str, form: str, right: bool) -> None:
+    found = scored(name, lambda doc: form.format(ANSWERS[name](doc)))
+    assert found["exact_match"] == float(right)
+
+
+@pytest.mark.parametrize(
+    ("form", "right"),
+    [("({})", 1.0), ("The answer is {}.", 1.0), ("{} it is", 1.0), ("I cannot say.", 0.0)],
+)
+def test_an_option_of_mmmu_is_read_and_never_drawn(scored: Scored, form: str, right: float) -> None:
+    found = scored("mmmu", lambda doc: form.format(doc["answer"]))
+    assert found["mmmu_acc"] == pytest.approx(right, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])
+@pytest.mark.parametrize(
+    ("form", "right"),
+    [
+        (r"So it is \boxed{{{}}}.", 100.0),
+        (r"First \boxed{{1}}, then \boxed{{{}}}", 100.0),
+        ("The answer is {}.", 100.0),
+        (r"\boxed{{7}}", 0.0),
+    ],
+)
+def test_the_last_box_is_the_answer(scored: Scored, name: str, form: str, right: float) -> None:
+    found = scored(name, lambda doc: form.format(doc["answer"]))
+    assert found["mathvision_standard_eval"] == right
