@@ -4,8 +4,9 @@ A config becomes a checked RunSpec, the spec a run key; a key that the store has
 evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object. A
 person at a terminal gets the row's path and the next command instead (`json=true`: the object as well).
 `torchrun --nproc_per_node <n> run.py ...` shares the samples of every run between n processes and gives the same rows.
-Exit codes: 0 done; 1 samples failed, or store or standard output cannot be written; 2 bad input; 130 interrupted; 143
-terminated (SIGTERM). But for 0, stderr has one line that says why. What is finished is kept in all cases.
+Exit codes: 0 done; 1 samples failed, a judge does not answer, or store or standard output cannot be written; 2 bad
+input; 130 interrupted; 143 terminated (SIGTERM). But for 0, stderr has one line that says why. What is finished is kept
+in all cases.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from harness.errors import StoreLost, UserError
+from harness.errors import JudgeLost, StoreLost, UserError
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
@@ -115,9 +116,9 @@ def run(cfg: DictConfig, runner: Runner) -> int:
     spec = build_spec(cfg)
     try:
         runner.ranks.each(lambda: runner.run(spec))
-    except (SampleErrors, BudgetMismatch, UserError, MethodError) as error:
+    except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
         runner.left_out.append((spec, " ".join(str(error).split())))
-        return complain(error, code=1 if isinstance(error, SampleErrors | BudgetMismatch) else 2)
+        return complain(error, code=2 if isinstance(error, UserError | MethodError) else 1)
     except (RankLost, StoreLost, OutputLost) as error:
         # No other cell can run, and Hydra would print a traceback.
         sys.exit(complain(error, code=1))

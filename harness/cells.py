@@ -93,7 +93,7 @@ def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> 
         # Hyper-parameters that are no part of the label come with the ratio: a schedule that was fitted to it.
         _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
     for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
-        _check(group, lambda key: key.startswith(("model.", "benchmark.")))
+        _check(group, lambda key: key.startswith(("model.", "benchmark.", "judge.")))
 
 
 def text(value: Any) -> str:

@@ -30,6 +30,10 @@ class StoreLost(RuntimeError):
     """The store cannot be written any more, as on a full disk; what it holds stays whole, and run.py exits with 1."""
 
 
+class JudgeLost(RuntimeError):
+    """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
+
+
 @cache
 def tell_once(line: str) -> None:
     """Print a line on stderr, unless this process has printed it before."""

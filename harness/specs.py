@@ -240,6 +240,35 @@ class BenchmarkSpec:
 
 
 @dataclass(frozen=True)
+class JudgeSpec:
+    """Which language model judges answers, behind an address that speaks OpenAI's protocol of chat completions.
+
+    Attributes:
+        base_url: address up to `/v1`; None: there is no judge.
+        model: its name on that server.
+        key_env: the environment variable that holds the key; a server that asks for none needs none.
+        prompt: a file of words in place of the benchmark's own (docs/judges.md).
+        temperature: of its answers, as `seed` and `max_tokens`; None leaves a field out of the request.
+        options: further fields of the request, which go before those above.
+        timeout: seconds that a request may take, from its first byte to its last.
+        retries: how often a request is repeated that failed, or whose answer holds no verdict.
+        concurrency: requests under way at once.
+    """
+
+    base_url: str | None = None
+    model: str | None = None
+    key_env: str = "OPENAI_API_KEY"
+    prompt: Path | None = None
+    temperature: float | None = 0.0
+    seed: int | None = 0
+    max_tokens: int | None = 1024
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float = 120.0
+    retries: int = 4
+    concurrency: int = 8
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """How the run is carried out.
 
@@ -319,6 +348,7 @@ class RunSpec:
     refused: str = "error"
     json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)
+    judge: JudgeSpec = JudgeSpec()
 
     @property
     def generation(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tests.report.test_curves import add_run
 from tests.report.test_decoders import add, guided
 from tests.running.helpers import Bench, make_bench
 
-BLOCKS = ("model", "method", "engine", "benchmark", "draft", "artifacts")
+BLOCKS = ("model", "method", "engine", "benchmark", "draft", "artifacts", "judge")
 
 
 def row(method: str = "divprune", label: str = "", **changes: Any) -> dict[str, Any]:
@@ -73,6 +73,7 @@ def test_what_a_model_can_give_keeps_no_rows_apart() -> None:
         (row(benchmark_limit=8), "benchmark.limit (null, 8)"),
         (row(draft={"name": "small"}), "draft.name (null, small)"),
         (row(artifacts=["a"]), 'artifacts ([], ["a"])'),
+        (row(judge={"model": "other"}), "judge.model (null, other)"),
     ],
 )
 def test_one_cell_under_two_settings_is_an_error_that_names_them(
@@ -96,6 +97,7 @@ def test_one_cell_under_two_settings_is_an_error_that_names_them(
         row("random", model_dtype="bfloat16"),
         row("random", model_template="plain"),
         row("random", benchmark_limit=8),
+        row("random", judge={"prompt": "abc"}),
     ],
 )
 def test_a_curve_has_one_policy_and_a_panel_one_model(other: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ from harness.catalogue import METHODS, build_method
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
+from harness.config.judge import KEYS as JUDGE
+from harness.config.judge import judge_spec
 from harness.config.model import model_spec
 from harness.config.prompts import worded
 from harness.errors import UserError
@@ -51,6 +53,7 @@ SECTIONS = {
         "rescore paired"
     ),
     "log": "name options",
+    "judge": JUDGE,
 }
 #: Keys that only some files of a section have: those of methods with a draft model.
 OPTIONAL = {"method": ("draft", "draft_options")}
@@ -94,6 +97,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         refused=fields.choice("refused", config["refused"], REFUSED),
         json=fields.flag_or_auto("json", config["json"]),
         log_options=fields.table("log.options", parts["log"]["options"]),
+        judge=judge_spec(parts["judge"]),
     )
 
 

@@ -63,6 +63,7 @@ class ChatModel(lmms):
         spec: batch size, warm-up, error allowance, generation settings and seed.
         tasks: the tasks whose requests will come; failed samples are withdrawn from them.
         progress: told how far this process is.
+        complete: called in rank 0 with all answers, which are in the journal, before any is scored.
         ranks: the processes that share the work. lmms-eval is not told of them: each gets all requests, and the
             batches, the same as one process would form, are dealt out here.
     """
@@ -77,6 +78,7 @@ class ChatModel(lmms):
         tasks: Sequence[Task],
         progress: Progress | None = None,
         ranks: Ranks | None = None,
+        complete: Callable[[Mapping[Key, Sample]], None] | None = None,
     ) -> None:
         """Take everything that answering needs; nothing is loaded here."""
         super().__init__()
@@ -85,6 +87,7 @@ class ChatModel(lmms):
         self._tasks = {task.config.task: task for task in tasks}
         self._progress = progress
         self._ranks = ranks or Ranks()
+        self._complete = complete
         self._answerer = Answerer(
             responder,
             spec.seed,
@@ -126,6 +129,8 @@ class ChatModel(lmms):
         self._withdraw_failed()
         first = next(request for key, request in wanted.items() if key in self.samples)
         self.prompt = self._answerer.told(first)
+        if self._complete is not None:
+            self._complete(self.samples)
         return [self._result(key_of(request)) for request in requests]
 
     def answered(self) -> Group:

@@ -57,6 +57,7 @@ class Evaluation:
         speedup_note: how it was measured, or why not.
         aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
         unparsed: answers in no form that the scorer knows; None where it does not tell.
+        judge: which judge scored the answers and how that went; None where none was asked.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -73,6 +74,7 @@ class Evaluation:
     speedup_note: str = ""
     aggregation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unparsed: int | None = None
+    judge: Mapping[str, Any] | None = None
 
     @property
     def time(self) -> dict[str, float | None]:
@@ -125,6 +127,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.data import check_references
     from harness.evaluation.derived import check_derived, needed
+    from harness.evaluation.judged import judging
     from harness.evaluation.local import local_data
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
@@ -152,6 +155,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
             # Tasks of our own say themselves what they hold answers against, if anything.
             check_references(loaded.tasks, bench.limit)
         tell(loaded.tasks, spec.model, bench)
+        judging(spec, loaded.tasks)
     return loaded
 
 
@@ -180,6 +184,7 @@ def evaluate_session(
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
+        JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
     # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
     from lmms_eval.evaluator import simple_evaluate
@@ -191,6 +196,7 @@ def evaluate_session(
     from harness.evaluation.derived import needed
     from harness.evaluation.effects import tokens_remembered
     from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
+    from harness.evaluation.judged import judging
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.tasks import quiet
 
@@ -198,6 +204,7 @@ def evaluate_session(
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
     evaluation: Evaluation | None = None
+    judge = judging(spec, tasks)
     with (
         named_data(tasks),
         alone(),
@@ -209,10 +216,10 @@ def evaluate_session(
     ):
         unscored: list[Failure] = []
         for task in tasks:
-            guard_scoring(task, unscored)
+            guard_scoring(task, unscored, judge.verdict)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks)
+        model = ChatModel(responder, journal, spec, tasks, progress, ranks, judge.ask)
         results = simple_evaluate(
             model=model,
             tasks=list(tasks),
@@ -238,7 +245,8 @@ def evaluate_session(
         samples = _scored(model.samples.values(), unscored)
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
-        journal.append(*score_entries(scored.scores, scored.units, scored.values, scored.own))
+        kept = score_entries(scored.scores, scored.units, scored.values, scored.own)
+        journal.append(*judge.entries(), *kept)
         if answered is not None:
             answered()
         beside = Paired(None, "")
@@ -259,6 +267,7 @@ def evaluate_session(
             speedup_note=beside.note,
             aggregation=scored.how,
             unparsed=scored.unparsed,
+            judge=judge.told(),
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

@@ -12,13 +12,17 @@ from lmms_eval.api.task import Task
 
 from harness.errors import UserError
 from harness.evaluation.derived import needed
-from harness.evaluation.samples import Failure
+from harness.evaluation.samples import Failure, Key
 from harness.evaluation.tasks import metric_names
 from harness.specs import BenchmarkSpec
 
 
-def guard_scoring(task: Task, failures: list[Failure]) -> None:
+def guard_scoring(
+    task: Task, failures: list[Failure], beside: Callable[[Key], list[str]] = lambda key: []
+) -> None:
     """Make `task.process_results` skip and name a sample when it raises or gives NaN, without retries.
+
+    `beside` returns what the task scores beside the answer of a sample: a judge's verdict.
 
     lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
     walks the documents in ascending order, once for each filter, so counting the calls gives the
@@ -34,7 +38,8 @@ def guard_scoring(task: Task, failures: list[Failure]) -> None:
         doc_id = ids[seen % len(ids)]
         seen += 1
         try:
-            return _numbers(score(doc, results, **more))
+            given = [*results, *beside((task.config.task, doc_id))]
+            return _numbers(score(doc, given, **more))
         except Exception as error:  # any bug in a task's scoring must name its sample
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
             return {}

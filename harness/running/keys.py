@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.digests import Digests, digest
+from harness.judging.words import read_words
 from harness.kinds.lookup import kind_of
 from harness.paths import ROOT
 from harness.repositories import Copies
@@ -86,6 +87,7 @@ def key_parts(
         tasks=tuple(_digest(source, found, digests, code.base) for source, found in files.items()),
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
         data=_data(spec.benchmark, digests),
+        words=_words(spec),
     )
     roots = roots_of(spec, method, code.base, [path for found in files.values() for path in found])
     return {
@@ -96,6 +98,12 @@ def key_parts(
         "code": code.digest(roots),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
     }
+
+
+def _words(spec: RunSpec) -> str | None:
+    """Return the digest of the words that the user gives a judge, None where the benchmark's own or none are asked."""
+    path = spec.judge.prompt if "judge" in spec.benchmark.needs else None
+    return None if path is None else read_words(path).digest
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:

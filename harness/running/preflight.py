@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.admission.checkpoints import check_model
 from harness.admission.generation import check_settings
+from harness.admission.judges import check_judge
 from harness.admission.needs import check_needs
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
@@ -70,6 +71,7 @@ def check_method(spec: RunSpec, method: Method, digests: Digests) -> Job:
     label = kind.identity(spec, method).label
     admitted = kind.admit(spec, method, digests)
     _check_benchmark(spec)
+    check_judge(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
     _check_places(spec)
     priors = require_prior(spec.model, admitted.method, name, digests, spec.store)

@@ -45,6 +45,8 @@ STOPPED = {
     "harness.errors": "error lines",
     "harness.folders": "refuses paths",
     "harness.hub": "finds files whose revision is hashed",
+    "harness.judging.client": "fetches verdicts; what is asked and of whom is hashed",
+    "harness.judging.verdicts": "keeps verdicts",
     "harness.labels": "what rows and curves are called",
     "harness.ranks": "deals the samples out; the row is that of one process",
     "harness.registry": "finds classes by name; the chosen ones are followed",

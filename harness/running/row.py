@@ -60,6 +60,7 @@ def build_row(
             "failures": [str(failure) for failure in evaluation.failures],
             "unparsed": evaluation.unparsed,
             "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
+            **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
             "speedup": evaluation.speedup,
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
-from harness.specs import ORIGINAL, BenchmarkSpec, ModelSpec, PromptSpec, RunSpec
+from harness.specs import ORIGINAL, BenchmarkSpec, JudgeSpec, ModelSpec, PromptSpec, RunSpec
 from methods.base import Method
 
 
@@ -23,6 +23,7 @@ class Contents:
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
         data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
+        words: digest of the words that a judge is told in place of the benchmark's own; None: these.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Contents:
     tasks: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
     data: str | None = None
+    words: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -66,6 +68,9 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "engine": {"warmup": spec.engine.warmup, **identity.engine},
         "artifacts": contents.artifacts,
     }
+    if "judge" in spec.benchmark.needs:
+        # Whatever else a run says of a judge makes no difference to it.
+        found["judge"] = _judge(spec.judge, contents.words)
     return {key: _plain(value) for key, value in found.items()}
 
 
@@ -138,6 +143,11 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
 def _boxes(spec: RunSpec) -> dict[str, str]:
     # How a model writes boxes changes the rows of those benchmarks alone that ask for some.
     return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
+
+
+def _judge(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
+    names = ("model", "temperature", "seed", "max_tokens", "options")
+    return {**{name: getattr(judge, name) for name in names}, "prompt": words}
 
 
 def _plain(value: Any) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 from rapidfuzz.distance import LCSseq
 
 try:
+    from harness.judging.scores import single
     from harness.media.unpacked import unpacked
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from harness.judging.scores import single
     from harness.media.unpacked import unpacked
 
 Doc = dict[str, Any]
@@ -124,3 +126,22 @@ def process_caption(doc: Doc, results: list[Any]) -> dict[str, float]:
 def process_description(doc: Doc, results: list[Any]) -> dict[str, float]:
     """Returns the length of the answer in words."""
     return {"words": float(len(words(_answer(results))))}
+
+
+def caption_parts(doc: Doc, answer: str) -> dict[str, str]:
+    """Returns what a judge reads about a description."""
+    return {"question": doc["question"], "reference": doc["answer"], "answer": answer}
+
+
+def caption_rating(verdict: str) -> float | None:
+    """Returns a judge's rating from 0 to 5, None where there is none."""
+    return single(verdict, 0, 5)
+
+
+def process_judged_caption(doc: Doc, results: list[Any]) -> dict[str, float]:
+    """Returns the judge's rating, and what needs no judge."""
+    answer, verdict = results
+    rating = caption_rating(verdict)
+    if rating is None:
+        raise ValueError(f"a verdict without a rating: {verdict[:80]!r}")
+    return {"judge_score": rating, **process_caption(doc, [answer])}

@@ -44,6 +44,7 @@ UNVERSIONED = {
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
     "pyarrow": "names a damaged file",
+    "pyyaml": "reads the words that a judge is told, whose digest is hashed",
     "safetensors": "reads tensors bit for bit",
     "tenacity": "tries downloads again",
     "tqdm": "progress bars",

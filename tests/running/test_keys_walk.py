@@ -60,6 +60,14 @@ EXEMPT = {
     "engine.max_errors": "decides whether there is a row, not what it says",
     "engine.paired": "measures beside a run that has ended; a row that lacks the figure asked for gets it by itself",
     "engine.patience": "decides when a lost draft is given up, which the row counts",
+    **dict.fromkeys(
+        (f"judge.{name}" for name in ("base_url", "key_env")),
+        "where the judge is; its verdicts are the same",
+    ),
+    **dict.fromkeys(
+        (f"judge.{name}" for name in ("timeout", "retries", "concurrency")),
+        "how patient a run is with its judge",
+    ),
     "force": "runs again, under the same key",
     "log": "where the row is mirrored",
     "log_options": "where the row is mirrored",
@@ -77,6 +85,10 @@ BASES = {
     "random weights": ("method=fastv", "ratio=0.5", "model=llava15_7b", "model.weights=random"),
     "decoder": ("method=pearl",),
     "boxes": ("method=fastv", "ratio=0.5", "benchmark=refcoco_val"),
+    "judged": (
+        *("method=fastv", "ratio=0.5", "benchmark=llava_bench", "judge.model=somebody"),
+        "judge.base_url=http://localhost:8000/v1",
+    ),
     "draft of random weights": (
         *("method=pearl", "model=llava_ov_7b", "model.weights=random"),
         "method.draft_options={weights: random}",
@@ -96,6 +108,7 @@ VALUES: dict[str, Any] = {
     "benchmark.path": ROOT / "tasks",
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
+    "judge.prompt": ROOT / "tests" / "judging" / "words.yaml",
 }
 
 

@@ -1,0 +1,195 @@
+"""One question to a server that speaks OpenAI's chat completions: the call, what can go wrong, and how long to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from harness.errors import UserError
+from harness.specs import JudgeSpec
+
+#: Letters of a server's own message that an error line quotes.
+QUOTED = 200
+
+#: Statuses that pass by themselves; of the others from 400 on the same request fails again.
+PASSING = frozenset((408, 409, 425, 429))
+
+#: Statuses that concern one question, as one that is too long or trips a filter.
+OF_THE_QUESTION = frozenset((400, 413, 422))
+
+
+class Trouble(Exception):
+    """A request that came to nothing.
+
+    Attributes:
+        passing: whether it may succeed when it is repeated.
+        wait: seconds after which the server asks to be asked again; None: it does not say.
+        single: whether it concerns this question alone.
+    """
+
+    def __init__(
+        self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
+    ) -> None:
+        super().__init__(line)
+        self.passing, self.wait, self.single = passing, wait, single
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server said: the text of its answer, the model as it names it, and why the answer ends."""
+
+    text: str
+    served: str | None
+    ended: str | None
+
+
+def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the request about a chat, without what is left out of it."""
+    sampling = {
+        "temperature": spec.temperature,
+        "seed": spec.seed,
+        "max_tokens": spec.max_tokens,
+    }
+    told = {"model": spec.model, "messages": messages, **sampling, **spec.options}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def read_key(variable: str) -> str | None:
+    """Return the key that an environment variable holds, None without one.
+
+    Raises:
+        UserError: it cannot stand in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(
+            f"judge.key_env={variable}: the variable holds no key; valid: one word of plain characters"
+        )
+    return key or None
+
+
+class Client:
+    """Asks one server. An asynchronous context manager; the key goes into the header of requests and nowhere else.
+
+    Args:
+        spec: address, model, time limit and the name of the variable with the key.
+    """
+
+    def __init__(self, spec: JudgeSpec) -> None:
+        self._spec = spec
+        self._key = read_key(spec.key_env)
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        self._http = httpx.AsyncClient(
+            headers={"Content-Type": "application/json", **headers},
+            timeout=None,  # one limit for the whole request, below
+            # A proxy of the environment cannot reach what runs on this machine.
+            trust_env=not _on_this_machine(spec.base_url or ""),
+            limits=httpx.Limits(max_connections=spec.concurrency),
+        )
+
+    async def __aenter__(self) -> Client:
+        """Open nothing yet: connections are made when they are needed."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def ask(self, request: Mapping[str, Any]) -> Reply:
+        """Return the server's answer.
+
+        Raises:
+            Trouble: there is none, in one line without the key.
+        """
+        # Plain ASCII: a lone surrogate of an answer could not be sent otherwise.
+        body = json.dumps(dict(request)).encode()
+        try:
+            async with asyncio.timeout(self._spec.timeout):
+                response = await self._http.post(
+                    f"{self._spec.base_url}/chat/completions", content=body
+                )
+        except TimeoutError:
+            seconds = f"{self._spec.timeout:g} s (judge.timeout)"
+            raise Trouble(f"no whole answer within {seconds}") from None
+        except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
+            raise Trouble(self._line(f"{type(error).__name__}: {error}")) from None
+        if response.status_code != 200:
+            raise self._refusal(response)
+        try:
+            return self._reply(response.json())
+        except (ValueError, LookupError, TypeError, RecursionError):
+            start = self._line(response.text)
+            raise Trouble(f"the answer is no chat completion: {start!r}") from None
+
+    def _reply(self, content: Any) -> Reply:
+        choice = content["choices"][0]
+        text = choice["message"].get("content") or ""
+        if not isinstance(text, str):
+            raise TypeError
+        served = content.get("model")
+        ended = choice.get("finish_reason")
+        return Reply(
+            self._without_key(text),
+            self._without_key(served) if isinstance(served, str) else None,
+            ended if isinstance(ended, str) else None,
+        )
+
+    def _refusal(self, response: httpx.Response) -> Trouble:
+        status = response.status_code
+        try:
+            told = response.json()["error"]
+            told = told["message"] if isinstance(told, Mapping) else told
+        except (ValueError, LookupError, TypeError):
+            told = response.text
+        line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
+        if status in (401, 403):
+            line += f"; the key is read from the variable {self._spec.key_env} (judge.key_env)"
+        elif status == 404:
+            line += "; valid: a judge.base_url up to /v1, and a judge.model that the server has"
+        return Trouble(
+            line,
+            passing=status in PASSING or status >= 500,
+            wait=_wait(response.headers.get("Retry-After")),
+            single=status in OF_THE_QUESTION,
+        )
+
+    def _line(self, text: str) -> str:
+        # The key is taken out first: cut in the middle it would not be found.
+        return " ".join(self._without_key(text).split())[:QUOTED]
+
+    def _without_key(self, text: str) -> str:
+        return text if self._key is None else text.replace(self._key, "***")
+
+
+def _wait(header: str | None) -> float | None:
+    """Return the seconds of a header `Retry-After`, which gives these or a date; None for what is neither."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        seconds = (until - datetime.now(UTC)).total_seconds()
+    return max(seconds, 0.0) if seconds == seconds else None
+
+
+def _on_this_machine(address: str) -> bool:
+    host = httpx.URL(address).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,31 @@
+"""A process that asks a judge: `python asking.py <address> <store> <questions>`; it prints what it took as verdicts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from harness.judging.judge import Question, judged
+from harness.judging.words import Words
+from harness.specs import JudgeSpec
+
+
+def questions(count: int) -> list[Question]:
+    """Return questions that every process asks in the same words."""
+    words = Words("mine", "Q: {number} A: {answer}")
+    return [
+        Question(("t", number), words, {"number": str(number), "answer": "yes"}, str.isdecimal)
+        for number in range(count)
+    ]
+
+
+def main(address: str, store: str, count: str) -> None:
+    """Ask, two at once."""
+    spec = JudgeSpec(address, "referee", concurrency=2)
+    found = judged(spec, Path(store), questions(int(count)))
+    print(json.dumps({number: text for (_, number), text in sorted(found.verdicts.items())}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

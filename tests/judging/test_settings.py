@@ -1,0 +1,188 @@
+"""Settings of a judge, words of a prompt and numbers of a verdict: what is taken, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config.compose import read_command
+from harness.config.judge import judge_spec
+from harness.errors import UserError
+from harness.judging.scores import pair, single
+from harness.judging.words import Words, read_words
+from harness.paths import ROOT
+from harness.specs import JudgeSpec
+
+
+def usual() -> dict[str, Any]:
+    command = read_command([])
+    assert command is not None
+    return dict(command.cells[0].judge)
+
+
+USUAL = usual()
+
+
+def test_the_config_says_what_a_judge_is_without_it() -> None:
+    assert judge_spec(USUAL) == JudgeSpec()
+
+
+def test_every_setting_arrives() -> None:
+    told = {
+        "base_url": "https://host:8000/v1/",
+        "model": "m",
+        "key_env": "MY_KEY",
+        "prompt": "tests/judging/words.yaml",
+        "temperature": None,
+        "seed": None,
+        "max_tokens": None,
+        "options": {"top_p": 1},
+        "timeout": 3,
+        "retries": 0,
+        "concurrency": 2,
+    }
+    assert set(told) == set(USUAL)
+    prompt = ROOT / "tests/judging/words.yaml"
+    assert judge_spec(told) == JudgeSpec(
+        *("https://host:8000/v1", "m", "MY_KEY", prompt, None, None, None),
+        options={"top_p": 1},
+        timeout=3.0,
+        retries=0,
+        concurrency=2,
+    )
+
+
+BAD = [
+    ("base_url", "localhost:8000", "must be the address of a server up to /v1"),
+    ("base_url", "ftp://host/v1", "must be the address of a server up to /v1"),
+    ("base_url", "http:///v1", "must be the address of a server up to /v1"),
+    ("base_url", "http://host:many/v1", "must be the address of a server up to /v1"),
+    ("base_url", "http://host/v1/chat/completions", "without /chat/completions"),
+    ("base_url", "http://me:pw@host/v1", "holds more than an address"),
+    ("base_url", "http://pw@host/v1", "holds more than an address"),
+    ("base_url", "http://host/v1?key=pw", "holds more than an address"),
+    ("model", "", "judge.model='' must be a non-empty string"),
+    ("key_env", "sk-pw", "must be the name of an environment variable"),
+    ("key_env", None, "must be the name of an environment variable"),
+    ("temperature", -1, "judge.temperature=-1 must be a number above 0"),
+    ("temperature", False, "judge.temperature=False must be a number above 0"),
+    ("seed", -1, "judge.seed=-1 must be an integer of at least 0, or null"),
+    ("max_tokens", 0, "judge.max_tokens=0 must be an integer of at least 1, or null"),
+    ("options", {"API_key": "pw"}, "judge.options.API_key is not for options"),
+    ("options", [1], "judge.options=[1] must be a table"),
+    ("timeout", 0, "judge.timeout=0 must be a number above 0"),
+    ("retries", -1, "judge.retries=-1 must be an integer of at least 0"),
+    ("concurrency", 0, "judge.concurrency=0 must be an integer of at least 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), BAD)
+def test_a_bad_setting_is_one_line_without_secrets(name: str, value: Any, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        judge_spec({**USUAL, name: value})
+    assert problem in str(error.value)
+    assert f"judge.{name}" in str(error.value)
+    assert "pw" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_words_keep_braces_that_are_no_places() -> None:
+    words = read_words(ROOT / "tests/judging/words.yaml")
+    assert words.name == "mine"
+    assert words.messages({"answer": "{reference}", "reference": "R"}) == [
+        {"role": "system", "content": "Be strict."},
+        {"role": "user", "content": "Is {reference} as good as R? Reply as {'score': 4}."},
+    ]
+
+
+def test_a_digest_of_words_changes_with_what_is_said_alone() -> None:
+    words = Words("a", "{answer}", "s")
+    assert words.digest == Words("b", "{answer}", "s").digest
+    others = (Words("a", "{answer}."), Words("a", "{answer}"), Words("a", "{answer}", "t"))
+    assert len({words.digest, *(one.digest for one in others)}) == 4
+
+
+def test_words_without_a_name_have_the_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("user: 'Rate {answer}.'\n")
+    assert read_words(tmp_path / "mine.yaml") == Words("mine", "Rate {answer}.")
+
+
+FILES = {
+    "- a list": "must be a YAML table",
+    "user: [": "cannot be read",
+    "user: Rate it.": "has no place for the answer; valid: a text with {answer}",
+    "system: x": ".user=None must be a non-empty string",
+    "user: '{answer}'\nsystem: 3": ".system=3 must be a non-empty string",
+    "user: '{answer}'\nrubric: x": "='rubric' is unknown",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_of_no_words_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "words.yaml").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_words(tmp_path / "words.yaml")
+    assert FILES[text] in str(error.value)
+    assert str(error.value).startswith("judge.prompt=")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere.yaml' cannot be read"):
+        read_words(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        ("2", 2),
+        (" 0\n", 0),
+        ("Score: 3.", 3),
+        ("**1**", 1),
+        ("{'score': 2}", 2),
+        ("<think>0, no, 1?\n</think>\n2", 2),
+        ("2.0", 2),
+        ("", None),
+        ("none", None),
+        ("4", None),
+        ("-1", None),
+        ("1.5", None),
+        ("2/3", None),
+        ("1 or 2", None),
+        ("2nd", None),
+        ("v2", None),
+        ("2026-01-02", None),
+    ],
+)
+def test_a_mark_is_the_only_number(text: str, mark: float | None) -> None:
+    assert single(text, 0, 3, whole=True) == mark
+
+
+def test_a_rating_may_be_a_fraction() -> None:
+    assert single("{'score': 4.8}", 0, 5) == 4.8
+    assert single("5.1", 0, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ratings"),
+    [
+        ("8 9\nBecause 3 is odd.", (8, 9)),
+        ("\n\n 8, 9 \n", (8, 9)),
+        ("7.5; 10", (7.5, 10)),
+        ("<think>3\n4</think>8 9", (8, 9)),
+        ("Answer one gets 8, the other 9.", (8, 9)),
+        ("Here are my ratings.\n8 9", None),
+        ("8", None),
+        ("8 9 10", None),
+        ("8 11", None),
+        ("-1 -1", None),
+        ("", None),
+        ("\n", None),
+    ],
+)
+def test_ratings_are_the_two_numbers_of_the_first_line(
+    text: str, ratings: tuple[float, float] | None
+) -> None:
+    assert pair(text, 0, 10) == ratings

@@ -1,0 +1,231 @@
+"""The judged tasks: what a judge is asked, what its verdicts are worth, and where MMBench-Video's videos come from."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from lmms_eval.api.task import Task
+
+from harness.errors import UserError
+from harness.evaluation.local import LocalData
+from harness.evaluation.tasks import Loaded, check_metrics, load_tasks, quiet
+from harness.paths import ROOT
+from harness.repositories import Copies
+from tests.benchmarks.fixtures.judged import ABILITIES, clip, llava_bench, mmbench_video
+
+JUDGED = ROOT / "tasks" / "judged"
+
+
+@pytest.fixture(scope="module")
+def utils() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("judged_utils", JUDGED / "utils.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------------------------------------- LLaVA-Bench
+
+
+def test_the_ratio_is_of_sums_as_the_release_reports_it(utils: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    ratings = rng.integers(1, 11, (60, 2)).astype(float)
+    means = ratings.mean(0)
+    assert utils.llava_ratio(ratings.tolist()) == pytest.approx(means[1] / means[0] * 100)
+    # Not the mean of ratios: (8, 4) and (2, 2) are 6 of 10.
+    assert utils.llava_ratio([[8, 4], [2, 2]]) == pytest.approx(60)
+    assert math.isnan(utils.llava_ratio([[0, 3]]))
+
+
+def test_an_answer_counts_for_all_and_for_its_kind(utils: ModuleType) -> None:
+    doc = {"category": "conv"}
+    assert utils.llava_score(doc, ["Blue.", "8 7\nFine."]) == {"all": [8, 7], "conv": [8, 7]}
+    with pytest.raises(ValueError, match="category='poem'; valid: conv, detail, complex"):
+        utils.llava_score({"category": "poem"}, ["Blue.", "8 7"])
+    with pytest.raises(ValueError, match="without two ratings"):
+        utils.llava_score(doc, ["Blue.", "eight"])
+
+
+def test_a_description_may_be_a_list_of_lines(utils: ModuleType) -> None:
+    doc = {"question": "q", "gpt_answer": "r", "category": "conv"}
+    asked = [utils.llava_parts({**doc, "caption": one}, "a") for one in (["x", "y"], "x\ny")]
+    assert asked[0] == asked[1]
+    assert asked[0]["context"] == "x\ny"
+
+
+# --------------------------------------------------------------------------------------------- MMBench-Video
+
+
+def test_groups_are_those_of_the_tables(utils: ModuleType) -> None:
+    assert utils.groups("['Counting']") == ["overall", "perception", "FP-S"]
+    several = utils.groups("['Hallucination', 'Causal Reasoning', 'OCR']")
+    assert several == ["overall", "perception", "reasoning", "FP-S", "HL", "TR"]
+    assert len({one for group in utils.ABILITIES.values() for one in group}) == 26
+    for wrong in ("['Juggling']", "[]", "'Counting'", "['Counting', 'Juggling']"):
+        with pytest.raises(ValueError, match="dimensions="):
+            utils.groups(wrong)
+
+
+def test_a_mark_counts_once_for_each_group(utils: ModuleType) -> None:
+    doc = {"dimensions": "['OCR', 'Counting', 'Physical Relation']"}
+    found = utils.mmbench_video_score(doc, ["x", "2"])
+    assert found == {"overall": 2, "perception": 2, "reasoning": 2, "FP-S": 2, "RR": 2}
+    with pytest.raises(ValueError, match="without a mark"):
+        utils.mmbench_video_score(doc, ["x", "7"])
+
+
+Load = Callable[..., Task]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a task from a folder with its data set."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "home/datasets"))
+
+    def loaded(name: str, root: Path) -> Task:
+        data = LocalData(Copies(root), tmp_path / "home/local")
+        with quiet():
+            found: Loaded = load_tasks(name, ROOT / "tasks", data=data)
+        (task,) = found.tasks
+        return task
+
+    return loaded
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    mmbench_video(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def videos(task: Task) -> list[Path]:
+    return [Path(task.config.doc_to_visual(doc)[0]) for doc in task.eval_docs]
+
+
+def test_every_question_has_its_video_out_of_the_pickles(load: Load, root: Path) -> None:
+    task = load("mmbench_video", root)
+    check_metrics([task], ["overall", "FP-S", "TR"])
+    docs = list(task.eval_docs)
+    assert len(docs) == len(ABILITIES)
+    assert docs[0]["question"] == 'What is on page 0, after "the" title?'
+    assert [path.name for path in videos(task)] == ["abc_0-xyz.mp4", "abc_1-xyz.mp4"] * 2
+    assert [path.read_bytes() for path in videos(task)] == [clip(3), clip(4)] * 2
+    (turn,) = task.config.doc_to_messages(docs[1])
+    assert turn["content"] == [
+        {"type": "video", "url": str(videos(task)[1])},
+        {"type": "text", "text": docs[1]["question"]},
+    ]
+
+
+def test_videos_that_are_files_already_are_taken(load: Load, root: Path) -> None:
+    folder = root / "opencompass/MMBench-Video"
+    shutil.rmtree(folder / "video_pkl")
+    (folder / "video").mkdir()
+    for number in range(2):
+        (folder / f"video/abc_{number}-xyz.mp4").write_bytes(b"as it is")
+    assert {path.read_bytes() for path in videos(load("mmbench_video", root))} == {b"as it is"}
+
+
+class Evil:
+    """Would make a folder where it is unpacked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_pickle_runs_no_code(load: Load, root: Path, tmp_path: Path) -> None:
+    file = root / "opencompass/MMBench-Video/video_pkl/video_chunk_0.pkl"
+    file.write_bytes(pickle.dumps({"abc_0-xyz": Evil(tmp_path / "made")}))
+    with pytest.raises(
+        UserError, match=r"is damaged: it holds posix.mkdir; valid: names and bytes"
+    ):
+        load("mmbench_video", root)
+    assert not (tmp_path / "made").exists()
+
+
+DAMAGE = {
+    "truncated": pickle.dumps({"abc_0-xyz": b"x" * 99})[:50],
+    "empty": b"",
+    "no table": pickle.dumps([b"x"]),
+    "no bytes": pickle.dumps({"abc_0-xyz": "x"}),
+    "another folder": pickle.dumps({"../abc_0-xyz": b"x"}),
+    "text": b"not a pickle",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_pickle_is_named(name: str, load: Load, root: Path) -> None:
+    file = root / "opencompass/MMBench-Video/video_pkl/video_chunk_0.pkl"
+    file.write_bytes(DAMAGE[name])
+    with pytest.raises(UserError, match=r"MMBench-Video: .*video_chunk_0.pkl' is damaged") as error:
+        load("mmbench_video", root)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_video_names_split_and_row(load: Load, root: Path) -> None:
+    (root / "opencompass/MMBench-Video/video_pkl/video_chunk_1.pkl").unlink()
+    with pytest.raises(UserError, match=r"split test, row 1: there is no video 'abc_1-xyz'"):
+        load("mmbench_video", root)
+
+
+def test_a_column_that_is_gone_is_named(load: Load, root: Path) -> None:
+    file = root / "opencompass/MMBench-Video/MMBench-Video.tsv"
+    file.write_text(file.read_text().replace("dimensions", "abilities", 1))
+    with pytest.raises(UserError, match=r"split test has no column 'dimensions'; there is: index"):
+        load("mmbench_video", root)
+
+
+# -------------------------------------------------------------------------------------------------- the words
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("tasks/**/*.yaml")), ids=lambda path: path.stem)
+def test_our_words_name_every_part_and_no_other(file: Path, load: Load, tmp_path: Path) -> None:
+    text = file.read_text().replace("!function", "")
+    judge = (yaml.safe_load(text).get("metadata") or {}).get("judge")
+    if judge is None:
+        return
+    assert judge["name"] == "espalier-v1"
+    said = judge["user"]
+    places = {"llava_bench": {"context"}}.get(file.stem, set()) | {
+        "question",
+        "reference",
+        "answer",
+    }
+    assert {one for one in places if f"{{{one}}}" in said} == places
+    assert said.count("{") == len(places)
+
+
+def test_the_question_of_llava_bench_is_the_data_sets_own(load: Load, tmp_path: Path) -> None:
+    llava_bench(tmp_path / "data")
+    task = load("llava_bench", tmp_path / "data")
+    doc = task.eval_docs[0]
+    assert task.config.doc_to_text(doc) == doc["question"] == "What stands out?"
+    assert task.config.doc_to_visual(doc)[0].mode == "RGB"
+    assert task.config.generation_kwargs["max_new_tokens"] == 1024
+    assert "until" not in task.config.generation_kwargs
+
+
+def test_the_data_sets_are_those_of_the_tasks() -> None:
+    for name in ("llava_bench", "mmbench_video"):
+        conf = yaml.safe_load((ROOT / f"conf/benchmark/{name}.yaml").read_text())
+        task = yaml.safe_load((JUDGED / f"{name}.yaml").read_text().replace("!function", ""))
+        assert conf["dataset"]["path"] == task["dataset_path"]
+        assert conf["dataset"]["split"] == task["test_split"]
+        assert set(conf["metrics"]) == {one["metric"] for one in task["metric_list"]}
