@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from harness.adapters import loading
 from harness.adapters.base import load_adapter
 from harness.adapters.conversations import sha256_of
+from harness.adapters.loading import other_template
 from harness.adapters.procedure import SEEN, Tokens, compared, in_pieces
 from harness.specs import VideoSpec
 from tests.families import FAMILIES
@@ -121,14 +122,14 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         )
 
 
-def test_another_template_beside_the_weights_is_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_another_template_beside_the_weights_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(loading.log, "warning", lambda form, line: said.append(form % line))
     spec = replace(FAMILIES["llava"].spec, path=saved("llava"), weights="trained", dtype="float32")
     own = sha256_of(load_adapter(spec).shipped)
-    with caplog.at_level(logging.WARNING):
-        load_adapter(replace(spec, template_sha256=own or "none"))
-        if own is not None:
-            assert not caplog.records
-        load_adapter(replace(spec, template_sha256="0" * 64))
-    assert f"has sha256 {own}, not {'0' * 64} (model.template_sha256)" in caplog.text
+    assert not said  # nothing is known, so nothing is another
+    load_adapter(replace(spec, template_sha256="0" * 64))
+    (line,) = said
+    assert f"has sha256 {own}, not {'0' * 64} (model.template_sha256)" in line
+    assert other_template(replace(spec, template_sha256=sha256_of("a")), "a") is None
+    assert other_template(replace(spec, template_sha256=sha256_of("a")), "b") is not None

@@ -43,7 +43,13 @@ def test_a_row_says_what_the_data_are_and_how_papers_print_the_score(text: str) 
         "testdev",
         "12,578",
     ]
-    assert scores[1:] == ["`exact_match`", "accuracy x 100", "-", "the task's", "D2Pruner, D3ToM"]
+    assert scores[1:] == [
+        "`exact_match`",
+        "accuracy x 100",
+        "-",
+        "text for internvl, text for vlmevalkit, text for vlmevalkit_qwen2_vl",
+        "D2Pruner, D3ToM",
+    ]
     assert rows_of(text, "textvqa_ocr")[1][4] == "`ocr: true`"
     assert rows_of(text, "pope")[1][3].startswith("`pope_accuracy` (accuracy x 100), ")
     task = rows_of(text, "seedling_vqa")[0][1]
