@@ -12,7 +12,8 @@ from harness.media import rules
 
 if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
-    from harness.budget import Budget
+    from harness.benchmark_spec import BenchmarkSpec
+from harness.budget import Budget
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -39,12 +40,6 @@ ORIGINAL = "original"
 CHECKPOINT = "checkpoint"
 LOGS = ("none", "wandb")
 REFUSED = ("error", "skip")
-#: `benchmark.kind`.
-TASK_KINDS = ("understanding", "localization", "ocr", "description")
-#: `benchmark.needs`: a Java runtime, a language model that judges, a server that takes submissions.
-NEEDS = ("java", "judge", "server")
-DERIVATIONS = ("sum", "mean")
-PAPERS = ("d2pruner", "d3tom", "rtprune", "aircache", "parallelvlm")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_MAPS = ("auto",)
@@ -146,97 +141,6 @@ class MethodSpec:
     variant: str = "paper"
     params: Mapping[str, Any] = field(default_factory=dict)
     draft: ModelSpec | None = None
-
-
-@dataclass(frozen=True)
-class DatasetSpec:
-    """Where a benchmark's samples come from.
-
-    Attributes:
-        path: id of a repository on the hub; None: data files of our own.
-        config: its configuration, where it has several.
-        revision: the commit or branch that is read; None: the newest.
-        split: name of the split, or what it holds.
-        samples: how many the split has.
-        licence: what its owner says of its use.
-    """
-
-    path: str | None = None
-    config: str | None = None
-    revision: str | None = None
-    split: str | None = None
-    samples: int | None = None
-    licence: str | None = None
-
-
-@dataclass(frozen=True)
-class Reported:
-    """How papers print a metric: under which name, and by what they multiply it."""
-
-    name: str
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Derived:
-    """The sum or the plain mean of metrics (DERIVATIONS); `*/` stands for every task of a group."""
-
-    how: str
-    of: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Documents that are one unit of statistics: those with equal values in a column, modulo a number where one is."""
-
-    column: str
-    modulo: int | None = None
-
-
-@dataclass(frozen=True)
-class BenchmarkSpec:
-    """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
-
-    Attributes:
-        sources: files and folders whose content makes the samples; the run key hashes them. A task that lmms-eval ships
-            needs none, its version is that of the package.
-        title: what tables call it.
-        kind: what a method's settings may depend on.
-        path: folder that holds the data set's repository, or several as `<owner>/<name>`; None: the hub's cache.
-        reported: how papers print a metric.
-        derived: metrics made of the task's own.
-        cluster: which documents are one unit of statistics; None: each for itself.
-        blocks: left out in turn for intervals of metrics that are no mean; None: by size, 0: aggregated once only.
-        prompt: what is set of the task's own prompt settings (lmms_eval_specific_kwargs).
-        text: the question as a template over the columns of a sample, in place of the task's; `texts` by prompt set.
-        needs: what scoring takes beside this machine's Python.
-        papers: which of the five papers print it.
-        note: one sentence for the page that lists all benchmarks.
-    """
-
-    name: str
-    task: str
-    include_path: Path | None
-    limit: int | None
-    metrics: tuple[str, ...]
-    headline: str
-    higher_is_better: bool = True
-    generation: Mapping[str, Any] = field(default_factory=dict)
-    sources: tuple[Path, ...] = ()
-    title: str = ""
-    kind: str = "understanding"
-    dataset: DatasetSpec = DatasetSpec()
-    path: Path | None = None
-    reported: Mapping[str, Reported] = field(default_factory=dict)
-    prompt: Mapping[str, Any] = field(default_factory=dict)
-    text: str | None = None
-    texts: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    papers: tuple[str, ...] = ()
-    note: str | None = None
-    derived: Mapping[str, Derived] = field(default_factory=dict)
-    cluster: Cluster | None = None
-    blocks: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.budget import Budget
 from harness.engine.record import Generated, Record
 from harness.facts import ModelFacts, StackFacts
-from harness.specs import BenchmarkSpec, EngineSpec, MethodSpec, ModelSpec, RunSpec
+from harness.specs import EngineSpec, MethodSpec, ModelSpec, RunSpec
 
 YAML = """
 task: sums

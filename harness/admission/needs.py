@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
-from harness.specs import BenchmarkSpec
 
 
 def check_needs(benchmark: BenchmarkSpec) -> None:

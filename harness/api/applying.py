@@ -13,6 +13,7 @@ from harness import fields
 from harness.api.applied import Applied, plain_errors
 from harness.api.models import Model, named_spec
 from harness.api.opening import settle
+from harness.benchmark_spec import BenchmarkSpec
 from harness.budget import Budget
 from harness.catalogue import build_method
 from harness.config.build import build_draft
@@ -20,15 +21,7 @@ from harness.config.compose import compose_section
 from harness.errors import UserError
 from harness.kinds.lookup import as_decoder
 from harness.paths import ROOT
-from harness.specs import (
-    POSITIONS,
-    TRANSPORTS,
-    BenchmarkSpec,
-    EngineSpec,
-    MethodSpec,
-    ModelSpec,
-    RunSpec,
-)
+from harness.specs import POSITIONS, TRANSPORTS, EngineSpec, MethodSpec, ModelSpec, RunSpec
 from methods.base import Method
 
 __all__ = ["Applied", "apply"]

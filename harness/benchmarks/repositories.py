@@ -12,9 +12,10 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.file_download import DryRunFileInfo
 from tqdm import tqdm
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
 from harness.revisions import MODEL_FILES
-from harness.specs import BenchmarkSpec, ModelSpec
+from harness.specs import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def data_sets(benchmark: BenchmarkSpec) -> tuple[Wanted, ...]:
     Raises:
         UserError: the task is unknown.
     """
-    found = {_wanted(config): None for config in _configs(benchmark)}
+    found = {_wanted(config, benchmark.dataset.pinned): None for config in _configs(benchmark)}
     return tuple(one for one in found if one is not None)
 
 
@@ -138,17 +139,18 @@ def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
     yield from below(benchmark.task)
 
 
-def _wanted(config: Mapping[str, Any]) -> Wanted | None:
-    """Return what one task file reads; None if its data lie beside it."""
+def _wanted(config: Mapping[str, Any], pinned: Mapping[str, str]) -> Wanted | None:
+    """Return what one task file reads, at the revision that is pinned; None if its data lie beside it."""
     path, kwargs = config.get("dataset_path"), config.get("dataset_kwargs") or {}
     # Formats are names without an owner; folders are paths.
     if path is None or path.count("/") != 1 or Path(path).is_absolute():
         return None
+    revision = pinned.get(path, kwargs.get("revision"))
     if not kwargs.get("video"):
-        return Wanted(path, revision=kwargs.get("revision"), config=config.get("dataset_name"))
+        return Wanted(path, revision=revision, config=config.get("dataset_name"))
     return Wanted(
         path,
-        revision=kwargs.get("revision"),
+        revision=revision,
         unpack=kwargs["cache_dir"],
         link=bool(kwargs.get("create_link")),
     )

@@ -11,8 +11,9 @@ from lmms_eval.api.task import Task
 from lmms_eval.protocol import ChatMessages
 
 from harness.adapters.chats import media_of
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
-from harness.specs import BenchmarkSpec, VideoSpec
+from harness.specs import VideoSpec
 
 #: Rows that are read.
 ROWS = 5

@@ -11,19 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import fields
-from harness.errors import UserError
-from harness.paths import rooted
-from harness.specs import (
+from harness.benchmark_spec import (
     DERIVATIONS,
     NEEDS,
     PAPERS,
     TASK_KINDS,
+    TASK_MEDIA,
     BenchmarkSpec,
     Cluster,
     DatasetSpec,
     Derived,
     Reported,
 )
+from harness.errors import UserError
+from harness.paths import rooted
 
 Reader = Callable[[str, Any], Any]
 
@@ -117,6 +118,10 @@ def _count(key: str, value: Any) -> int | None:
     return fields.optional_integer(key, value, at_least=1)
 
 
+def _media(key: str, value: Any) -> str:
+    return fields.choice(key, value, TASK_MEDIA)
+
+
 def _kind(key: str, value: Any) -> str:
     return fields.choice(key, value, TASK_KINDS)
 
@@ -208,6 +213,7 @@ READERS: dict[str, Reader] = {
     "include_path": _path,
     "sources": _paths,
     "dataset": _dataset,
+    "media": _media,
     "path": _path,
     "limit": _count,
     "metrics": fields.names,

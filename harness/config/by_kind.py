@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.base import Container
 
 from harness import fields
+from harness.benchmark_spec import TASK_KINDS
 from harness.errors import tell_once
-from harness.specs import TASK_KINDS
 
 
 def by_kind(otherwise: Any, values: Mapping[str, Any], *, _root_: Container) -> Any:

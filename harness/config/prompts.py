@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness import fields
+from harness.benchmark_spec import BenchmarkSpec
 from harness.config.drafts import laid_over
-from harness.specs import CHECKPOINT, ORIGINAL, BenchmarkSpec, PromptSpec
+from harness.specs import CHECKPOINT, ORIGINAL, PromptSpec
 
 #: Tables of a model section that a set may fill in.
 TABLES = ("video", "processor", "generation")

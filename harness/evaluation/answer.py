@@ -42,6 +42,7 @@ class Answerer:
         source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
             journal; None: the journal keeps answers alone.
         wording: what replaces the tasks' own questions; None: nothing.
+        shown: whether every sample must show a picture or a video.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Answerer:
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
         wording: Wording | None = None,
+        shown: bool = False,
     ) -> None:
         self._responder = responder
         self._seed = seed
         self._document = document
         self._source = source
         self._wording = wording or Wording(None, {})
+        self._shown = shown
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
@@ -146,6 +149,10 @@ class Answerer:
             ) from error
         messages = self._wording.of(messages, document, task, doc_id)
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
+        if self._shown and not shows(chat):
+            raise ValueError(
+                "the sample shows no picture and no video; valid: benchmark.media=optional, which answers it as a text"
+            )
         return chat
 
     def _asked(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
@@ -159,6 +166,12 @@ class Answerer:
             "target": kept.plain(target),
             "media": kept.media(chat, source),
         }
+
+
+def shows(chat: Chat) -> bool:
+    """Whether a chat has a picture or a video."""
+    turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
+    return any(part["type"] != "text" for turn in turns for part in turn)
 
 
 def key_of(request: Instance) -> Key:

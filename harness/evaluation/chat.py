@@ -94,6 +94,7 @@ class ChatModel(lmms):
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
             Wording(spec.benchmark.text, self._tasks),
+            spec.benchmark.shown,
         )
         self._gave_up = False
         self._asked: list[Group] = []

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from lmms_eval.api.task import Task
 
+from harness.benchmark_spec import BenchmarkSpec, Derived
 from harness.evaluation.derived import members_of, needed
 from harness.evaluation.effects import Effect, without_effects
 from harness.evaluation.influence import Unfit, alone, influence, is_mean
@@ -22,7 +23,6 @@ from harness.evaluation.samples import Key
 from harness.evaluation.scores import Metrics, Scores, collect
 from harness.evaluation.tasks import metric_names
 from harness.evaluation.units import Partition, partition
-from harness.specs import BenchmarkSpec, Derived
 from harness.stats import by_unit
 
 #: How a metric comes out of its samples, as a row says it: their mean, by leaving out, of other metrics, or unknown.

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from lmms_eval.api.task import Task
 
+from harness.benchmark_spec import BenchmarkSpec, Derived
 from harness.errors import UserError
 from harness.evaluation.tasks import metric_names
-from harness.specs import BenchmarkSpec, Derived
 
 #: Starts a member that stands for one metric of every task of a group.
 EVERY = "*/"

@@ -144,6 +144,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
                 spec.offline,
                 spec.model.template,
                 local_data(bench),
+                bench.dataset.pinned,
             )
         )
         check_derived(loaded.tasks, bench)

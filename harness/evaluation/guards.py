@@ -10,11 +10,11 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
 from harness.evaluation.derived import needed
 from harness.evaluation.samples import Failure, Key
 from harness.evaluation.tasks import metric_names
-from harness.specs import BenchmarkSpec
 
 
 def guard_scoring(

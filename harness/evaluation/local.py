@@ -18,11 +18,11 @@ import huggingface_hub
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.digests import Digests
 from harness.errors import UserError
 from harness.evaluation.data import damaged_file
 from harness.repositories import Copies, cache_folder
-from harness.specs import BenchmarkSpec
 
 #: Lists what has been unpacked whole.
 UNPACKED = ".unpacked"

@@ -57,11 +57,13 @@ def load_tasks(
     offline: bool = True,
     template: str | None = None,
     data: LocalData | None = None,
+    pinned: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
     `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
-    such takes its `default`. With `data` the hub is not asked.
+    such takes its `default`. With `data` the hub is not asked. `pinned` has revisions of
+    data sets by their id; of others a task's own file decides.
 
     The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
     built-in names would win over ours.
@@ -92,7 +94,7 @@ def load_tasks(
     configs: list[TaskConfig] = []
 
     def noted(**config: Any) -> TaskConfig:
-        configs.append(_AsWritten(**config))
+        configs.append(_AsWritten(**_at_revision(config, pinned or {})))
         return configs[-1]
 
     try:
@@ -102,6 +104,7 @@ def load_tasks(
             mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
             # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
             mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),
+            _in_one_process(),
         ):
             tree = get_task_dict([name], manager, "chat")
     except UserError:
@@ -127,6 +130,29 @@ def load_tasks(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
     return Loaded(manager, tasks, ours=name in own, data=data)
+
+
+def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
+    """Return a task's settings with the revision of its data set."""
+    revision = pinned.get(str(config.get("dataset_path")))
+    if revision is None:
+        return dict(config)
+    return {
+        **config,
+        "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), "revision": revision},
+    }
+
+
+@contextmanager
+def _in_one_process() -> Iterator[None]:
+    """Let tasks prepare their rows in this process: children forked beside torch's threads may hang."""
+    original = datasets.Dataset.map
+
+    def serial(self: datasets.Dataset, *args: Any, **more: Any) -> datasets.Dataset:
+        return original(self, *args, **more | {"num_proc": None})
+
+    with mock.patch.object(datasets.Dataset, "map", serial):
+        yield
 
 
 class _AsWritten(TaskConfig):

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from lmms_eval.api.task import Task
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
-from harness.specs import BenchmarkSpec, ModelSpec
+from harness.specs import ModelSpec
 
 
 def tell(tasks: Iterable[Task], model: ModelSpec, benchmark: BenchmarkSpec) -> None:

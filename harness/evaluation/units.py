@@ -8,9 +8,9 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
+from harness.benchmark_spec import BenchmarkSpec, Cluster
 from harness.errors import UserError
 from harness.evaluation.influence import blocked
-from harness.specs import BenchmarkSpec, Cluster
 
 #: {doc id: the first doc id of its unit}.
 Units = Mapping[int, int]

@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.config.benchmark import benchmark_spec
 from harness.config.library import Index, Leaf, index_of, library
 from harness.config.listing import CONF, choices, comment, read_choice
-from harness.specs import BenchmarkSpec
 
 #: Benchmarks whose samples the harness draws itself.
 EMBEDDED = "seedling_"

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.digests import Digests, digest
 from harness.judging.words import read_words
 from harness.kinds.lookup import kind_of
@@ -23,7 +24,7 @@ from harness.running.codebase import Codebase
 from harness.running.reach import reaches
 from harness.running.roots import roots_of
 from harness.running.settings import Contents, cell_of, settings_of
-from harness.specs import BenchmarkSpec, RunSpec
+from harness.specs import RunSpec
 from methods.base import Method
 
 #: Raised when the meaning of the key itself changes.

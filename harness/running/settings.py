@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
-from harness.specs import ORIGINAL, BenchmarkSpec, JudgeSpec, ModelSpec, PromptSpec, RunSpec
+from harness.specs import ORIGINAL, JudgeSpec, ModelSpec, PromptSpec, RunSpec
 from methods.base import Method
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from harness.admission import needs
 from harness.admission.needs import check_needs
+from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
-from harness.specs import BenchmarkSpec
 
 PLAIN = BenchmarkSpec("captions", "captions", None, None, ("cider",), "cider")
 

@@ -13,7 +13,6 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-from datasets import Dataset
 from lmms_eval.tasks import TaskManager
 
 from tests.benchmarks.fixtures import FIXTURES
@@ -34,15 +33,6 @@ def _one_index() -> Iterator[None]:
 
     with mock.patch.object(TaskManager, "_get_task_and_group", remembered):
         yield
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tasks map a few rows in this process: GQA's asks for eight, forked beside torch's threads."""
-    plain = Dataset.map
-    monkeypatch.setattr(
-        Dataset, "map", lambda self, *args, **more: plain(self, *args, **more | {"num_proc": None})
-    )
 
 
 @pytest.fixture(scope="session")

@@ -169,7 +169,7 @@ def test_a_sample_without_reference_is_named_before_anything_is_asked(
 
 def test_a_reference_of_another_form_is_named_by_its_row(damaged: Run) -> None:
     code, line = damaged("scienceqa_img", cell("answer", 1, lambda value: 7))
-    assert code == 2
+    assert code == 1
     assert f"{PLACES['scienceqa_img']}, row 1: its target cannot be read: IndexError" in line
 
 
@@ -178,3 +178,18 @@ def test_a_reference_that_is_none_of_the_answers_is_named_by_its_row(damaged: Ru
     assert code == 1
     assert "1 of 4 samples failed: pope/1: AssertionError" in line
     assert PLACES["pope"] in line
+
+
+def test_a_sample_that_shows_nothing_is_an_error_unless_it_may_be_a_text(
+    damaged: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ScienceQA's task answers a question without a picture as a text, without a word."""
+    code, line = damaged("scienceqa_img", cell("image", 1, nothing))
+    assert code == 1
+    assert "scienceqa_img/1: ValueError: the sample shows no picture and no video" in line
+    assert PLACES["scienceqa_img"] in line
+    argv = arguments("scienceqa_img", tmp_path / "data", tmp_path / "store")
+    assert run.main([*argv, "benchmark.media=optional"]) == 0
+    capfd.readouterr()
+    (row,) = Store(tmp_path / "store").rows()
+    assert row["n_samples"] > 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.benchmark_spec import BenchmarkSpec
 from harness.benchmarks import prefetch as module
 from harness.benchmarks.prefetch import prefetch
 from harness.benchmarks.repositories import Wanted, data_sets, settled
@@ -20,7 +21,6 @@ from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import UserError
 from harness.paths import ROOT
-from harness.specs import BenchmarkSpec
 from tests.benchmarks.fixtures.videos import clip, longvideobench, mlvu, mvbench, tarred
 from tests.benchmarks.loopback import Hub, serving
 from tests.tiny import save_llava

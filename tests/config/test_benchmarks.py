@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.benchmark_spec import BenchmarkSpec, Derived
 from harness.config import compose
 from harness.config.benchmark import READERS, benchmark_spec
 from harness.config.build import build_spec
@@ -19,7 +20,6 @@ from harness.config.library import leaves
 from harness.config.listing import asked_groups, choices, comment, listing, read_choice
 from harness.errors import UserError
 from harness.paths import ROOT
-from harness.specs import BenchmarkSpec, Derived
 
 NAMES = choices("benchmark")
 
@@ -43,6 +43,29 @@ PRINTED = {
     "OKVQA": ("okvqa",),
     "MMMU": ("mmmu",),
     "MathVision": ("mathvision", "mathvision_testmini"),
+    "MMB-CN": ("mmbench_cn",),
+    "Flickr30k": ("flickr30k",),
+    "NoCaps": ("nocaps",),
+    "RefCOCO": ("refcoco", "refcoco_val", "refcoco_testA", "refcoco_testB"),
+    "RefCOCO+": ("refcoco_plus_val", "refcoco_plus_testA", "refcoco_plus_testB"),
+    "RefCOCOg": ("refcocog_val", "refcocog_test"),
+    "LLaVA-Bench": ("llava_bench",),
+    "MMBench-Video": ("mmbench_video",),
+    "OmniDocBench v1.5": ("omnidocbench",),
+    "olmOCR-Bench": ("olmocr_bench",),
+    "Ocean-OCR": tuple(
+        f"ocean_ocr_{part}"
+        for part in ("document_en", "document_zh", "handwriting_en", "handwriting_zh", "scene_text")
+    ),
+}
+
+#: Benchmarks whose videos the speculative tables describe, with no score of theirs.
+DESCRIBED = {
+    "VideoDetailCaption": "video_detail_caption",
+    "VideoMME": "videomme_describe",
+    "MVBench": "mvbench_describe",
+    "MVLU": "mlvu_describe",
+    "LongVideoBench": "longvideobench_describe",
 }
 
 
@@ -59,6 +82,11 @@ def test_every_benchmark_of_the_papers_has_a_file(printed: str) -> None:
     assert all(
         benchmark_spec(read_choice("benchmark", one), None).papers for one in PRINTED[printed]
     )
+
+
+def test_every_described_data_set_has_a_file() -> None:
+    for name in DESCRIBED.values():
+        assert benchmark_spec(read_choice("benchmark", name), None).kind == "description"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from harness.benchmark_spec import Cluster, Derived
 from harness.catalogue import METHODS, build_method, names_of
 from harness.config.build import build_spec
 from harness.config.compose import CONF, read_command
@@ -18,7 +19,7 @@ from harness.config.presets import configs, methods, register
 from harness.errors import UserError
 from harness.labels import label
 from harness.paths import ROOT
-from harness.specs import POSITIONS, Cluster, Derived, RunSpec
+from harness.specs import POSITIONS, RunSpec
 from methods.base import Decoder, Method, Positions, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")

@@ -15,12 +15,12 @@ import pytest
 from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 
+from harness.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from harness.errors import UserError
 from harness.evaluation.contributions import Scored, score
 from harness.evaluation.derived import check_derived, members_of, needed
 from harness.evaluation.samples import read_scorings, score_entries
 from harness.evaluation.tasks import quiet
-from harness.specs import BenchmarkSpec, Cluster, Derived
 from harness.stats import by_unit
 from tests.evaluation.test_influence import pairs, yes_no
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harness.benchmark_spec import BenchmarkSpec, DatasetSpec
 from harness.digests import Digests
 from harness.errors import UserError
 from harness.evaluation.local import LocalData, local_data
 from harness.evaluation.tasks import load_tasks
 from harness.repositories import Copies, revision
-from harness.specs import BenchmarkSpec, DatasetSpec
 
 TASK = """
 task: asked

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.benchmark_spec import Cluster, Derived
 from harness.catalogue import METHODS, build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
@@ -20,11 +21,12 @@ from harness.running import keys
 from harness.running.keys import key_parts, run_key
 from harness.running.reach import Roots
 from harness.running.settings import Contents, settings_of
-from harness.specs import Cluster, Derived, RunSpec
+from harness.specs import RunSpec
 from methods.base import Method
 
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
+    "benchmark.media": "refuses a sample or changes nothing",
     "model.check_weights": "refuses a model or changes nothing",
     "method.draft.check_weights": "as model.check_weights",
     "model.conversion": "a command to print where a checkpoint does not load",
