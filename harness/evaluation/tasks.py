@@ -32,6 +32,12 @@ from harness.evaluation.data import cause_of, origin
 from harness.evaluation.local import LocalData
 from harness.folders import check_folder
 
+#: How data that are not on this machine can be had.
+WAYS = (
+    "; valid: offline=false, benchmark.path=<a folder with a copy>, or before, where there is a network, "
+    "python -m harness.benchmarks prefetch <name>"
+)
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -115,8 +121,9 @@ def load_tasks(
             raise cause or error from error
         file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
+        way = WAYS if data is None and isinstance(error, RetryError) else ""
         raise UserError(
-            f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])})"
+            f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error
     tasks = tuple(_leaves(tree))
     for task in tasks:
