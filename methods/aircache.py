@@ -9,8 +9,8 @@ They vote over visual and elite keys, mean over the window:
     I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D))[i, j].                      (6) to (8)
 
 Layer budgets (3.4): r_l = (s'_t + s'_k) / 2 * r from the strength, sum I, and the skewness of a layer's importance,
-each with mean one over layers (9) to (11). Heads are not spoken of: attention is averaged over all of them and a layer has
-one window and one choice; `per_head` averages over the heads of a KV head instead. Negative skewness counts as 0.
+each with mean one over layers (9) to (11). Heads are not spoken of: attention is averaged over all of them and a layer
+has one window and one choice; `per_head` averages over the heads of a KV head instead. Negative skewness counts as 0.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ class CacheView:
         layer: decoder layer.
         queries: (H, L, D) queries of the prompt, rotary positions applied.
         keys: (H_kv, L, D) keys, one copy for each KV head; query head h reads key head h // (H / H_kv).
-        values: (H_kv, L, D).
         scaling: factor of the products of queries and keys.
         candidates: (N,) ascending slots that may go.
         visual: (V,) ascending slots of visual tokens.
@@ -39,7 +38,6 @@ class CacheView:
     layer: int
     queries: Tensor
     keys: Tensor
-    values: Tensor
     scaling: float
     candidates: Tensor
     visual: Tensor
@@ -83,14 +81,15 @@ class CacheCompressor(Method):
     def score(self, view: CacheView) -> Tensor:
         """Return (H, N) scores of the candidates, H = 1 (one choice for all heads) or H_kv; larger stays longer."""
 
-    def allocate(self, scores: Sequence[Tensor], keep: int) -> Tensor:
-        """Return (layers,) whole numbers that add up to `keep * layers`: the entries that each layer keeps.
+    def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
+        """Return (layers,) whole numbers that add up to `total`: the entries that each layer keeps, at least one.
 
         Args:
             scores: of each layer, as `score` returned them.
-            keep: entries of a layer, on average over the layers.
+            total: entries of all layers together.
         """
-        return entries(RULES[self.allocation](scores, keep), keep, scores[0].shape[-1])
+        shares = RULES[self.allocation](scores, total / len(scores))
+        return entries(shares, total, [layer.shape[-1] for layer in scores])
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (H, N): the candidate that each one is averaged into, itself if kept, -1 if dropped.

@@ -1,8 +1,8 @@
 """Elastic Cache: "Efficient Inference of Vision Instruction-Following Models" (Liu et al., ECCV 2024).
 
-arXiv 2407.18121. An entry is worth the attention that all queries of the prompt pay it, mean over heads; all heads of a layer keep the
-same entries. Those that go are merged: each is averaged, keys and values, into the kept entry nearest to it in the
-sequence. AirCache (arXiv 2503.23956, Table 11) finds that merging hurts and leaves it out, which is `merged=0`.
+arXiv 2407.18121. An entry is worth the attention that all queries of the prompt pay it, mean over heads; all heads of
+a layer keep the same entries. Those that go are merged: each is averaged, keys and values, into the kept entry nearest
+to it in the sequence. AirCache (arXiv 2503.23956, Table 11) finds that merging hurts and leaves it out: `merged=0`.
 
 official: the released code takes the values of an argsort for ranks, so that what it keeps is not the top: entry j goes
 if the index of the j-th smallest score is among the first f.

@@ -61,4 +61,5 @@ def paid(
 
 def by_kv_head(values: Tensor, kv_heads: int) -> Tensor:
     """Return (H_kv, ...): the mean over the query heads that read the same key head."""
-    return values.unflatten(0, (kv_heads, -1)).mean(dim=1)
+    found: Tensor = values.unflatten(0, (kv_heads, -1)).mean(dim=1)
+    return found

@@ -34,8 +34,9 @@ def pyramid(scores: Sequence[Tensor], keep: float, beta: float = 20) -> Tensor:
     """
     last = keep / beta
     first = 2 * keep - last
-    if first > scores[0].shape[-1]:
-        first = float(scores[0].shape[-1])
+    most = max(layer.shape[-1] for layer in scores)
+    if first > most:
+        first = float(most)
         last = 2 * keep - first
     return torch.linspace(first, last, len(scores), dtype=torch.float64) / keep
 
@@ -70,21 +71,20 @@ def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
     for layer in scores:
         found = _shared(layer).sort(descending=True).values
         curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
-    curve = torch.stack(curves)
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if float(reaching(curve, middle).mean()) > keep:
+        if float(reaching(curves, middle).mean()) > keep:
             high = middle
         else:
             low = middle
-    return reaching(curve, low) / keep
+    return reaching(curves, low) / keep
 
 
-def reaching(curve: Tensor, threshold: float) -> Tensor:
+def reaching(curves: Sequence[Tensor], threshold: float) -> Tensor:
     """Return (layers,): how many entries a layer needs for this part of its attention; at least one."""
-    count = (curve < threshold).sum(dim=1) + 1
-    return count.clamp(max=curve.shape[1]).double()
+    counts = [min(int((curve < threshold).sum()) + 1, len(curve)) for curve in curves]
+    return torch.tensor(counts, dtype=torch.float64)
 
 
 RULES: Mapping[str, Callable[[Sequence[Tensor], float], Tensor]] = {
@@ -97,22 +97,23 @@ RULES: Mapping[str, Callable[[Sequence[Tensor], float], Tensor]] = {
 }
 
 
-def entries(shares: Tensor, keep: int, most: int) -> Tensor:
-    """Return (layers,) whole numbers that follow the shares and add up to `keep * layers`, each from 1 to `most`.
+def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
+    """Return (layers,) whole numbers that follow the shares and add up to `total`, each from 1 to what the layer has.
 
     What a bound takes from a layer goes to the others in proportion to their shares; the largest remainders get what
     rounding leaves, the first layer first among equals.
 
     Args:
-        shares: (layers,) with mean one, none negative.
-        keep: entries of a layer, on average.
-        most: entries that a layer has.
+        shares: (layers,), none negative.
+        total: entries of all layers together.
+        most: entries that each layer has.
+
+    Raises:
+        ValueError: fewer entries than layers, or more than there are.
     """
-    n_layers = len(shares)
-    total = keep * n_layers
-    if not 1 <= keep <= most:
-        raise ValueError(f"keep={keep} of {most} entries a layer; valid: 1 to {most}")
-    wanted = _bounded(shares.double().cpu(), float(total), float(most))
+    if not len(shares) <= total <= sum(most):
+        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(most)}")
+    wanted = _bounded(shares.double().cpu(), float(total), torch.tensor(most).double())
     # A number that is whole but for the last bits of the scale counts as whole.
     whole = (wanted + ROUNDING).floor()
     left = total - int(whole.sum())
@@ -121,19 +122,16 @@ def entries(shares: Tensor, keep: int, most: int) -> Tensor:
     return whole.long()
 
 
-def _bounded(shares: Tensor, total: float, most: float) -> Tensor:
+def _bounded(shares: Tensor, total: float, most: Tensor) -> Tensor:
     """Return (layers,) real numbers from 1 to `most`, in proportion to the shares wherever no bound holds."""
     # A layer without a share takes what is left when all others are full.
     shares = shares.clamp(min=FAINT * float(shares.max()))
     # The sum of bounded shares grows with their scale, which is halved in between none and all at the upper bound.
-    low, high = 0.0, most / float(shares.min())
+    low, high = 0.0, float((most / shares).max())
     while (middle := (low + high) / 2) not in (low, high):
-        low, high = (
-            (middle, high)
-            if float((shares * middle).clamp(1, most).sum()) < total
-            else (low, middle)
-        )
-    return (shares * low).clamp(1, most)
+        enough = float((shares * middle).clamp(min=1).minimum(most).sum()) >= total
+        low, high = (low, middle) if enough else (middle, high)
+    return (shares * low).clamp(min=1).minimum(most)
 
 
 def skew(values: Tensor) -> Tensor:

@@ -34,7 +34,6 @@ def view_of(seed: int = 0, dtype: torch.dtype = torch.float64) -> CacheView:
         layer=0,
         queries=2 * draw(HEADS),
         keys=draw(KV_HEADS),
-        values=draw(KV_HEADS),
         scaling=WIDTH**-0.5,
         candidates=visual,
         visual=visual,
@@ -191,25 +190,25 @@ def test_aircaches_budgets_by_hand() -> None:
     both = budgets.strength_and_skewness(layers, 2)
     assert (both / 4).tolist() == pytest.approx([0.291662, 0.129310, 0.329028], abs=1e-6)
     # 2.333, 1.034 and 2.632 of 8 entries.
-    assert AirCache().allocate(layers, 2).tolist() == [2, 1, 3]
+    assert AirCache().allocate(layers, 6).tolist() == [2, 1, 3]
 
 
 def test_layers_that_are_all_alike_share_alike() -> None:
     layers = [torch.full((1, 8), 0.1)] * 4
     for rule in budgets.RULES:
         if rule != "pyramid":
-            assert built("h2o", allocation=rule).allocate(layers, 3).tolist() == [3] * 4, rule
+            assert built("h2o", allocation=rule).allocate(layers, 12).tolist() == [3] * 4, rule
 
 
 def test_a_pyramid_falls_to_a_twentieth_and_adds_up() -> None:
     layers = [torch.zeros(1, 4000)] * 32
-    found = built("pyramidkv").allocate(layers, 128)
+    found = built("pyramidkv").allocate(layers, 128 * 32)
     assert int(found.sum()) == 128 * 32
     assert (found[0], found[-1]) == (250, 6)
     assert (found.diff() <= 0).all()
     # No layer has more entries than there are: the slope flattens.
     short = [torch.zeros(1, 200)] * 32
-    found = built("pyramidkv").allocate(short, 128)
+    found = built("pyramidkv").allocate(short, 128 * 32)
     assert int(found.sum()) == 128 * 32
     assert (found[0], found[-1]) == (200, 56)
 
@@ -217,7 +216,7 @@ def test_a_pyramid_falls_to_a_twentieth_and_adds_up() -> None:
 def test_one_threshold_retains_the_same_part_of_every_layer() -> None:
     noise = torch.Generator().manual_seed(3)
     layers = [torch.rand(1, 400, generator=noise).double() ** power for power in (0.1, 1, 6, 20)]
-    found = built("prefixkv").allocate(layers, 100)
+    found = built("prefixkv").allocate(layers, 400)
     assert int(found.sum()) == 400
     parts, steps = [], []
     for layer, n in zip(layers, found.tolist(), strict=True):
@@ -240,7 +239,7 @@ def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, more
     if float(given_shares.sum()) == 0:
         given_shares += 1
     given_shares /= given_shares.mean()
-    found = budgets.entries(given_shares, keep, most)
+    found = budgets.entries(given_shares, keep * len(shares), [most] * len(shares))
     assert int(found.sum()) == keep * len(shares)
     assert int(found.min()) >= 1
     assert int(found.max()) <= most
@@ -251,9 +250,9 @@ def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, more
 
 def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:
     shares = torch.tensor([0.5, 1.25, 1.25, 1.0])
-    assert budgets.entries(shares, 8, 100).tolist() == [4, 10, 10, 8]
-    assert budgets.entries(torch.tensor([0.97, 1.03]), 10, 100).tolist() == [10, 10]
-    assert budgets.entries(torch.tensor([0.9, 1.1]), 10, 100).tolist() == [9, 11]
+    assert budgets.entries(shares, 32, [100] * 4).tolist() == [4, 10, 10, 8]
+    assert budgets.entries(torch.tensor([0.97, 1.03]), 20, [100] * 2).tolist() == [10, 10]
+    assert budgets.entries(torch.tensor([0.9, 1.1]), 20, [100] * 2).tolist() == [9, 11]
 
 
 # ------------------------------------------------------------------------------------ merging
