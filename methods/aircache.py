@@ -54,8 +54,13 @@ class AirCache(CacheCompressor):
         require(self.window in WINDOWS, "window", self.window, ", ".join(WINDOWS))
         require(self.size >= 1, "size", self.size, "1 or more")
 
+    @property
+    def by_head(self) -> bool:
+        """As set."""
+        return self.per_head
+
     def score(self, view: CacheView) -> Tensor:
-        """Return (1, N), or (H_kv, N) by head. Cost: O(H (T^2 + |E| (N + |E|)) D) for T words."""
+        """Return (1, N), or (H_kv, N) by head. Cost: O(H E (N + E) D) for E words in the window."""
         asked = self.observers(view)
         # Sorted, each once: a window may be made of candidates.
         shared = torch.cat([view.candidates, asked]).unique()

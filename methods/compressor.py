@@ -13,6 +13,7 @@ from torch import Tensor
 from methods.base import Method, Need, Site
 from methods.checks import require
 from methods.select.budgets import RULES, entries
+from methods.select.ranking import top
 
 Scope = Literal["visual", "prompt"]
 Allocation = Literal[
@@ -73,6 +74,11 @@ class CacheCompressor(Method):
         return ()
 
     @property
+    def by_head(self) -> bool:
+        """Whether each KV head keeps entries of its own choice."""
+        return False
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
         return (0, 1)
@@ -90,6 +96,10 @@ class CacheCompressor(Method):
         """
         shares = RULES[self.allocation](scores, total / len(scores))
         return entries(shares, total, [layer.shape[-1] for layer in scores])
+
+    def keep(self, scores: Tensor, count: int) -> Tensor:
+        """Return (H, count) ascending candidates: the highest of scores (H, N). Cost: O(N log N)."""
+        return top(scores, count)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (H, N): the candidate that each one is averaged into, itself if kept, -1 if dropped.

@@ -38,6 +38,11 @@ class H2O(CacheCompressor):
         require(self.recent >= 1, "recent", self.recent, "1 or more")
 
     @property
+    def by_head(self) -> bool:
+        """Each KV head keeps what its own queries look at."""
+        return True
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """The recent window."""
         return (0, self.recent)

@@ -46,6 +46,11 @@ class SnapKV(CacheCompressor):
         require(self.pooling in POOLINGS, "pooling", self.pooling, ", ".join(POOLINGS))
 
     @property
+    def by_head(self) -> bool:
+        """Each KV head keeps what its own queries look at."""
+        return True
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """The observation window."""
         return (0, self.window)

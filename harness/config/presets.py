@@ -10,9 +10,14 @@ from harness.catalogue import METHODS, names_of
 from harness.errors import unknown_name
 from harness.paths import ROOT
 from methods.base import Decoder, TokenReducer
+from methods.compressor import CacheCompressor
 
 #: Kinds as presets call them.
-KINDS: dict[str, type[object]] = {"reducer": TokenReducer, "decoder": Decoder}
+KINDS: dict[str, type[object]] = {
+    "reducer": TokenReducer,
+    "decoder": Decoder,
+    "compressor": CacheCompressor,
+}
 
 
 def register() -> None:

@@ -1,30 +1,38 @@
-"""What a session evicts: a compressor and how much of the cache it may leave."""
+"""What a pass calls where cache entries are to go; harness/engine/eviction.py does it.
+
+The engine holds on to these protocols alone, so that the code of eviction belongs to runs that evict and to no others.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, Protocol
 
-from methods.compressor import CacheCompressor
+from torch import Tensor
 
-#: Ratios are decimal: a count this close to a half is one.
-TIE = 1e-9
+from harness.engine.layout import Stage
 
 
-@dataclass(frozen=True)
-class Evicting:
-    """What a session evicts after each prefill.
+class Eviction(Protocol):
+    """What happens to the cache of one pass."""
 
-    Attributes:
-        compressor: scores entries and splits the budget over layers.
-        ratio: share of the candidates that goes, on average over layers; 0 leaves the cache alone.
-    """
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; filled by `carry_out`."""
 
-    compressor: CacheCompressor
-    ratio: float
+    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
 
-    def total(self, candidates: Sequence[int]) -> int:
-        """Return the entries that all layers keep together: the share (1 - ratio), half up, one a layer at least."""
-        asked = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
-        return max(asked, len(candidates))
+    def carry_out(self, cache: Any) -> list[Stage]:
+        """Shorten the cache and return what decoding steps must know of each layer."""
+
+
+class Evicting(Protocol):
+    """What a session evicts after each prefill."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of the candidates that goes; 0 leaves the cache alone."""
+
+    def begin(self, prefill: Any, depth: int) -> Eviction:
+        """Return what carries it out in one pass: a `Prefill` of a decoder of `depth` layers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,37 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from harness.engine.evicting import Evicting
 from harness.engine.layout import Stage, left_padded
 from harness.engine.prefill import Prefill
 from harness.engine.reduce import row_generators
 from harness.engine.text.cache import IndexedLayer
 from harness.errors import UserError
-from methods.compressor import CacheView
-from methods.select.ranking import top
+from methods.compressor import CacheCompressor, CacheView
+
+#: Ratios are decimal: a count this close to a half is one.
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """Implements Evicting: a compressor and the share of the cache that it may not keep.
+
+    Attributes:
+        compressor: scores entries and splits the budget over layers.
+        ratio: share of the candidates that goes, on average over layers; 0 leaves the cache alone.
+    """
+
+    compressor: CacheCompressor
+    ratio: float
+
+    def total(self, candidates: Sequence[int]) -> int:
+        """Return the entries that all layers keep together: the share (1 - ratio), half up, one a layer at least."""
+        asked = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
+        return max(asked, len(candidates))
+
+    def begin(self, prefill: Prefill, depth: int) -> ScoredEviction:
+        """Return what scores and evicts in one pass."""
+        return ScoredEviction(self, prefill, depth)
 
 
 @dataclass(frozen=True)
@@ -35,8 +59,8 @@ class Row:
     words: Tensor
 
 
-class Eviction:
-    """Scores and evicts the cache of one pass.
+class ScoredEviction:
+    """Implements Eviction: scores and evicts the cache of one pass.
 
     Args:
         evicting: method and ratio.
@@ -44,7 +68,7 @@ class Eviction:
         depth: decoder layers.
     """
 
-    def __init__(self, evicting: Evicting, prefill: Prefill, depth: int) -> None:
+    def __init__(self, evicting: CacheBudget, prefill: Prefill, depth: int) -> None:
         self._evicting = evicting
         self._prefill = prefill
         self._depth = depth
@@ -53,8 +77,12 @@ class Eviction:
         self._rows: dict[tuple[int, torch.device], list[Row]] = {}
         self._placed: list[list[Row]] = []
         self._generators: list[torch.Generator] = []
-        #: Visual entries that each layer holds, for each row of the batch.
-        self.held: list[tuple[int, ...]] = []
+        self._held: list[tuple[int, ...]] = []
+
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; empty before `carry_out`."""
+        return self._held
 
     def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D). Cost: the method's, row by row."""
@@ -156,7 +184,7 @@ class Eviction:
             if scored is None:
                 visuals.append(len(row.visual))
                 continue
-            kept = top(scored, budget)
+            kept = self._evicting.compressor.keep(scored, budget)
             onto = self._evicting.compressor.merge(scored, kept)
             if onto is not None:
                 merge_into(keys[number, :, row.start :], row.candidates, onto)
@@ -173,7 +201,7 @@ class Eviction:
         ]
         del keys, values
         _replace(held, *left)
-        self.held.append(tuple(visuals))
+        self._held.append(tuple(visuals))
         none = index.new_zeros(n_rows, 0)
         own_valid = valid.view(n_rows, heads, -1)[:, 0]
         return Stage(layer, own_valid, padded, none, tuple(visuals), none, none)

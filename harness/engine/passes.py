@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.engine.eviction import Eviction
 from harness.engine.finite import FiniteLogits
 from harness.engine.guards import require_one_beam
 from harness.engine.layers import LayerHooks
@@ -60,7 +59,7 @@ class Pass:
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
         self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
-        self._eviction = None if evicting is None else Eviction(evicting, self._prefill, depth)
+        self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
         self._steps: Steps
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as the decoder was given them.

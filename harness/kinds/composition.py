@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.engine.evicting import Evicting
+from harness.engine.eviction import CacheBudget
 from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
 from harness.kinds.compressor import COMPRESSOR, cache_block, check_held
 from harness.kinds.identities import identity_of
@@ -75,10 +75,10 @@ class Composition:
         return identity_of(asked, method, REDUCER.identity(asked, method.reducer).engine)
 
 
-def _evicting(asked: Asked, method: Composed) -> Evicting:
+def _evicting(asked: Asked, method: Composed) -> CacheBudget:
     """Return what goes: a compressor that acts nowhere evicts nothing."""
     acts = method.compressor.sites(asked.model.facts.text.layers)
-    return Evicting(method.compressor, method.cache_ratio if acts else 0.0)
+    return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
 
 
 COMPOSITION = Composition()

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harness.budget import BudgetMismatch
-from harness.engine.evicting import Evicting
+from harness.engine.eviction import CacheBudget
 from harness.errors import Refused
 from harness.kinds.accounts import account_of
 from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
@@ -62,7 +62,7 @@ class Compressor:
         from harness.engine.session import Session
 
         del prior
-        evicting = Evicting(method, asked.budget.ratio)
+        evicting = CacheBudget(method, asked.budget.ratio)
         nothing = NoReduction()
         with (
             Session(adapter, nothing, WHOLE, seed=asked.seed, evicting=evicting) as session,
@@ -78,7 +78,7 @@ class Compressor:
 
     def account(self, asked: Asked, method: CacheCompressor, records: Sequence[Record]) -> Account:
         """Count whole prompts, and what was left of each cache, verified against the budget."""
-        evicting = Evicting(method, asked.budget.ratio)
+        evicting = CacheBudget(method, asked.budget.ratio)
         for record in records:
             check_held(evicting, record)
         found = account_of(_whole(asked), NoReduction(), records)
@@ -89,7 +89,7 @@ class Compressor:
         return identity_of(asked, method, answering_settings(asked.engine, acts=False))
 
 
-def check_held(evicting: Evicting, record: Record) -> None:
+def check_held(evicting: CacheBudget, record: Record) -> None:
     """Raise BudgetMismatch if a sample's cache holds another number of visual entries than its budget asks for.
 
     Where words may go too, how many of the entries left are visual is the method's choice: then only that no layer
@@ -109,7 +109,7 @@ def check_held(evicting: Evicting, record: Record) -> None:
         )
 
 
-def cache_block(evicting: Evicting, records: Sequence[Record]) -> dict[str, Any]:
+def cache_block(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
     """Return what a row says of its caches: visual entries of each layer, and the share that is left of all."""
     held = [record.entering if record.held is None else record.held for record in records]
     entered = sum(sum(record.entering) for record in records)

@@ -11,8 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from harness.budget import Budget
 from harness.catalogue import build_method, names_of
-from harness.engine.evicting import Evicting
-from harness.engine.eviction import Eviction
+from harness.engine.eviction import CacheBudget, ScoredEviction
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.compressor import CacheCompressor
@@ -55,7 +54,7 @@ def built(label):
 
 def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
     inputs = adapter.encode(list(chats))
-    evicting = None if method is None else Evicting(method, ratio)
+    evicting = None if method is None else CacheBudget(method, ratio)
     reducer = reducer or NoReduction()
     with Session(adapter, reducer, Budget("kept", budget), evicting=evicting) as session:
         return session.generate(
@@ -66,7 +65,7 @@ def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
 @contextmanager
 def noted(monkeypatch):
     """The layers' keys and values as they are after eviction."""
-    found, original = [], Eviction.carry_out
+    found, original = [], ScoredEviction.carry_out
 
     def carry_out(self, held):
         stages = original(self, held)
@@ -74,7 +73,7 @@ def noted(monkeypatch):
         return stages
 
     with monkeypatch.context() as patch:
-        patch.setattr(Eviction, "carry_out", carry_out)
+        patch.setattr(ScoredEviction, "carry_out", carry_out)
         yield found
 
 
@@ -169,7 +168,7 @@ def test_a_padded_batch_equals_its_rows(load, name, label):
     inputs = adapter.encode(list(chats))
     settings = generation(adapter, inputs, max_new_tokens=STEPS)
     with Session(
-        adapter, NoReduction(), Budget("kept", 0), evicting=Evicting(method, 0.7)
+        adapter, NoReduction(), Budget("kept", 0), evicting=CacheBudget(method, 0.7)
     ) as session:
         batch = session.generate(inputs, ids, **settings)
         for row, one in enumerate(chats):
@@ -258,7 +257,7 @@ def test_emulation_and_eager_attention_are_refused(load):
             NoReduction(),
             Budget("kept", 0),
             backend="emulate",
-            evicting=Evicting(built("h2o"), 0.5),
+            evicting=CacheBudget(built("h2o"), 0.5),
         )
     with pytest.raises(UserError, match="eager"):
         run(load("llava", "float64", "eager"), built("h2o"), FAMILIES["llava"].chats[:1])
