@@ -10,10 +10,17 @@ from methods.compressor import CacheCompressor
 
 @dataclass(frozen=True)
 class Composed(Method):
-    """A reducer and a compressor; the budget is the reducer's."""
+    """A reducer and a compressor.
+
+    Attributes:
+        reducer: shortens the prompt; the run's budget is its own.
+        compressor: evicts entries of what is left.
+        cache_ratio: share of these that goes.
+    """
 
     reducer: TokenReducer
     compressor: CacheCompressor
+    cache_ratio: float = 0.0
 
     @property
     def parts(self) -> tuple[Method, ...]:

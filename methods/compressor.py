@@ -1,54 +1,114 @@
-"""The base of methods that compress the KV cache; docs/architecture.md says how the engine will call them."""
+"""The base of methods that compress the KV cache: a score for each entry, a budget for each layer."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from methods.base import Method
+from methods.base import Method, Need, Site
+from methods.checks import require
+from methods.select.budgets import RULES, entries
+from methods.select.ranking import top
+
+Scope = Literal["visual", "prompt"]
+Allocation = Literal[
+    "uniform", "pyramid", "lorenz", "strength", "skewness", "strength_and_skewness"
+]
 
 
 @dataclass(frozen=True)
 class CacheView:
-    """What a cache compressor may read of one layer after prefill.
+    """What a cache compressor may read of one layer and one sample after prefill; padding is left out.
 
     Attributes:
         layer: decoder layer.
-        keys: (B, H_kv, N, Dh) keys of the candidate entries, rotary positions applied, one copy for each KV head.
-        values: (B, H_kv, N, Dh) their values.
-        grid: (B, N, 4) coordinates as in `View`.
-        signals: as in `View`; attention signals are those of this very layer.
+        queries: (H, L, D) queries of the prompt, rotary positions applied.
+        keys: (H_kv, L, D) keys, one copy for each KV head; query head h reads key head h // (H / H_kv).
+        scaling: factor of the products of queries and keys.
+        candidates: (N,) ascending slots that may go.
+        visual: (V,) ascending slots of visual tokens.
+        words: (T,) ascending slots of the words behind the last visual token, the last prompt token included.
+        generator: random numbers of this sample, for those that need any.
     """
 
     layer: int
+    queries: Tensor
     keys: Tensor
-    values: Tensor
-    grid: Tensor
-    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    scaling: float
+    candidates: Tensor
+    visual: Tensor
+    words: Tensor
+    generator: torch.Generator | None = None
 
 
 @dataclass(frozen=True)
 class CacheCompressor(Method):
-    """Evicts visual entries of the KV cache once, after prefill, each layer by its own budget."""
+    """Evicts entries of the KV cache once, after prefill, each layer by its own budget.
+
+    Attributes:
+        allocation: how the budget is split over layers.
+        scope: what may go: visual entries alone, or all of the prompt but `exempt`.
+    """
+
+    allocation: Allocation = "uniform"
+    scope: Scope = "visual"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.allocation in RULES, "allocation", self.allocation, ", ".join(RULES))
+        scopes = get_args(Scope)
+        require(self.scope in scopes, "scope", self.scope, ", ".join(scopes))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the cache of every layer."""
+        return tuple(Site("cache", layer) for layer in range(depth))
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return nothing: a view has the queries and keys of its layer."""
+        del site
+        return ()
+
+    @property
+    def by_head(self) -> bool:
+        """Whether each KV head keeps entries of its own choice."""
+        return False
+
+    @property
+    def exempt(self) -> tuple[int, int]:
+        """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
+        return (0, 1)
 
     @abstractmethod
     def score(self, view: CacheView) -> Tensor:
-        """Return (B, H, N) scores of the entries, H = 1 (shared by all heads) or H_kv; larger stays longer."""
+        """Return (H, N) scores of the candidates, H = 1 (one choice for all heads) or H_kv; larger stays longer."""
 
-    def allocate(self, scores: Sequence[Tensor], keep: int) -> Tensor:
-        """Split each sample's `keep * n_layers` entries over its layers.
+    def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
+        """Return (layers,) whole numbers that add up to `total`: the entries that each layer keeps, at least one.
 
         Args:
             scores: of each layer, as `score` returned them.
-            keep: entries of a layer, on average over the layers.
-
-        Returns:
-            (B, layers) integers, or (B, layers, H) where heads keep different numbers. The default gives each layer
-            `keep`.
+            total: entries of all layers together.
         """
-        rows = scores[0].shape[0]
-        return torch.full((rows, len(scores)), keep, device=scores[0].device)
+        shares = RULES[self.allocation](scores, total / len(scores))
+        return entries(shares, total, [layer.shape[-1] for layer in scores])
+
+    def keep(self, scores: Tensor, count: int) -> Tensor:
+        """Return (H, count) ascending candidates: the highest of scores (H, N). Cost: O(N log N)."""
+        return top(scores, count)
+
+    def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
+        """Return (H, N): the candidate that each one is averaged into, itself if kept, -1 if dropped.
+
+        None, the default, drops all that is not kept.
+
+        Args:
+            scores: (H, N) as `score` returned them.
+            kept: (H, K) ascending candidates that stay.
+        """
+        del scores, kept
+        return None

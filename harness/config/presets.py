@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -11,9 +12,13 @@ from harness.config.by_kind import by_kind
 from harness.errors import unknown_name
 from harness.paths import ROOT
 
-#: Kinds as presets call them: names of bases in methods/base.py. The bases themselves bring in torch, seconds that a
-#: mistake on the command line need not wait for, so they are imported where a preset uses one of the words.
-KINDS = {"reducer": "TokenReducer", "decoder": "Decoder"}
+#: Kinds as presets call them: where each base is. The bases themselves bring in torch, seconds that a mistake on the
+#: command line need not wait for, so they are imported where a preset uses one of the words.
+KINDS = {
+    "reducer": "methods.base:TokenReducer",
+    "decoder": "methods.base:Decoder",
+    "compressor": "methods.compressor:CacheCompressor",
+}
 
 
 def register() -> None:
@@ -65,8 +70,6 @@ def configs(kind: str, *without: str) -> str:
 def _base(kind: str) -> type[object]:
     if kind not in KINDS:
         raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS)
-    # Brings in torch.
-    from methods import base
-
-    named: type[object] = getattr(base, KINDS[kind])
-    return named
+    module, _, name = KINDS[kind].partition(":")
+    base: type[object] = getattr(import_module(module), name)
+    return base

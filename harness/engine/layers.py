@@ -41,7 +41,7 @@ class LayerHooks:
         layers = [*self._acting]
         if setup.decode_site is not None:
             layers.append(setup.decode_site.layer)
-        if setup.emulate and prefill.shortened:
+        if setup.evicting is not None or (setup.emulate and prefill.shortened):
             layers.append(0)
         if not layers:
             return handles

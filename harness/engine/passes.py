@@ -58,6 +58,8 @@ class Pass:
         self._sites = opened(self._prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
         self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
+        evicting, depth = setup.evicting, len(self._decoder.layers)
+        self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
         self._steps: Steps
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as the decoder was given them.
@@ -112,6 +114,11 @@ class Pass:
         """Return the stage in force while a prefill runs, None outside one."""
         return self._prefill.alive()
 
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show what evicts queries and keys of a decoder layer."""
+        if self._eviction is not None:
+            self._eviction.look(layer, query, key, scaling)
+
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show the sites queries and keys of the tower's block that runs."""
         for sites in self._sites:
@@ -143,9 +150,12 @@ class Pass:
         self._prefill.running = False
         self.clock.stop("prefill")
         cache = output.past_key_values
+        stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
+        if self._eviction is not None:
+            with self.clock.phase("select"):
+                stages = [*stages, *self._eviction.carry_out(cache)]
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
-        stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
         self.focus = self._focus_of_steps()
         embedding = self._decoder.rotary_emb if setup.renumber else None
         self._steps = Steps(stages, config, setup.emulate, embedding, self.focus)
@@ -192,7 +202,8 @@ class Pass:
             attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
+            held=None if self._eviction is None else self._eviction.held,
         )
-        records = records_of(self._prefill, self._sites, self._steps, told)
+        records = records_of(self._prefill, self._sites, told)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, records, stacked, self._cache_lengths)

@@ -72,6 +72,10 @@ class Prefill:
         """The tokens alive now."""
         return self.stages[-1]
 
+    def stage_of(self, layer: int) -> Stage:
+        """Return the tokens that entered a decoder layer."""
+        return next(stage for stage in reversed(self.stages) if stage.first <= layer)
+
     def alive(self) -> Stage | None:
         """Return the tokens alive while the decoder stack is at work on the prompt, None before and afterwards."""
         return self.stage if self.running else None

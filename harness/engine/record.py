@@ -30,6 +30,8 @@ class Record:
         new_tokens: tokens generated, end of sequence included.
         attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
             answer; None without such a site or step.
+        held: visual entries that each layer's cache holds after prefill, where something evicts them; their sum is
+            `kv_entries`. None: those of `entering`.
         spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
@@ -53,6 +55,7 @@ class Record:
     new_tokens: int
     special: int = 0
     attended: float | None = None
+    held: tuple[int, ...] | None = None
     spare: int | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)

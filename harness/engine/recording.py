@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from harness.engine.prefill import Prefill
 from harness.engine.record import Record
 from harness.engine.sites.base import Sites
-from harness.engine.steps import Steps
 from harness.measure.work import Work
 
 PHASES = ("vision", "select", "prefill", "decode")
@@ -24,6 +23,7 @@ class Told:
         attended: of each row, as in `Record`.
         cache_bytes: of the whole cache after the prefill.
         shared: phases that a kept prompt had behind it.
+        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
     """
 
     times_ms: Mapping[str, float]
@@ -31,6 +31,7 @@ class Told:
     attended: Sequence[float | None]
     cache_bytes: int
     shared: tuple[str, ...] = ()
+    held: Sequence[Sequence[int]] | None = None
 
 
 def times_of(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
@@ -40,16 +41,15 @@ def times_of(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[st
     return times
 
 
-def records_of(
-    prefill: Prefill, sites: Sequence[Sites], steps: Steps, told: Told
-) -> tuple[Record, ...]:
+def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Record, ...]:
     """Return a record for each sample of the batch."""
     layout, beams, last = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     records = []
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
-        entering = tuple(steps.stage(layer).counts[beam] for layer in range(depth))
+        entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
+        held = entering if told.held is None else tuple(layer[beam] for layer in told.held)
         record = Record(
             sample=sample,
             visual=layout.counts[row],
@@ -59,7 +59,8 @@ def records_of(
             requested=prefill.requested[row],
             kept=tuple(kept[row] for kept in prefill.kept),
             entering=entering,
-            kv_entries=sum(entering),
+            kv_entries=sum(held),
+            held=None if told.held is None else held,
             kv_bytes=told.cache_bytes // (layout.rows * beams),
             new_tokens=told.new_tokens[row],
             attended=told.attended[row],

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from harness.artifacts.priors import Prior
 from harness.budget import Budget
+from harness.engine.evicting import Evicting
 from harness.engine.finite import NonFiniteLogits, origin_of
 from harness.engine.guards import check_generation, check_text_config
 from harness.engine.layout import Layout
@@ -23,6 +24,7 @@ from harness.engine.prompt import Prompt, make_prompt
 from harness.engine.record import Generated
 from harness.engine.text.cache import answer_cache
 from harness.engine.watching import Current, install
+from harness.errors import UserError
 from harness.measure.clock import Clock
 from harness.specs import Backend, PositionPolicy
 from methods.base import MethodError, TokenReducer
@@ -68,6 +70,7 @@ class Session:
             `method` does what the method's released code does.
         prior: calibrated prior, for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
+        evicting: what leaves the cache after each prefill; with a ratio of 0, or None: nothing.
 
     Raises:
         MethodError: the model cannot carry the method.
@@ -85,10 +88,15 @@ class Session:
         positions: PositionPolicy = "original",
         prior: Prior | None = None,
         timed: bool = True,
+        evicting: Evicting | None = None,
     ) -> None:
         if not method.in_one_prefill:
             raise MethodError(
                 f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
+            )
+        if evicting is not None and evicting.ratio > 0 and backend == "emulate":
+            raise UserError(
+                "engine.backend='emulate' hides tokens of the prompt; cache entries are evicted for real; valid: drop"
             )
         check_text_config(adapter.decoder.config)
         self.adapter = adapter
@@ -105,6 +113,7 @@ class Session:
             prior=prior,
             timed=timed,
             current=self._current,
+            evicting=evicting if evicting is not None and evicting.ratio > 0 else None,
         )
         self._open = False
 

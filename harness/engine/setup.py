@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from harness.budget import Budget
+from harness.engine.evicting import Evicting
 from harness.engine.parts import Parts
 from harness.engine.signals import Signals
 from methods.base import Site, TokenReducer
@@ -30,6 +31,7 @@ class Setup:
         signals: captures what the method reads.
         extra_blocks: blocks of the tower that run for the method alone.
         idle_blocks: blocks of the tower that nobody reads.
+        evicting: what leaves the cache after the prefill; None: nothing.
     """
 
     adapter: Parts
@@ -44,3 +46,4 @@ class Setup:
     signals: Signals
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
+    evicting: Evicting | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor, nn
 
 from harness.artifacts.priors import Prior
 from harness.budget import Budget
+from harness.engine.evicting import Evicting
 from harness.engine.idle import split_unread
 from harness.engine.layout import Stage
 from harness.engine.parts import Parts
@@ -60,6 +62,11 @@ class Current:
         if self._pass is not None:
             self._pass.watch_tower(query, key, scaling)
 
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show queries and keys of a decoder layer to what evicts cache entries."""
+        if self._pass is not None:
+            self._pass.watch_cache(layer, query, key, scaling)
+
     def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
         if self._pass is not None and self._pass.focus is not None:
@@ -77,6 +84,7 @@ def install(
     prior: Prior | None,
     timed: bool,
     current: Current,
+    evicting: Evicting | None = None,
 ) -> tuple[Setup, AttentionTap]:
     """Return what all passes of a session share, and the tap that shows the watchers what they asked for.
 
@@ -94,6 +102,7 @@ def install(
     watchers = [
         *signals.watchers(),
         *((block.attention, current.watch_tower) for block in inside),
+        *_cache_watchers(adapter, evicting, current),
     ]
     looked_at = [*(module for module, _ in watchers), *signals.watched_layers]
     # Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
@@ -111,9 +120,20 @@ def install(
         signals=signals,
         extra_blocks=extra,
         idle_blocks=idle,
+        evicting=evicting,
     )
     taps = [(module, current.as_selection(watcher)) for module, watcher in watchers]
     return setup, AttentionTap([*taps, *_step_watchers(adapter, at_steps, current)])
+
+
+def _cache_watchers(
+    adapter: Parts, evicting: Evicting | None, current: Current
+) -> Sequence[tuple[nn.Module, Watcher]]:
+    """Watch every decoder layer where cache entries are to go."""
+    if evicting is None:
+        return []
+    layers = enumerate(adapter.decoder.layers)
+    return [(layer.self_attn, partial(current.watch_cache, number)) for number, layer in layers]
 
 
 def _step_watchers(

@@ -63,6 +63,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "special": _count,
     "attended": _number,
     "spare": _count,
+    "held": _counts,
     "work": _counts,
     "times_ms": _numbers,
     "shared": _texts,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.kinds.base import Account, Admitted, Identity, Opened
-from harness.kinds.compressor import COMPRESSOR, check_whole
+from harness.engine.eviction import CacheBudget
+from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
+from harness.kinds.compressor import COMPRESSOR, cache_block, check_held
 from harness.kinds.identities import identity_of
-from harness.kinds.reducer import REDUCER
+from harness.kinds.reducer import REDUCER, WHOLE
+from harness.kinds.responders import Joined
 from harness.specs import Asked, RunSpec, Settled
 from methods.composed import Composed
+from methods.none import NoReduction
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Composition:
-    """Implements Kind for methods.composed.Composed. The budget is the reducer's; nothing is evicted so far."""
+    """Implements Kind for methods.composed.Composed. The run's budget is the reducer's."""
 
     def settle(self, spec: Settled, method: Composed) -> Settled:
         """Let both refuse; the ratio is the reducer's."""
@@ -30,28 +33,52 @@ class Composition:
         return REDUCER.settle(spec, method.reducer)
 
     def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
-        """Let the reducer, the only one that acts, be checked and filled in."""
+        """Let the reducer be checked and filled in; a compressor reads no file."""
         reducer = REDUCER.admit(spec, method.reducer, digests)
         return Admitted(replace(method, reducer=reducer.method), reducer.artifacts)
 
+    @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: Composed, prior: Prior | None = None
-    ) -> AbstractContextManager[Opened]:
-        """Answer as the reducer alone does, with the whole cache of what it leaves."""
-        return REDUCER.open(asked, adapter, method.reducer, prior)
+    ) -> Iterator[Opened]:
+        """Open a session that reduces and then evicts, and one that does neither."""
+        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        from harness.engine.session import Session
+
+        session = Session(
+            adapter,
+            method.reducer,
+            asked.budget,
+            seed=asked.seed,
+            positions=asked.engine.positions,
+            prior=prior,
+            evicting=_evicting(asked, method),
+        )
+        with session, Session(adapter, NoReduction(), WHOLE, seed=asked.seed) as plain:
+            yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: Composed) -> str | None:
-        """Time what the reducer saves."""
-        return REDUCER.unpaired(asked, method.reducer)
+        """Time what either of them saves."""
+        reducer = REDUCER.unpaired(asked, method.reducer)
+        return reducer and COMPRESSOR.unpaired(asked, method.compressor)
 
     def account(self, asked: Asked, method: Composed, records: Sequence[Record]) -> Account:
-        """Count what the reducer left of each prompt, once the caches are seen to hold all of that."""
-        check_whole(records)
-        return REDUCER.account(asked, method.reducer, records)
+        """Count what the reducer left of each prompt, and what the compressor left of its cache."""
+        evicting = _evicting(asked, method)
+        for record in records:
+            check_held(evicting, record)
+        found = REDUCER.account(asked, method.reducer, records)
+        return replace(found, extra={**found.extra, "cache": cache_block(evicting, records)})
 
     def identity(self, asked: Asked, method: Composed) -> Identity:
         """Name both; the settings are those that concern the reducer."""
         return identity_of(asked, method, REDUCER.identity(asked, method.reducer).engine)
+
+
+def _evicting(asked: Asked, method: Composed) -> CacheBudget:
+    """Return what goes: a compressor that acts nowhere evicts nothing."""
+    acts = method.compressor.sites(asked.model.facts.text.layers)
+    return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
 
 
 COMPOSITION = Composition()

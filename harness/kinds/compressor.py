@@ -1,16 +1,21 @@
-"""Methods that evict entries of the key-value cache after the prefill; eviction itself is not carried out yet."""
+"""Methods that evict entries of the key-value cache after the prefill."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from harness.budget import BudgetMismatch
+from harness.engine.eviction import CacheBudget
 from harness.errors import Refused
-from harness.kinds.base import Account, Admitted, Identity, Opened
+from harness.kinds.accounts import account_of
+from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
 from harness.kinds.identities import answering_settings, identity_of
-from harness.kinds.reducer import REDUCER
+from harness.kinds.reducer import REDUCER, WHOLE
+from harness.kinds.responders import Joined
 from harness.specs import Asked, RunSpec, Settled
 from methods.compressor import CacheCompressor
 from methods.none import NoReduction
@@ -23,57 +28,102 @@ if TYPE_CHECKING:
 
 
 class Compressor:
-    """Implements Kind for methods.compressor.CacheCompressor: the prompt stays whole, and so does the cache so far."""
+    """Implements Kind for methods.compressor.CacheCompressor: the prompt stays whole, the cache does not."""
 
     def settle(self, spec: Settled, method: CacheCompressor) -> Settled:
-        """Refuse to evict; what evicts nothing has the ratio 0."""
-        sites = method.sites(spec.model.facts.text.layers)
-        if sites:
-            layers = ", ".join(str(site.layer) for site in sites)
+        """Refuse settings of prompts that get shorter; what acts nowhere has the ratio 0."""
+        if not method.sites(spec.model.facts.text.layers):
+            return replace(spec, budget=WHOLE)
+        if spec.budget.rule != "kept":
             raise Refused(
-                f"method={spec.method.name!r} evicts cache entries (layers {layers}), which is not carried out yet; "
-                "valid: a method that drops tokens of the prompt, such as fastv"
+                f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries behind a whole "
+                "prefill, of which only a share can be kept; valid: kept"
             )
-        return REDUCER.settle(spec, NoReduction())
+        if spec.engine.backend != "drop":
+            raise Refused(
+                f"engine.backend={spec.engine.backend!r}: method={spec.method.name!r} evicts cache entries for real; "
+                "valid: drop"
+            )
+        return spec
 
     def admit(
         self, spec: RunSpec, method: CacheCompressor, digests: Digests
     ) -> Admitted[CacheCompressor]:
         """Check the run as one of the whole model."""
-        REDUCER.admit(spec, NoReduction(), digests)
+        REDUCER.admit(_whole(spec), NoReduction(), digests)
         return Admitted(method)
 
+    @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: CacheCompressor, prior: Prior | None = None
-    ) -> AbstractContextManager[Opened]:
-        """Answer with the whole cache."""
-        del method
-        return REDUCER.open(asked, adapter, NoReduction(), prior)
+    ) -> Iterator[Opened]:
+        """Open a session that evicts and one that does not."""
+        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        from harness.engine.session import Session
+
+        del prior
+        evicting = CacheBudget(method, asked.budget.ratio)
+        nothing = NoReduction()
+        with (
+            Session(adapter, nothing, WHOLE, seed=asked.seed, evicting=evicting) as session,
+            Session(adapter, nothing, WHOLE, seed=asked.seed) as plain,
+        ):
+            yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:
         """Time nothing where nothing is evicted."""
-        del method
-        return REDUCER.unpaired(asked, NoReduction())
+        if asked.budget.ratio == 0 or not method.sites(asked.model.facts.text.layers):
+            return f"method={asked.method.name} evicts nothing"
+        return None
 
     def account(self, asked: Asked, method: CacheCompressor, records: Sequence[Record]) -> Account:
-        """Count whole prompts, once the caches are seen to hold what entered their layers."""
-        del method
-        check_whole(records)
-        return REDUCER.account(asked, NoReduction(), records)
+        """Count whole prompts, and what was left of each cache, verified against the budget."""
+        evicting = CacheBudget(method, asked.budget.ratio)
+        for record in records:
+            check_held(evicting, record)
+        found = account_of(_whole(asked), NoReduction(), records)
+        return replace(found, extra={**found.extra, "cache": cache_block(evicting, records)})
 
     def identity(self, asked: Asked, method: CacheCompressor) -> Identity:
         """Name the settings of answers of one model; positions stay, for no token leaves the prompt."""
         return identity_of(asked, method, answering_settings(asked.engine, acts=False))
 
 
-def check_whole(records: Sequence[Record]) -> None:
-    """Raise BudgetMismatch if a sample's cache holds another number of visual entries than entered its layers."""
-    for record in records:
-        if record.kv_entries != sum(record.entering):
-            raise BudgetMismatch(
-                f"sample {record.sample}: the cache holds {record.kv_entries} visual entries, "
-                f"{sum(record.entering)} entered its layers and none was to go"
-            )
+def check_held(evicting: CacheBudget, record: Record) -> None:
+    """Raise BudgetMismatch if a sample's cache holds another number of visual entries than its budget asks for.
+
+    Where words may go too, how many of the entries left are visual is the method's choice: then only that no layer
+    holds more than entered it is checked.
+    """
+    held = record.entering if record.held is None else record.held
+    entered = sum(record.entering)
+    if evicting.compressor.scope == "visual":
+        acts = evicting.ratio > 0 and record.held is not None and entered > 0
+        right = sum(held) == (evicting.total(record.entering) if acts else entered)
+    else:
+        right = all(one <= other for one, other in zip(held, record.entering, strict=True))
+    if not right or record.kv_entries != sum(held):
+        raise BudgetMismatch(
+            f"sample {record.sample}: ratio {evicting.ratio}: the cache holds {record.kv_entries} visual entries "
+            f"({', '.join(map(str, held))} by layer), {entered} entered its layers"
+        )
+
+
+def cache_block(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
+    """Return what a row says of its caches: visual entries of each layer, and the share that is left of all."""
+    held = [record.entering if record.held is None else record.held for record in records]
+    entered = sum(sum(record.entering) for record in records)
+    left = sum(map(sum, held))
+    return {
+        "ratio": evicting.ratio,
+        "entries": [fmean(layer) for layer in zip(*held, strict=True)],
+        "share": left / entered if entered else 1.0,
+    }
+
+
+def _whole(asked: Any) -> Any:
+    """Return a run in which every token of the prompt stays."""
+    return replace(asked, budget=WHOLE)
 
 
 COMPRESSOR = Compressor()

@@ -48,6 +48,11 @@ def as_decoder(method: Method) -> Decoder | None:
     return method if isinstance(method, Decoder) else None
 
 
+def as_compressor(method: Method) -> CacheCompressor | None:
+    """Return a method that evicts cache entries, for commands about these; None if it is of another kind."""
+    return method if isinstance(method, CacheCompressor) else None
+
+
 def _base_of(method: Method) -> type[Any]:
     for base in type(method).__mro__:
         if base in KINDS:

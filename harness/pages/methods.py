@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
 from harness.config.compose import CONF
-from harness.kinds.lookup import as_decoder, as_reducer
+from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Method, Site, TokenReducer
+from methods.compressor import CacheCompressor
 
 #: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32
@@ -53,6 +54,19 @@ layer {depth} is behind the last. L: decoder layers. Costs are those of choosing
 `tests/methods/test_decoders.py` tests them all, `tests/methods/test_decoders_choice.py` those that choose.
 """
 
+COMPRESSORS = """\
+## Cache compressors
+
+These leave the prompt alone: the whole prefill runs, so that the first token of an answer knows all of it. Then each
+layer's keys and values are gathered into new storage, without the visual entries that score lowest; words stay. The
+ratio is the share of visual entries that goes, on average over layers. A score and a budget go together as they come:
+`method=h2o method.params.allocation=lorenz`. `method.params.scope=prompt` lets words go too, all but the first and
+last slots that the last column names. L: tokens of the prompt, w and E: of a window.
+
+`tests/methods/test_compressors.py` holds scores against whole attention maps and budgets against worked examples,
+`tests/engine/test_eviction.py` answers against those of the whole cache with the rest hidden, in six families.
+"""
+
 CONFIGS = """\
 ## Config files
 
@@ -62,12 +76,14 @@ agree.
 
 
 def page(root: Path = ROOT) -> str:
-    """Return the page: a table of methods that remove tokens, one of decoders, and one of config files."""
+    """Return the page: a table of methods that remove tokens, one of each other kind, and one of config files."""
     folder = root / "tests" / "methods"
     tests = {path.name: path.read_text() for path in sorted(folder.glob("test_*.py"))}
     reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
     decoders = [_decoder_row(name) for name in names_of(Decoder)]
+    compressors = [_compressor_row(name) for name in names_of(CacheCompressor)]
+    evicts = ("compressor", "budgets", "heads choose", "cost", "paper", "first, last slots")
     ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
     files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
     return "\n".join(
@@ -76,6 +92,8 @@ def page(root: Path = ROOT) -> str:
             _table(head, reducers),
             DECODERS.format(depth=DEPTH),
             _table((*ways, "cost", "paper"), decoders),
+            COMPRESSORS,
+            _table(evicts, compressors),
             CONFIGS,
             _table(("file", "method", "variant", "what it is"), files),
         ]
@@ -116,6 +134,20 @@ def _decoder_row(name: str) -> tuple[str, ...]:
         _signals(method, sites),
         _cost(type(method).choose),
         _paper(_module(method)),
+    )
+
+
+def _compressor_row(name: str) -> tuple[str, ...]:
+    method = as_compressor(build_method(name, {}))
+    assert method is not None  # by its name
+    first, last = method.exempt
+    return (
+        _link(name, _module(method)),
+        method.allocation.replace("_", " "),
+        "apart" if method.by_head else "together",
+        _cost(type(method).score),
+        _paper(_module(method)),
+        f"{first}, {last}",
     )
 
 

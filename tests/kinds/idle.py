@@ -22,7 +22,7 @@ class KeepCache(CacheCompressor):
         return ()
 
     def score(self, view: CacheView) -> Tensor:
-        return view.keys.norm(dim=-1).mean(1, keepdim=True)
+        return view.keys[:, view.candidates].norm(dim=-1).mean(0, keepdim=True)
 
 
 @dataclass(frozen=True)

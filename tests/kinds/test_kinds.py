@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +35,7 @@ from harness.seedling.scenes import Scenes
 from harness.specs import AnswerSpec, EngineSpec, MethodSpec, RunSpec
 from methods.base import Method, MethodError, Site
 from methods.composed import Composed
+from methods.compressor import CacheCompressor
 from methods.fastv import FastV
 from methods.none import NoReduction
 from methods.uniform import Uniform
@@ -174,7 +176,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     params = both.row["settings"]["method"]["params"]
     assert params == {
         "FastV": alone.row["settings"]["method"]["params"],
-        "KeepCache": {"tau": 0.25},
+        "KeepCache": {"allocation": "uniform", "scope": "visual", "tau": 0.25},
     }
     assert both.row["extra"]["label"] == "FastV() KeepCache(tau=0.25)"
     # Each part's hyper-parameters, class and code make another run of it.
@@ -186,11 +188,6 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
 @pytest.mark.parametrize(
     ("method", "line"),
     [
-        (
-            Evict(),
-            r"^method='fastv' evicts cache entries \(layers 0, 1, .*not carried out yet; valid: ",
-        ),
-        (Composed(FASTV, Evict()), r"^method='fastv' evicts cache entries \(layers 0, 1, "),
         (
             DropDenoising(),
             r"^method='fastv' drops tokens at denoising steps, and model='seedling' .*; valid: ",
@@ -240,13 +237,47 @@ def test_a_cache_that_lost_entries_is_told() -> None:
     method = KeepCache()
     assert kind_of(method).account(asked, method, [record]).tokens["kv_entries"] == 16 * depth
     for one in (method, Composed(NoReduction(), method)):
-        with pytest.raises(BudgetMismatch, match="none was to go"):
+        with pytest.raises(BudgetMismatch, match=r"the cache holds \d+ visual entries \(16, "):
             kind_of(one).account(asked, one, [record, short])
 
 
-def test_a_default_allocation_gives_each_sample_and_layer_the_same() -> None:
-    scores = [torch.rand(3, 1, 9) for _ in range(4)]
-    assert torch.equal(KeepCache().allocate(scores, 5), torch.full((3, 4), 5))
+def test_a_default_allocation_gives_each_layer_the_same() -> None:
+    scores = [torch.rand(1, 9) for _ in range(4)]
+    assert KeepCache().allocate(scores, 20).tolist() == [5] * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("budget=average", "budget='average': method='fastv' evicts cache entries"),
+        ("engine.backend=emulate", "engine.backend='emulate': method='fastv' evicts"),
+    ],
+)
+def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Path) -> None:
+    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", line)
+    for method in (Evict(), Composed(FASTV, Evict(), 0.5)):
+        with pytest.raises(Refused, match=f"^{re.escape(said)}"):
+            check_method(spec, method, Digests())
+
+
+def test_a_composition_evicts_what_its_reducer_leaves(store: Path) -> None:
+    alone, both = walked(FASTV, store), walked(Composed(FASTV, Evict(), 0.5), store)
+    assert both.row["tokens"]["kept_final"] == alone.row["tokens"]["kept_final"]
+    entries = alone.row["tokens"]["kv_entries"]
+    assert both.row["tokens"]["kv_entries"] == entries / 2
+    assert both.row["extra"]["cache"]["share"] == 0.5
+    assert sum(both.row["extra"]["cache"]["entries"]) == entries / 2
+    assert both.row["memory"]["kv_bytes"] < alone.row["memory"]["kv_bytes"]
+    assert both.ids != alone.ids
+
+
+def test_an_evicting_method_has_the_runs_budget(store: Path) -> None:
+    row = walked(Evict(), store).row
+    depth, share = 6, 0.125
+    assert row["tokens"]["kept_final"] == row["tokens"]["visual"]
+    assert row["tokens"]["kv_entries"] == share * depth * row["tokens"]["visual"]
+    assert row["extra"]["cache"]["ratio"] == row["ratio"] == 1 - share
+    assert row["flops"]["share_of_full"] == 1
 
 
 # ------------------------------------------------------------------ without a benchmark
@@ -278,7 +309,8 @@ def test_bases_say_of_themselves_what_the_config_asks() -> None:
     for name in METHODS.names():
         method = build_method(name, {})
         decoder = as_decoder(method)
-        assert (as_reducer(method) is None) == (decoder is not None)
+        reduces = decoder is None and not isinstance(method, CacheCompressor)
+        assert (as_reducer(method) is not None) == reduces
         assert method.drafts == METHODS.load(name).drafts == (decoder is not None)
         assert method.takes_draft == (decoder is not None and decoder.source == "model")
     assert as_reducer(KeepDenoising()) is None

@@ -13,6 +13,7 @@ from harness.pages.methods import BLOCKS, DEPTH, main, page, places
 from harness.pages.proofs import KINDS, Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Site, TokenReducer
+from methods.compressor import CacheCompressor
 
 PAGE = ROOT / "docs" / "methods.md"
 FILES = sorted((CONF / "method").glob("*.yaml"))
@@ -36,7 +37,7 @@ def test_the_page_is_what_the_code_says(text: str) -> None:
 
 
 def test_every_method_and_every_config_file_has_a_row(text: str) -> None:
-    for base, width in ((TokenReducer, 6), (Decoder, 9)):
+    for base, width in ((TokenReducer, 6), (Decoder, 9), (CacheCompressor, 6)):
         for name in names_of(base):
             assert len(cells_of(text, f"[{name}](")) == width
     for path in CONF.joinpath("method").glob("*.yaml"):
@@ -55,15 +56,17 @@ def test_a_row_names_place_signals_cost_paper_and_tests(text: str) -> None:
 def test_every_method_that_chooses_states_its_cost(text: str) -> None:
     for name in METHODS.names():
         method, row = build_method(name, {}), cells_of(text, f"[{name}](")
-        acts = (
-            method.all_sites(BLOCKS, DEPTH) if isinstance(method, TokenReducer) else method.guided
-        )
-        assert (row[3 if isinstance(method, TokenReducer) else 7] != "-") == bool(acts), name
+        if isinstance(method, Decoder):
+            cost, acts = row[7], method.guided
+        else:
+            cost, acts = row[3], bool(method.read_sites(BLOCKS, DEPTH))
+        assert (cost != "-") == acts, name
 
 
 def test_controls_name_no_paper_and_published_methods_do(text: str) -> None:
     rows = {name: cells_of(text, f"[{name}](") for name in METHODS.names()}
     controls = {"none", "random", "uniform", "pooled", "autoregressive"}
+    controls |= {"random_kv", "uniform_kv", "recent_kv"}
     assert all("control" in rows[name][4:] for name in controls)
     official = {one.name for one in map(OmegaConf.load, FILES) if one.variant == "official"}
     assert len(official) > 5

@@ -84,6 +84,11 @@ class IndexedLayer(CacheLayerMixin):
             store[:, :, start:stop] = store[:, :, start:end].index_select(2, kept.to(store.device))
         self._show(stop)
 
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        """Hold these keys and values (B, H_kv, S, D) and no room; whatever was held is let go."""
+        self._keys, self._values = keys, values
+        self._show(keys.shape[2])
+
     @property
     def held(self) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H_kv, S, D) of the tokens held, as views."""

@@ -1,0 +1,243 @@
+"""Cache eviction: layers are scored as the prompt runs, and shortened when it has run, each to its own budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from harness.engine.layout import Stage, left_padded
+from harness.engine.prefill import Prefill
+from harness.engine.reduce import row_generators
+from harness.engine.text.cache import IndexedLayer
+from harness.errors import UserError
+from methods.compressor import CacheCompressor, CacheView
+
+#: Ratios are decimal: a count this close to a half is one.
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """Implements Evicting: a compressor and the share of the cache that it may not keep.
+
+    Attributes:
+        compressor: scores entries and splits the budget over layers.
+        ratio: share of the candidates that goes, on average over layers; 0 leaves the cache alone.
+    """
+
+    compressor: CacheCompressor
+    ratio: float
+
+    def total(self, candidates: Sequence[int]) -> int:
+        """Return the entries that all layers keep together: the share (1 - ratio), half up, one a layer at least."""
+        asked = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
+        return max(asked, len(candidates))
+
+    def begin(self, prefill: Prefill, depth: int) -> ScoredEviction:
+        """Return what scores and evicts in one pass."""
+        return ScoredEviction(self, prefill, depth)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a sample's tokens are in a left-padded batch: slots from its first token on, counted from there.
+
+    Attributes:
+        start: slot of its first token.
+        candidates, visual, words: as in `CacheView`.
+    """
+
+    start: int
+    candidates: Tensor
+    visual: Tensor
+    words: Tensor
+
+
+class ScoredEviction:
+    """Implements Eviction: scores and evicts the cache of one pass.
+
+    Args:
+        evicting: method and ratio.
+        prefill: the batch.
+        depth: decoder layers.
+    """
+
+    def __init__(self, evicting: CacheBudget, prefill: Prefill, depth: int) -> None:
+        self._evicting = evicting
+        self._prefill = prefill
+        self._depth = depth
+        #: (H, N) of each layer and row; None of a row without candidates.
+        self._scores: list[list[Tensor | None]] = []
+        self._rows: dict[tuple[int, torch.device], list[Row]] = {}
+        self._placed: list[list[Row]] = []
+        self._generators: list[torch.Generator] = []
+        self._held: list[tuple[int, ...]] = []
+
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; empty before `carry_out`."""
+        return self._held
+
+    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D). Cost: the method's, row by row."""
+        stage = self._prefill.alive()
+        if stage is None:
+            return
+        if not self._generators:
+            names = [name for name in self._prefill.samples for _ in range(self._prefill.beams)]
+            self._generators = row_generators(self._prefill.setup.seed, names, 0)
+        rows = self._rows_of(stage.move(key.device), key.device)
+        found: list[Tensor | None] = []
+        for number, row in enumerate(rows):
+            view = CacheView(
+                layer=layer,
+                queries=query[number, :, row.start :],
+                keys=key[number, :, row.start :],
+                scaling=scaling,
+                candidates=row.candidates,
+                visual=row.visual,
+                words=row.words,
+                generator=self._generators[number],
+            )
+            found.append(self._evicting.compressor.score(view) if len(row.candidates) else None)
+        self._scores.append(found)
+        self._placed.append(rows)
+
+    def _rows_of(self, stage: Stage, device: torch.device) -> list[Row]:
+        """Return where the tokens of each row are, read off a stage once."""
+        key = (id(stage), device)
+        if key not in self._rows:
+            text = self._prefill.layout.repeat(self._prefill.beams).text
+            self._rows[key] = [
+                self._row(stage, number, text[number]) for number in range(len(text))
+            ]
+        return self._rows[key]
+
+    def _row(self, stage: Stage, number: int, text: int) -> Row:
+        count, width = stage.counts[number], stage.valid.shape[1]
+        length = text + count
+        start = width - length
+        visual = stage.slots[number, :count] - start
+        words = stage.words[number]
+        words = words[words >= 0] - start
+        if count:
+            words = words[words > visual[-1]]
+        candidates = visual
+        if self._evicting.compressor.scope == "prompt":
+            first, last = self._evicting.compressor.exempt
+            candidates = torch.arange(first, max(length - last, first), device=visual.device)
+        if len(words) == 0:
+            raise UserError(
+                f"sample {self._prefill.samples[number // self._prefill.beams]}: no word stands behind the picture, "
+                "so that nothing asks what its cache entries are worth; valid: a prompt that ends in text"
+            )
+        return Row(start, candidates, visual, words)
+
+    # ------------------------------------------------------------------ when the prompt has run
+
+    def carry_out(self, cache: Any) -> list[Stage]:
+        """Shorten the cache, layer by layer, and return what decoding steps must know of each layer.
+
+        Keys and values are gathered into new storage and the old is let go before the next layer's turn.
+
+        Raises:
+            UserError: a cache of a class that cannot be shortened.
+        """
+        budgets = self._budgets()
+        stages = []
+        for layer in range(self._depth):
+            stages.append(self._evict(layer, cache.layers[layer], [row[layer] for row in budgets]))
+            self._scores[layer] = []
+        return stages
+
+    def _budgets(self) -> list[list[int]]:
+        """Return the candidates that each row keeps in each layer."""
+        found = []
+        for number in range(len(self._placed[0])):
+            scores = [layer[number] for layer in self._scores]
+            given = [one for one in scores if one is not None]
+            if len(given) < len(scores):
+                found.append([0] * len(scores))
+                continue
+            total = self._evicting.total([one.shape[-1] for one in given])
+            found.append(self._evicting.compressor.allocate(given, total).tolist())
+        return found
+
+    def _evict(self, layer: int, held: Any, budgets: Sequence[int]) -> Stage:
+        """Shorten one layer; `budgets` has the candidates that each row keeps."""
+        rows, scores = self._placed[layer], self._scores[layer]
+        keys, values = held.keys, held.values
+        n_rows, kv_heads, width, _ = keys.shape
+        heads = max((one.shape[0] for one in scores if one is not None), default=1)
+        alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
+        lengths, visuals = [], []
+        for number, (row, scored, budget) in enumerate(zip(rows, scores, budgets, strict=True)):
+            own = alive[number, :, row.start :]
+            own[:] = True
+            lengths.append(own.shape[1] - len(row.candidates) + budget)
+            if scored is None:
+                visuals.append(len(row.visual))
+                continue
+            kept = self._evicting.compressor.keep(scored, budget)
+            onto = self._evicting.compressor.merge(scored, kept)
+            if onto is not None:
+                merge_into(keys[number, :, row.start :], row.candidates, onto)
+                merge_into(values[number, :, row.start :], row.candidates, onto)
+            own[:, row.candidates] = False
+            own.scatter_(1, row.candidates[kept].expand(heads, -1), True)
+            visuals.append(int(own[:, row.visual].sum()) // heads)
+        flat = [length for length in lengths for _ in range(heads)]
+        index, valid, padded = left_padded(alive.flatten(0, 1), flat)
+        slots = index.view(n_rows, heads, -1, 1)
+        left = [
+            store.gather(2, slots.expand(n_rows, kv_heads, -1, store.shape[-1]))
+            for store in (keys, values)
+        ]
+        del keys, values
+        _replace(held, *left)
+        self._held.append(tuple(visuals))
+        none = index.new_zeros(n_rows, 0)
+        own_valid = valid.view(n_rows, heads, -1)[:, 0]
+        return Stage(layer, own_valid, padded, none, tuple(visuals), none, none)
+
+
+def _replace(held: Any, keys: Tensor, values: Tensor) -> None:
+    """Let a cache layer hold these keys and values (B, H_kv, S, D) instead of its own.
+
+    Raises:
+        UserError: a layer that keeps its entries in another form (quantised, offloaded, of fixed size).
+    """
+    if isinstance(held, IndexedLayer):
+        held.replace(keys, values)
+    elif type(held) is DynamicLayer:
+        held.keys, held.values = keys, values
+    else:
+        raise UserError(
+            f"a cache layer of class {type(held).__name__} cannot be shortened; valid: IndexedLayer, DynamicLayer"
+        )
+
+
+def merge_into(store: Tensor, candidates: Tensor, onto: Tensor) -> None:
+    """Average entries of a layer into others, in place.
+
+    Args:
+        store: (H_kv, L, D) keys or values of one sample.
+        candidates: (N,) slots.
+        onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
+    """
+    exact = torch.promote_types(store.dtype, torch.float32)
+    moved = store[:, candidates].to(exact)
+    onto = onto.expand(moved.shape[0], -1)
+    goes = onto >= 0
+    target = onto.clamp(min=0).unsqueeze(-1)
+    total = torch.zeros_like(moved).scatter_add_(
+        1, target.expand_as(moved), moved * goes.unsqueeze(-1)
+    )
+    count = torch.zeros_like(moved[..., :1]).scatter_add_(1, target, goes.unsqueeze(-1).to(exact))
+    store[:, candidates] = torch.where(count > 0, total / count.clamp(min=1), moved).to(store.dtype)

@@ -1,0 +1,92 @@
+"""AirCache: "Activating Inter-modal Relevancy KV Cache Compression" (Huang et al., ICCV 2025, arXiv 2503.23956).
+
+Elite window (3.3): among the words behind the picture alone, the last one's attention names those that matter,
+
+    E = {j : A_text[last, j] >= alpha max A_text[last]}.                                     (4), (5)
+
+They vote over visual and elite keys, mean over the window:
+
+    I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D))[i, j].                      (6) to (8)
+
+Layer budgets (3.4): r_l = (s'_t + s'_k) / 2 * r from the strength, sum I, and the skewness of a layer's importance,
+each with mean one over layers (9) to (11). Heads are not spoken of: attention is averaged over all of them and a layer
+has one window and one choice; `per_head` averages over the heads of a KV head instead. Negative skewness counts as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.checks import require
+from methods.compressor import Allocation, CacheCompressor, CacheView
+from methods.select.attention import by_kv_head, causal, logits
+
+WINDOWS = ("elite", "all", "continuous", "visual")
+#: So that ties at the threshold are kept whatever their last bit.
+SLACK = 1e-12
+
+
+@dataclass(frozen=True)
+class AirCache(CacheCompressor):
+    """Keeps the visual entries that a few telling words of the question look at.
+
+    Attributes:
+        alpha: part of the largest attention from which a word belongs to the window.
+        window: `elite`, or for ablations all words, the last `size` of them, or the last `size` visual tokens.
+        size: of a continuous or visual window.
+        per_head: whether each KV head has a choice of its own.
+    """
+
+    allocation: Allocation = "strength_and_skewness"
+    alpha: float = 0.9
+    window: Literal["elite", "all", "continuous", "visual"] = "elite"
+    size: int = 32
+    per_head: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        super().__post_init__()
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "0 to 1")
+        require(self.window in WINDOWS, "window", self.window, ", ".join(WINDOWS))
+        require(self.size >= 1, "size", self.size, "1 or more")
+
+    @property
+    def by_head(self) -> bool:
+        """As set."""
+        return self.per_head
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return (1, N), or (H_kv, N) by head. Cost: O(H E (N + E) D) for E words in the window."""
+        asked = self.observers(view)
+        # Sorted, each once: a window may be made of candidates.
+        shared = torch.cat([view.candidates, asked]).unique()
+        products = logits(view.queries[:, asked], view.keys[:, shared], view.scaling)
+        products.masked_fill_(~causal(asked, shared), float("-inf"))
+        found = products.softmax(dim=-1).mean(dim=1)
+        found = found[:, torch.searchsorted(shared, view.candidates)]
+        return by_kv_head(found, view.keys.shape[0] if self.per_head else 1)
+
+    def observers(self, view: CacheView) -> Tensor:
+        """Return the slots of the window."""
+        if self.window == "visual":
+            return view.visual[-self.size :]
+        if self.window == "continuous":
+            return view.words[-self.size :]
+        if self.window == "all":
+            return view.words
+        return view.words[elite(self.attention_of_last_word(view), self.alpha)]
+
+    @staticmethod
+    def attention_of_last_word(view: CacheView) -> Tensor:
+        """Return (T,): what the last word pays each word, among words alone, mean over heads. Equation (4)."""
+        last, words = view.queries[:, view.words[-1:]], view.keys[:, view.words]
+        return logits(last, words, view.scaling).softmax(dim=-1).mean(dim=(0, 1))
+
+
+def elite(attention: Tensor, alpha: float) -> Tensor:
+    """Return the indices of the words whose attention (T,) reaches alpha times the largest. Equation (5)."""
+    return (attention >= alpha * attention.max() - SLACK).nonzero().squeeze(1)

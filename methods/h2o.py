@@ -1,0 +1,54 @@
+"""H2O: "Heavy-Hitter Oracle for Efficient Generative Inference" (Zhang et al., NeurIPS 2023, arXiv 2306.14048).
+
+A cache entry is worth the attention that it has received so far: of head h,
+
+    s_j = sum_i A_h[i, j]   over all queries i of the prompt,
+
+and the highest stay, for each KV head by itself. Here it chooses once, after prefill, as AirCache (arXiv 2503.23956)
+compares it: nothing is evicted while the answer is decoded, and no recent window is needed where words are never
+evicted. The released code repeats keys and values for every query head; here a KV head has one copy, chosen by the
+mean over the query heads that read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from methods.checks import require
+from methods.compressor import CacheCompressor, CacheView
+from methods.select.attention import by_kv_head, paid
+
+
+@dataclass(frozen=True)
+class H2O(CacheCompressor):
+    """Keeps the entries that received the most attention from the whole prompt.
+
+    Attributes:
+        recent: last slots that never go where all of the prompt may.
+    """
+
+    recent: int = 32
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        super().__post_init__()
+        require(self.recent >= 1, "recent", self.recent, "1 or more")
+
+    @property
+    def by_head(self) -> bool:
+        """Each KV head keeps what its own queries look at."""
+        return True
+
+    @property
+    def exempt(self) -> tuple[int, int]:
+        """The recent window."""
+        return (0, self.recent)
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return (H_kv, N). Cost: O(H L^2 D) time in blocks of rows, no map is held."""
+        every = torch.arange(view.queries.shape[1], device=view.queries.device)
+        found = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
+        return by_kv_head(found, view.keys.shape[0])

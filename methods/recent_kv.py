@@ -1,0 +1,18 @@
+"""The most recent cache entries: what a sliding window keeps of the picture, its last tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from methods.compressor import CacheCompressor, CacheView
+
+
+@dataclass(frozen=True)
+class RecentKV(CacheCompressor):
+    """Keeps the last entries, one choice for all heads and layers."""
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return (1, N): a candidate's slot. Cost: O(N)."""
+        return view.candidates.float().unsqueeze(0)

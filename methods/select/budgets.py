@@ -1,0 +1,159 @@
+"""How a cache budget is split over layers: from what each layer scored to whole numbers of entries that add up.
+
+Each rule returns the share of every layer, real numbers with mean one; `entries` turns shares into counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+#: Halvings of the threshold's interval, PrefixKV.
+HALVINGS = 60
+
+#: Of the largest share: what a layer without one counts as.
+FAINT = 1e-9
+
+#: Far above the error of a scale in doubles, far below what tells two shares apart.
+ROUNDING = 1e-6
+
+
+def uniform(scores: Sequence[Tensor], keep: float) -> Tensor:
+    """Return the same share for every layer."""
+    del keep
+    return torch.ones(len(scores), dtype=torch.float64)
+
+
+def pyramid(scores: Sequence[Tensor], keep: float, beta: float = 20) -> Tensor:
+    """Return shares that fall linearly from the first layer to the last: PyramidKV (arXiv 2406.02069).
+
+    The last layer has keep / beta entries, the first 2 keep less that, or all there are where that is more than there
+    are; real numbers, so that the mean is exact.
+    """
+    last = keep / beta
+    first = 2 * keep - last
+    most = max(layer.shape[-1] for layer in scores)
+    if first > most:
+        first = float(most)
+        last = 2 * keep - first
+    return torch.linspace(first, last, len(scores), dtype=torch.float64) / keep
+
+
+def strength(scores: Sequence[Tensor], keep: float) -> Tensor:
+    """Return shares by how much attention a layer pays to all candidates: AirCache, equation (9)."""
+    del keep
+    return _mean_one(torch.stack([_shared(layer).sum() for layer in scores]))
+
+
+def skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
+    """Return shares by how unequal a layer's scores are: AirCache, equation (10).
+
+    The sample skewness with the sample standard deviation; negative ones count as 0, and equal scores have none.
+    """
+    del keep
+    return _mean_one(torch.stack([skew(_shared(layer)) for layer in scores]).clamp(min=0))
+
+
+def strength_and_skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
+    """Return the mean of both: AirCache, equation (11)."""
+    return (strength(scores, keep) + skewness(scores, keep)) / 2
+
+
+def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
+    """Return the shares with which every layer retains the same part of its attention: PrefixKV (arXiv 2412.03409).
+
+    A layer's candidates, the best first, make up a growing part of its total. The threshold on that part is halved in
+    until the layers that reach it hold `keep` entries on average, or as close to it as whole entries come.
+    """
+    curves = []
+    for layer in scores:
+        found = _shared(layer).sort(descending=True).values
+        curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if float(reaching(curves, middle).mean()) > keep:
+            high = middle
+        else:
+            low = middle
+    return reaching(curves, low) / keep
+
+
+def reaching(curves: Sequence[Tensor], threshold: float) -> Tensor:
+    """Return (layers,): how many entries a layer needs for this part of its attention; at least one."""
+    counts = [min(int((curve < threshold).sum()) + 1, len(curve)) for curve in curves]
+    return torch.tensor(counts, dtype=torch.float64)
+
+
+RULES: Mapping[str, Callable[[Sequence[Tensor], float], Tensor]] = {
+    "uniform": uniform,
+    "pyramid": pyramid,
+    "lorenz": lorenz,
+    "strength": strength,
+    "skewness": skewness,
+    "strength_and_skewness": strength_and_skewness,
+}
+
+
+def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
+    """Return (layers,) whole numbers that follow the shares and add up to `total`, each from 1 to what the layer has.
+
+    What a bound takes from a layer goes to the others in proportion to their shares; the largest remainders get what
+    rounding leaves, the first layer first among equals.
+
+    Args:
+        shares: (layers,), none negative.
+        total: entries of all layers together.
+        most: entries that each layer has.
+
+    Raises:
+        ValueError: fewer entries than layers, or more than there are.
+    """
+    if not len(shares) <= total <= sum(most):
+        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(most)}")
+    wanted = _bounded(shares.double().cpu(), float(total), torch.tensor(most).double())
+    # A number that is whole but for the last bits of the scale counts as whole.
+    whole = (wanted + ROUNDING).floor()
+    left = total - int(whole.sum())
+    order = (wanted - whole).argsort(descending=True, stable=True)
+    whole[order[:left]] += 1
+    return whole.long()
+
+
+def _bounded(shares: Tensor, total: float, most: Tensor) -> Tensor:
+    """Return (layers,) real numbers from 1 to `most`, in proportion to the shares wherever no bound holds."""
+    # A layer without a share takes what is left when all others are full.
+    shares = shares.clamp(min=FAINT * float(shares.max()))
+    # The sum of bounded shares grows with their scale, which is halved in between none and all at the upper bound.
+    low, high = 0.0, float((most / shares).max())
+    while (middle := (low + high) / 2) not in (low, high):
+        enough = float((shares * middle).clamp(min=1).minimum(most).sum()) >= total
+        low, high = (low, middle) if enough else (middle, high)
+    return (shares * low).clamp(min=1).minimum(most)
+
+
+def skew(values: Tensor) -> Tensor:
+    """Return the sample skewness of values (N,): 0 of fewer than three, and of equal ones."""
+    n = len(values)
+    if n < 3:
+        return values.new_zeros(())
+    gaps = values - values.mean()
+    spread = gaps.square().sum().div(n - 1).sqrt()
+    # Equal values differ by rounding alone.
+    if float(spread) <= float(values.abs().max()) * n * torch.finfo(values.dtype).eps:
+        return values.new_zeros(())
+    return n / ((n - 1) * (n - 2)) * (gaps / spread).pow(3).sum()
+
+
+def _shared(layer: Tensor) -> Tensor:
+    """Return (N,) doubles: the mean over heads of a layer's scores (H, N)."""
+    return layer.double().mean(dim=0)
+
+
+def _mean_one(values: Tensor) -> Tensor:
+    """Return values scaled to mean one; of nothing but zeros, ones."""
+    values = values.double().cpu()
+    mean = values.mean()
+    return values / mean if float(mean) > 0 else torch.ones_like(values)

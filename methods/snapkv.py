@@ -1,0 +1,67 @@
+"""SnapKV: "LLM Knows What You are Looking for Before Generation" (Li et al., NeurIPS 2024, arXiv 2404.14469).
+
+The last w queries of the prompt, the observation window, vote for the entries before it,
+
+    s_j = sum_{i in window} A_h[i, j],
+
+votes are pooled along the sequence so that neighbours of a hit stay too, and each KV head keeps its highest. The
+released code selects after repeating keys and values for every query head; here votes are averaged over the query heads
+that read a KV head, which keeps one copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import avg_pool1d, max_pool1d
+
+from methods.checks import require
+from methods.compressor import CacheCompressor, CacheView
+from methods.select.attention import by_kv_head, paid
+
+POOLINGS = ("mean", "max")
+
+
+@dataclass(frozen=True)
+class SnapKV(CacheCompressor):
+    """Keeps the entries that the last words of the prompt look at.
+
+    Attributes:
+        window: queries that vote; of a shorter run of words behind the picture all of them.
+        kernel: slots that are pooled around each, an odd number; 1 pools nothing.
+        pooling: their mean (slots beyond the ends count as zero) or their largest.
+    """
+
+    window: int = 32
+    kernel: int = 5
+    pooling: Literal["mean", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        super().__post_init__()
+        require(self.window >= 1, "window", self.window, "1 or more")
+        require(self.kernel >= 1 and self.kernel % 2 == 1, "kernel", self.kernel, "odd, 1 or more")
+        require(self.pooling in POOLINGS, "pooling", self.pooling, ", ".join(POOLINGS))
+
+    @property
+    def by_head(self) -> bool:
+        """Each KV head keeps what its own queries look at."""
+        return True
+
+    @property
+    def exempt(self) -> tuple[int, int]:
+        """The observation window."""
+        return (0, self.window)
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return (H_kv, N). Cost: O(H w L D)."""
+        window = view.words[-self.window :]
+        votes = paid(view.queries, view.keys, view.scaling, window)
+        votes = by_kv_head(votes, view.keys.shape[0])
+        # Only what lies before the window is pooled, as in the released code.
+        before = votes[:, : int(window[0])].unsqueeze(1)
+        pool = avg_pool1d if self.pooling == "mean" else max_pool1d
+        pooled = pool(before, self.kernel, stride=1, padding=self.kernel // 2).squeeze(1)
+        return pooled[:, view.candidates]

@@ -1,0 +1,26 @@
+"""Evenly spaced cache entries: the same share of every part of the picture, in every layer the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from methods.compressor import CacheCompressor, CacheView
+
+
+@dataclass(frozen=True)
+class UniformKV(CacheCompressor):
+    """Keeps entries at even distances, one choice for all heads and layers."""
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return (1, N): the van der Corput order of the places, whose first k are spread evenly. Cost: O(N log N)."""
+        n = len(view.candidates)
+        bits = max(1, (n - 1).bit_length())
+        places = torch.arange(1 << bits)
+        reversed_bits = sum(((places >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
+        assert isinstance(reversed_bits, Tensor)
+        order = reversed_bits[reversed_bits < n]
+        scores = torch.empty(n).scatter_(0, order, torch.arange(n, 0, -1, dtype=torch.float32))
+        return scores.unsqueeze(0).to(view.keys.device)

@@ -1,0 +1,263 @@
+"""Answers behind an evicted cache equal those of the whole cache with everything else hidden."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from harness.budget import Budget
+from harness.catalogue import build_method, names_of
+from harness.engine.eviction import CacheBudget, ScoredEviction
+from harness.engine.session import Session
+from harness.errors import UserError
+from methods.compressor import CacheCompressor
+from methods.none import NoReduction
+from tests.families import FAMILIES
+from tests.family_runs import generation
+from tests.tiny import Scatter, load_tiny, save_tiny
+
+NAMES = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl_mixed", "onevision_video", "internvl")
+STEPS = 5
+
+#: Every score, both ways of choosing by head, uneven layers, merging, and the whole prompt as candidates.
+METHODS = {
+    **{name: (name, {}) for name in names_of(CacheCompressor)},
+    "elastic": ("elastic", {"merged": 0.0}),
+    "aircache by head": ("aircache", {"per_head": True}),
+    "h2o, strength": ("h2o", {"allocation": "strength"}),
+    "snapkv, the whole prompt": ("snapkv", {"scope": "prompt", "window": 4}),
+    "elastic, half merged": ("elastic", {"merged": 0.5}),
+}
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    @cache
+    def folder(name):
+        return save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
+
+    @cache
+    def loaded(name, dtype="float64", attention="sdpa"):
+        return load_tiny(FAMILIES[name].spec, folder(name), dtype, attention)
+
+    return loaded
+
+
+def built(label):
+    name, params = METHODS[label]
+    return build_method(name, params)
+
+
+def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
+    inputs = adapter.encode(list(chats))
+    evicting = None if method is None else CacheBudget(method, ratio)
+    reducer = reducer or NoReduction()
+    with Session(adapter, reducer, Budget("kept", budget), evicting=evicting) as session:
+        return session.generate(
+            inputs, None, **generation(adapter, inputs, max_new_tokens=STEPS, **changes)
+        )
+
+
+@contextmanager
+def noted(monkeypatch):
+    """The layers' keys and values as they are after eviction."""
+    found, original = [], ScoredEviction.carry_out
+
+    def carry_out(self, held):
+        stages = original(self, held)
+        found.append([(layer.keys.clone(), layer.values.clone()) for layer in held.layers])
+        return stages
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoredEviction, "carry_out", carry_out)
+        yield found
+
+
+def places(whole, left):
+    """Which slots of (H, L, D) keys are left, as (H, L) booleans: random keys are all different."""
+    same = (whole.unsqueeze(2) == left.unsqueeze(1)).all(-1)
+    assert (same.sum(1) == 1).all(), "something is left that was not there, or twice"
+    return same.any(-1)
+
+
+def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
+    """Logits of an answer (1, T) with the whole cache and (H, L) masks of its slots for each layer."""
+    held = DynamicCache()
+    with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+        first, following = session.prefill(inputs, held)
+    if stored is not None:
+        stored(held)
+    n_new = ids.shape[1] - 1
+    order = torch.arange(n_new)
+    among = (order[:, None] >= order).expand(1, 1, -1, -1)
+    heads = adapter.decoder.config.num_attention_heads
+
+    def hook(layer):
+        def hide(module, args, kwargs):
+            seen = masks[layer].repeat_interleave(heads // len(masks[layer]), 0)
+            seen = seen[None, :, None].expand(1, heads, n_new, -1)
+            mask = torch.cat([seen, among.expand(1, heads, -1, -1)], -1)
+            return args, {**kwargs, "attention_mask": mask}
+
+        return hide
+
+    handles = [
+        layer.register_forward_pre_hook(hook(number), with_kwargs=True)
+        for number, layer in enumerate(adapter.decoder.layers)
+    ]
+    try:
+        with torch.inference_mode():
+            output = adapter.model(
+                input_ids=ids[:, :-1], position_ids=following + order, past_key_values=held
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat([first[None], output.logits[0]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("label", [label for label in METHODS if "merge" not in label])
+def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
+    adapter, method = load(name), built(label)
+    one = FAMILIES[name].chats[0]
+    inputs = adapter.encode([one])
+    with noted(monkeypatch) as left:
+        got = run(adapter, method, [one])
+    whole = DynamicCache()
+    with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+        session.prefill(inputs, whole)
+    masks = [
+        places(layer.keys[0], keys[0])
+        for layer, (keys, _) in zip(whole.layers, left[0], strict=True)
+    ]
+    expected = whole_cache_logits(adapter, inputs, got.ids, masks)
+    # The models normalise in single precision whatever their own.
+    assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+    hidden = [torch.ones_like(mask) for mask in masks]
+    plain = whole_cache_logits(adapter, inputs, got.ids, hidden)
+    assert (got.logits[0, 1:] - plain[1:]).abs().max() > 1e-4, "nothing was evicted"
+    # The first token knows the whole prompt.
+    assert (got.logits[0, 0] - plain[0]).abs().max() < 2e-6 * plain.abs().max()
+
+    layout, record = adapter.layout(inputs), got.records[0]
+    visual = layout.visual[0, : layout.counts[0]]
+    if method.scope == "visual":
+        words = torch.ones(masks[0].shape[1], dtype=torch.bool).index_fill(0, visual, False)
+        assert all(mask[:, words].all() for mask in masks), "words are never evicted"
+        depth = len(masks)
+        assert sum(record.held) == int((1 - 0.6) * layout.counts[0] * depth + 0.5)
+    assert record.held == tuple(int(mask[:, visual].sum()) // len(mask) for mask in masks)
+    assert record.kv_entries == sum(record.held)
+    size = sum(tensor.numel() * tensor.element_size() for pair in left[0] for tensor in pair)
+    assert record.kv_bytes == size
+    assert record.entering == (layout.counts[0],) * len(masks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "label", ["aircache", "aircache by head", "prefixkv", "random_kv", "elastic"]
+)
+def test_a_padded_batch_equals_its_rows(load, name, label):
+    adapter, chats, method = load(name), FAMILIES[name].chats, built(label)
+    ids = [str(number) for number in range(len(chats))]
+    inputs = adapter.encode(list(chats))
+    settings = generation(adapter, inputs, max_new_tokens=STEPS)
+    with Session(
+        adapter, NoReduction(), Budget("kept", 0), evicting=CacheBudget(method, 0.7)
+    ) as session:
+        batch = session.generate(inputs, ids, **settings)
+        for row, one in enumerate(chats):
+            alone = adapter.encode([one])
+            got = session.generate(
+                alone, [ids[row]], **generation(adapter, alone, max_new_tokens=STEPS)
+            )
+            assert got.records[0].held == batch.records[row].held
+            assert got.ids[0].tolist() == batch.ids[row].tolist()
+            gap = (got.logits[0] - batch.logits[row]).abs().max()
+            assert gap < 2e-6 * got.logits.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ratio_zero_is_bit_identical(load, name):
+    adapter, chats = load(name, "float32"), FAMILIES[name].chats
+    plain, got = run(adapter, None, chats), run(adapter, built("aircache"), chats, ratio=0.0)
+    assert torch.equal(plain.ids, got.ids)
+    assert torch.equal(plain.logits, got.logits)
+    assert [one.kv_bytes for one in plain.records] == [one.kv_bytes for one in got.records]
+
+
+def test_what_goes_is_averaged_into_what_stays(load, monkeypatch):
+    adapter = load("llava")
+    one = FAMILIES["llava"].chats[0]
+    inputs = adapter.encode([one])
+    method = build_method("elastic", {"merged": 1.0})
+    with noted(monkeypatch) as left:
+        run(adapter, method, [one], ratio=0.75)
+    whole = DynamicCache()
+    with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+        session.prefill(inputs, whole)
+    layout = adapter.layout(inputs)
+    visual = layout.visual[0].tolist()
+    for layer, stores in zip(whole.layers, left[0], strict=True):
+        for full, short in zip((layer.keys[0], layer.values[0]), stores, strict=True):
+            # Words are as they were; the kept entries are means of neighbours that make up all visual ones.
+            n_words = full.shape[1] - len(visual)
+            n_kept = short.shape[2] - n_words
+            kept = short[0, :, visual[0] : visual[0] + n_kept]
+            sums = full[:, visual]
+            groups = [0]
+            for place in range(n_kept):
+                for end in range(groups[-1] + 1, len(visual) + 1):
+                    mean = sums[:, groups[-1] : end].mean(1)
+                    if torch.allclose(mean, kept[:, place], atol=1e-12):
+                        groups.append(end)
+                        break
+            assert len(groups) == n_kept + 1
+            assert groups[-1] == len(visual)
+
+
+def test_a_reducer_and_a_compressor_act_one_behind_the_other(load):
+    adapter, chats = load("llava"), FAMILIES["llava"].chats
+    method = built("aircache")
+    got = run(adapter, method, chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
+    alone = run(adapter, None, chats, reducer=Scatter((2,)), budget=0.5)
+    for both, one in zip(got.records, alone.records, strict=True):
+        assert both.entering == one.entering
+        assert both.kept == one.kept
+        assert one.kv_entries == sum(one.entering)
+        assert sum(both.held) == int(sum(one.entering) / 2 + 0.5)
+        assert all(held <= entered for held, entered in zip(both.held, both.entering, strict=True))
+
+
+def test_the_model_is_left_as_it_was_and_answers_text_alone(load):
+    adapter = load("llava")
+    before = [len(layer.self_attn._forward_hooks) for layer in adapter.decoder.layers]
+    text = [[{"role": "user", "content": [{"type": "text", "text": "hello"}]}]]
+    plain, got = run(adapter, None, text), run(adapter, built("h2o"), text, ratio=0.9)
+    assert torch.equal(plain.ids, got.ids)
+    assert got.records[0].kv_entries == 0
+    assert before == [len(layer.self_attn._forward_hooks) for layer in adapter.decoder.layers]
+
+
+def test_every_layer_keeps_an_entry_however_high_the_ratio(load):
+    adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
+    got = run(adapter, built("h2o, strength"), chats, ratio=0.999)
+    assert got.records[0].held == (1,) * len(got.records[0].entering)
+
+
+def test_emulation_and_eager_attention_are_refused(load):
+    with pytest.raises(UserError, match=r"engine\.backend='emulate'"):
+        Session(
+            load("llava"),
+            NoReduction(),
+            Budget("kept", 0),
+            backend="emulate",
+            evicting=CacheBudget(built("h2o"), 0.5),
+        )
+    with pytest.raises(UserError, match="eager"):
+        run(load("llava", "float64", "eager"), built("h2o"), FAMILIES["llava"].chats[:1])

@@ -1,0 +1,308 @@
+"""Cache compressors against the published formulas, evaluated on whole attention maps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.catalogue import build_method, names_of
+from methods.aircache import AirCache, elite
+from methods.base import MethodError
+from methods.compressor import CacheCompressor, CacheView
+from methods.elastic import Elastic
+from methods.select import attention, budgets
+
+HEADS, KV_HEADS, WIDTH = 6, 2, 8
+FIRST, VISUAL, WORDS = 4, 30, 12
+LENGTH = FIRST + VISUAL + WORDS
+
+
+def view_of(seed: int = 0, dtype: torch.dtype = torch.float64) -> CacheView:
+    """A prompt: some words, the picture, the question."""
+    noise = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int) -> Tensor:
+        return torch.randn(heads, LENGTH, WIDTH, generator=noise, dtype=torch.float64).to(dtype)
+
+    visual = torch.arange(FIRST, FIRST + VISUAL)
+    return CacheView(
+        layer=0,
+        queries=2 * draw(HEADS),
+        keys=draw(KV_HEADS),
+        scaling=WIDTH**-0.5,
+        candidates=visual,
+        visual=visual,
+        words=torch.arange(FIRST + VISUAL, LENGTH),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def whole_map(view: CacheView) -> Tensor:
+    """The (H, L, L) attention of the prompt, head by head, row by row."""
+    found = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.float64)
+    for head in range(HEADS):
+        keys = view.keys[head // (HEADS // KV_HEADS)].double()
+        for row in range(LENGTH):
+            products = keys[: row + 1] @ view.queries[head, row].double() * view.scaling
+            found[head, row, : row + 1] = products.softmax(0)
+    return found
+
+
+def groups(values: Tensor) -> Tensor:
+    """The mean over the query heads of each KV head."""
+    size = HEADS // KV_HEADS
+    return torch.stack([values[g * size : (g + 1) * size].mean(0) for g in range(KV_HEADS)])
+
+
+def built(name: str, **params: object) -> CacheCompressor:
+    method = build_method(name, params)
+    assert isinstance(method, CacheCompressor)
+    return method
+
+
+# ------------------------------------------------------------------------------------ scores
+
+
+@pytest.mark.parametrize("block", [1, 7, 256])
+def test_rows_are_those_of_the_whole_map(block: int) -> None:
+    view, places = view_of(), torch.tensor([3, 11, 40, 45])
+    got = torch.cat([*attention.rows(view.queries, view.keys, view.scaling, places, block)], dim=1)
+    torch.testing.assert_close(got, whole_map(view)[:, places], rtol=0, atol=1e-14)
+
+
+def test_h2o_sums_columns_by_kv_head() -> None:
+    view = view_of()
+    expected = groups(whole_map(view).sum(1))[:, view.candidates]
+    torch.testing.assert_close(built("h2o").score(view), expected, rtol=0, atol=1e-12)
+
+
+def test_elastic_has_one_choice_for_all_heads() -> None:
+    view = view_of()
+    expected = whole_map(view).mean(0).sum(0)[view.candidates].unsqueeze(0)
+    torch.testing.assert_close(built("elastic").score(view), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(built("prefixkv").score(view), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [3, 8, 500])
+@pytest.mark.parametrize(("kernel", "pooling"), [(1, "mean"), (5, "mean"), (7, "max")])
+def test_snapkv_pools_the_votes_of_the_last_words(window: int, kernel: int, pooling: str) -> None:
+    view = view_of()
+    method = built("snapkv", window=window, kernel=kernel, pooling=pooling)
+    first = LENGTH - min(window, WORDS)
+    votes = groups(whole_map(view)[:, first:].sum(1))[:, :first]
+    expected = torch.zeros(KV_HEADS, VISUAL, dtype=torch.float64)
+    for place, slot in enumerate(view.candidates.tolist()):
+        near = votes[:, max(0, slot - kernel // 2) : slot + kernel // 2 + 1]
+        expected[:, place] = near.sum(1) / kernel if pooling == "mean" else near.amax(1)
+    torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("window", ["elite", "all", "continuous"])
+def test_aircache_votes_over_visual_and_window_keys_alone(window: str, per_head: bool) -> None:
+    view = view_of()
+    method = built("aircache", window=window, size=5, per_head=per_head, alpha=0.5)
+    members = {"all": range(WORDS), "continuous": range(WORDS - 5, WORDS)}.get(window)
+    if members is None:
+        row = torch.zeros(WORDS, dtype=torch.float64)
+        for head in range(HEADS):
+            keys = view.keys[head // 3][view.words]
+            row += (keys @ view.queries[head, -1] * view.scaling).softmax(0) / HEADS
+        members = [j for j in range(WORDS) if row[j] >= 0.5 * row.max()]
+        assert 1 < len(members) < WORDS
+    slots = [int(view.words[j]) for j in members]
+    found = torch.zeros(HEADS, VISUAL, dtype=torch.float64)
+    for head in range(HEADS):
+        for slot in slots:
+            seen = [*view.visual.tolist(), *(other for other in slots if other <= slot)]
+            products = view.keys[head // 3][seen] @ view.queries[head, slot] * view.scaling
+            found[head] += products.softmax(0)[:VISUAL] / len(slots)
+    expected = groups(found) if per_head else found.mean(0, keepdim=True)
+    torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
+
+
+def test_a_visual_window_reads_each_key_once() -> None:
+    view = view_of()
+    got = built("aircache", window="visual", size=4).score(view)
+    found = torch.zeros(VISUAL, dtype=torch.float64)
+    for head in range(HEADS):
+        for place in range(VISUAL - 4, VISUAL):
+            keys = view.keys[head // 3][view.visual[: place + 1]]
+            products = keys @ view.queries[head, view.visual[place]] * view.scaling
+            found[: place + 1] += products.softmax(0) / (4 * HEADS)
+    torch.testing.assert_close(got[0], found, rtol=0, atol=1e-12)
+
+
+def test_the_elite_are_those_that_reach_the_threshold() -> None:
+    row = torch.tensor([0.02, 0.10, 0.095, 0.085, 0.091, 0.03])
+    assert elite(row, 0.9).tolist() == [1, 2, 4]
+    assert elite(row, 0.0).tolist() == list(range(6))
+    assert elite(row, 1.0).tolist() == [1]
+    assert elite(torch.tensor([0.1, 0.09, 0.1]).double(), 0.9).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", names_of(CacheCompressor))
+def test_scores_are_finite_in_half_precision_and_do_not_move_with_the_whole_prompt(
+    name: str,
+) -> None:
+    method, view = built(name), view_of(dtype=torch.float16)
+    scores = method.score(view)
+    assert scores.shape == (KV_HEADS if method.by_head else 1, VISUAL)
+    assert scores.dtype != torch.float16
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("name", ["h2o", "snapkv", "elastic", "aircache"])
+def test_words_may_be_candidates_too(name: str) -> None:
+    short = {"h2o": {"recent": 4}, "snapkv": {"window": 6}}.get(name, {})
+    view, method = view_of(), built(name, scope="prompt", **short)
+    first, last = method.exempt
+    wide = replace(view, candidates=torch.arange(first, LENGTH - last))
+    scores = method.score(wide)
+    assert scores.shape[-1] == LENGTH - first - last
+    if name in ("h2o", "elastic"):
+        torch.testing.assert_close(scores[:, FIRST - first :][:, :VISUAL], built(name).score(view))
+
+
+# ------------------------------------------------------------------------------------ budgets
+
+#: Three layers of eight importances with a mean budget of a quarter, worked out by hand from equations (9) to (11).
+ROWS = (
+    (0.30, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02, 0.02),
+    (0.1, 0.1, 0.08, 0.08, 0.08, 0.08, 0.04, 0.04),
+    (0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.5),
+)
+
+
+def test_aircaches_budgets_by_hand() -> None:
+    layers = [torch.tensor([row], dtype=torch.float64) for row in ROWS]
+    skews = [float(budgets.skew(layer[0])) for layer in layers]
+    assert skews == pytest.approx([2.721947, -0.813216, 2.828427], abs=1e-6)
+    found = budgets.strength(layers, 2)
+    assert found.tolist() == pytest.approx([0.862069, 1.034483, 1.103448], abs=1e-6)
+    found = budgets.skewness(layers, 2)
+    assert found.tolist() == pytest.approx([1.471224, 0, 1.528776], abs=1e-6)
+    both = budgets.strength_and_skewness(layers, 2)
+    assert (both / 4).tolist() == pytest.approx([0.291662, 0.129310, 0.329028], abs=1e-6)
+    # 2.333, 1.034 and 2.632 of 8 entries.
+    assert AirCache().allocate(layers, 6).tolist() == [2, 1, 3]
+
+
+def test_layers_that_are_all_alike_share_alike() -> None:
+    layers = [torch.full((1, 8), 0.1)] * 4
+    for rule in budgets.RULES:
+        if rule != "pyramid":
+            assert built("h2o", allocation=rule).allocate(layers, 12).tolist() == [3] * 4, rule
+
+
+def test_a_pyramid_falls_to_a_twentieth_and_adds_up() -> None:
+    layers = [torch.zeros(1, 4000)] * 32
+    found = built("pyramidkv").allocate(layers, 128 * 32)
+    assert int(found.sum()) == 128 * 32
+    assert (found[0], found[-1]) == (250, 6)
+    assert (found.diff() <= 0).all()
+    # No layer has more entries than there are: the slope flattens.
+    short = [torch.zeros(1, 200)] * 32
+    found = built("pyramidkv").allocate(short, 128 * 32)
+    assert int(found.sum()) == 128 * 32
+    assert (found[0], found[-1]) == (200, 56)
+
+
+def test_one_threshold_retains_the_same_part_of_every_layer() -> None:
+    noise = torch.Generator().manual_seed(3)
+    layers = [torch.rand(1, 400, generator=noise).double() ** power for power in (0.1, 1, 6, 20)]
+    found = built("prefixkv").allocate(layers, 400)
+    assert int(found.sum()) == 400
+    parts, steps = [], []
+    for layer, n in zip(layers, found.tolist(), strict=True):
+        ranked = layer[0].sort(descending=True).values / layer.sum()
+        parts.append(float(ranked[:n].sum()))
+        steps.append(float(ranked[n - 1]))
+    # As alike as whole entries allow.
+    assert max(parts) - min(parts) <= max(steps)
+    assert found.tolist() == sorted(found.tolist(), reverse=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(0, 50), min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.integers(0, 40),
+)
+def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, more: int) -> None:
+    given_shares, most = torch.tensor(shares, dtype=torch.float64), keep + more
+    if float(given_shares.sum()) == 0:
+        given_shares += 1
+    given_shares /= given_shares.mean()
+    found = budgets.entries(given_shares, keep * len(shares), [most] * len(shares))
+    assert int(found.sum()) == keep * len(shares)
+    assert int(found.min()) >= 1
+    assert int(found.max()) <= most
+    # A layer with a larger share never has less than one with a smaller share, but for the rounding.
+    order = given_shares.argsort()
+    assert (found[order].diff() >= -1).all()
+
+
+def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:
+    shares = torch.tensor([0.5, 1.25, 1.25, 1.0])
+    assert budgets.entries(shares, 32, [100] * 4).tolist() == [4, 10, 10, 8]
+    assert budgets.entries(torch.tensor([0.97, 1.03]), 20, [100] * 2).tolist() == [10, 10]
+    assert budgets.entries(torch.tensor([0.9, 1.1]), 20, [100] * 2).tolist() == [9, 11]
+
+
+# ------------------------------------------------------------------------------------ merging
+
+
+def test_what_goes_is_averaged_into_the_nearest_that_stays() -> None:
+    scores = torch.tensor([[9.0, 1, 2, 3, 8, 4, 5]])
+    kept = torch.tensor([[0, 4]])
+    assert Elastic().merge(scores, kept).tolist() == [[0, 0, 0, 4, 4, 4, 4]]
+    # Of five that go the two best are the last ones.
+    assert Elastic(merged=0.4).merge(scores, kept).tolist() == [[0, -1, -1, -1, 4, 4, 4]]
+    assert Elastic(merged=0.0).merge(scores, kept) is None
+
+
+def test_the_released_ranks_are_the_values_of_an_argsort() -> None:
+    view = view_of()
+    true = built("elastic").score(view)[0]
+    got = built("elastic", argsort_as_rank=True).score(view)[0]
+    assert got.tolist() == true.argsort(stable=True).tolist()
+    assert got.argsort().tolist() != true.argsort().tolist()
+
+
+# ------------------------------------------------------------------------------------ controls
+
+
+def test_controls() -> None:
+    view = view_of()
+    first, again = built("random_kv").score(view), built("random_kv").score(view_of())
+    assert torch.equal(first, again)
+    assert not torch.equal(first, built("random_kv").score(view)), "each layer draws anew"
+    with pytest.raises(MethodError, match="no generator"):
+        built("random_kv").score(replace(view, generator=None))
+    assert built("recent_kv").score(view)[0].argsort(descending=True)[:3].tolist() == [29, 28, 27]
+    scores = built("uniform_kv").score(replace(view, candidates=torch.arange(32)))[0]
+    for keep in (2, 4, 8, 16):
+        kept = scores.argsort(descending=True)[:keep].sort().values
+        assert kept.diff().unique().tolist() == [32 // keep]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("aircache", {"alpha": 1.5}, "alpha=1.5"),
+        ("aircache", {"window": "best"}, "elite, all, continuous, visual"),
+        ("snapkv", {"kernel": 4}, "kernel=4"),
+        ("elastic", {"merged": 2}, "merged=2"),
+        ("h2o", {"allocation": "lorentz"}, "uniform, pyramid, lorenz"),
+        ("h2o", {"scope": "words"}, "visual, prompt"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(name: str, params: dict, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        build_method(name, params)
