@@ -23,15 +23,21 @@ STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.
 #: Tests that ask which methods, decoders, benchmarks and models there are, and so see what a recipe adds.
 CONCERNED = (
     *(
-        "tests/adapters",
+        "tests/adapters/test_facts_confirmed.py",
+        "tests/adapters/test_prompts.py",
         "tests/admission",
-        "tests/api",
-        "tests/config",
-        "tests/kinds",
-        "tests/methods",
     ),
-    *("tests/mutants", "tests/pages", "tests/running/test_input.py", "tests/tasks"),
-    *("tests/decoding/test_speculation.py", "tests/decoding/test_text_only.py"),
+    *("tests/api/test_wrap.py", "tests/config", "tests/decoding/test_speculation.py"),
+    *("tests/decoding/test_text_only.py", "tests/kinds", "tests/methods/test_all.py"),
+    *("tests/methods/test_compressors.py", "tests/methods/test_decoders.py"),
+    *("tests/methods/test_matrix.py", "tests/methods/test_registry.py"),
+    *(
+        "tests/methods/test_signals.py",
+        "tests/mutants",
+        "tests/pages",
+        "tests/running/test_input.py",
+    ),
+    *("tests/tasks", "tests/benchmarks/test_benchmarks_run.py"),
 )
 
 #: What may be done with a block.
