@@ -75,6 +75,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prefetch(options: argparse.Namespace) -> int:
+    # As above.
     from harness.benchmarks.prefetch import prefetch
 
     return prefetch(options.name, options.overrides)

@@ -44,6 +44,7 @@ PACKAGES = (
     "av",
     "scikit-learn",
     "rapidfuzz",
+    "jinja2",
     "scipy",
 )
 
