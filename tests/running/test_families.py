@@ -226,7 +226,8 @@ def test_broken_samples_are_named_and_only_the_others_are_scored(
         *tiny_model("llava_ov_7b", spec, checkpoint("onevision_image")),
         "model.media=required",
     )
-    run_it = (*model, *benchmark(folder, "broken"), "method=random", "ratio=0.5")
+    bench = (*benchmark(folder, "broken"), "benchmark.media=optional")
+    run_it = (*model, *bench, "method=random", "ratio=0.5")
     failed = command(*run_it, "engine.batch_size=3")
     assert (failed.code, failed.rows) == (1, [])
     assert len([line for line in failed.err.splitlines() if line.startswith("error:")]) == 1
@@ -267,7 +268,8 @@ def test_short_videos_marks_in_texts_and_samples_without_a_picture_are_answered(
     folder = write_benchmark(root / "tasks" / "odd", "odd", named, by_hand=True)
     for family, choice in (("onevision_image", "llava_ov_7b"), ("qwen2_5_vl", "qwen2_5_vl_7b")):
         model = tiny_model(choice, FAMILIES[family].spec, checkpoint(family))
-        base = spec_of(root, *model, *benchmark(folder, "odd"), "method=fastv", "ratio=0.5")
+        bench = (*benchmark(folder, "odd"), "benchmark.media=optional")
+        base = spec_of(root, *model, *bench, "method=fastv", "ratio=0.5")
         runner = Runner(out=StringIO())
         for size in (5, 1):
             runner.run(replace(base, engine=replace(base.engine, batch_size=size)))
