@@ -23,14 +23,13 @@ from tests.tiny import Scatter, load_tiny, save_tiny
 NAMES = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl_mixed", "onevision_video", "internvl")
 STEPS = 5
 
-#: Every score, both ways of choosing by head, uneven layers, merging, and the whole prompt as candidates.
+#: Every score, both ways of choosing by head, uneven layers, and the whole prompt as candidates; merging is below.
 METHODS = {
     **{name: (name, {}) for name in names_of(CacheCompressor)},
     "elastic": ("elastic", {"merged": 0.0}),
     "aircache by head": ("aircache", {"per_head": True}),
     "h2o, strength": ("h2o", {"allocation": "strength"}),
     "snapkv, the whole prompt": ("snapkv", {"scope": "prompt", "window": 4}),
-    "elastic, half merged": ("elastic", {"merged": 0.5}),
 }
 
 
@@ -121,7 +120,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("label", [label for label in METHODS if "merge" not in label])
+@pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
     adapter, method = load(name), built(label)
     one = FAMILIES[name].chats[0]
