@@ -28,6 +28,10 @@ TRANSPORTS = ("auto", "sequential", "processes", "threads")
 Backend = Literal["drop", "emulate"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 #: `engine.positions`: a policy (`Positions` of methods/base.py), or whatever the method's released code does.
+#: Who says ordinary answers: the engine's own loop, or the library's `generate`.
+DecodeLoop = Literal["loop", "generate"]
+DECODE_LOOPS: tuple[DecodeLoop, ...] = get_args(DecodeLoop)
+
 PositionPolicy = Literal["original", "renumbered", "method"]
 POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
@@ -177,8 +181,9 @@ class EngineSpec:
     """How the run is carried out.
 
     `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
-    the method's released code does). `threads=None` leaves torch's default. Up to `max_errors` failed samples are left
-    out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
+    the method's released code does). `decode` is whose loop says answers: the engine's own, or the library's
+    `generate`, which beams always take. `threads=None` leaves torch's default. Up to `max_errors` failed samples are
+    left out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
 
     Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
     for the draft, `compare` decodes every answer plainly too, and `graphs` records steps of one token as CUDA graphs
@@ -190,6 +195,7 @@ class EngineSpec:
     backend: Backend = "drop"
     batch_size: int = 8
     positions: PositionPolicy = "original"
+    decode: DecodeLoop = "loop"
     threads: int | None = None
     max_errors: int = 0
     warmup: int = 1

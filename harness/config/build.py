@@ -27,6 +27,7 @@ from harness.specs import (
     AUTO_BATCH,
     AUTO_PAIRS,
     BACKENDS,
+    DECODE_LOOPS,
     LOGS,
     POSITIONS,
     REFUSED,
@@ -49,7 +50,7 @@ SECTIONS = {
     "method": "name variant params",
     "budget": "rule",
     "engine": (
-        "backend batch_size positions threads max_errors warmup transport patience compare graphs "
+        "backend batch_size positions decode threads max_errors warmup transport patience compare graphs "
         "rescore paired"
     ),
     "log": "name options",
@@ -173,6 +174,7 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         backend=fields.choice("engine.backend", part["backend"], BACKENDS),
         batch_size=fields.batch_size("engine.batch_size", part["batch_size"], auto=AUTO_BATCH),
         positions=fields.choice("engine.positions", part["positions"], POSITIONS),
+        decode=fields.choice("engine.decode", part["decode"], DECODE_LOOPS),
         threads=_threads(part["threads"]),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),
         warmup=fields.integer("engine.warmup", part["warmup"], at_least=0),

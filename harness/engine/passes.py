@@ -68,6 +68,11 @@ class Pass:
         self._cache_lengths: tuple[int, ...] = ()
         #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
         self.focus: Focus | None = None
+        #: Positions (..., B, 1) of the token that follows, before gaps are closed.
+        self.following: Tensor
+        #: Whether a loop hands steps to the decoder without masks of its own, which the pass then puts there.
+        self.completes = False
+        self._entry: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
         self._open = ExitStack()
 
@@ -87,7 +92,7 @@ class Pass:
             for sites in self._sites:
                 opening.callback(sites.close)
                 sites.open()
-            self._handles = [
+            self._entry = [
                 self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
                 self._decoder.register_forward_hook(self._after_decoder),
             ]
@@ -106,9 +111,8 @@ class Pass:
         self._open.close()
 
     def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._entry)
+        _remove(self._handles)
 
     def prefill_stage(self) -> Stage | None:
         """Return the stage in force while a prefill runs, None outside one."""
@@ -135,6 +139,7 @@ class Pass:
         features = self._vision.features()
         if self._prompt is not None:
             kwargs, features = self._prompt.enter(kwargs), self._prompt.features
+        self.following = kwargs["position_ids"][..., -1:] + 1
         kwargs = self._prefill.start(kwargs)
         if self._setup.decode_site is not None:
             require_one_beam(self._prefill.beams)
@@ -160,7 +165,9 @@ class Pass:
         embedding = self._decoder.rotary_emb if setup.renumber else None
         self._steps = Steps(stages, config, setup.emulate, embedding, self.focus)
         if not self._steps.needed:
-            self._remove_hooks()
+            _remove(self._handles)
+            if not self.completes:
+                _remove(self._entry)
         self.clock.start("decode")
 
     def _focus_of_steps(self) -> Focus | None:
@@ -186,8 +193,20 @@ class Pass:
         """
         self._finite.check(self._prefill.samples, lengths)
 
-    def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
-        """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens.
+    def finish(
+        self,
+        ids: Tensor,
+        logits: tuple[Tensor, ...] | None,
+        steps: int | None = None,
+        loop: str | None = None,
+    ) -> Generated:
+        """Close the clock and say what happened to each row.
+
+        Args:
+            ids: (B, T) the new tokens.
+            logits: of each, (B, V), if they were asked for.
+            steps: decoding steps that were run; None: T - 1.
+            loop: as in `Record`.
 
         Raises:
             NonFiniteLogits: an answer was chosen by logits that hold NaN or infinity.
@@ -196,14 +215,21 @@ class Pass:
         rows = self._prefill.layout.rows
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
+        ran = ids.shape[1] - 1 if steps is None else steps
         told = Told(
-            times_ms=times_of(self.clock.totals_ms(), rows, ids.shape[1] - 1),
+            times_ms=times_of(self.clock.totals_ms(), rows, ran),
             new_tokens=new_tokens,
             attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
             held=None if self._eviction is None else self._eviction.held,
+            loop=loop,
         )
         records = records_of(self._prefill, self._sites, told)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, records, stacked, self._cache_lengths)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()

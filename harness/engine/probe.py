@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from harness.engine.text.attention import NAME, announce
 from harness.engine.visibility import CAUSAL, Visibility
 from harness.errors import UserError
 
@@ -42,6 +43,9 @@ class AttentionTap:
                 "model.attention='eager' hides the queries that this method scores with; "
                 "valid: sdpa, flash_attention_2"
             )
+        if "sdpa" in names:  # decoding steps may run it by folded heads
+            announce()
+            names.add(NAME)
         self._names = sorted(names)
         self._originals: dict[str, Callable[..., Any]] = {}
 

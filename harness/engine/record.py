@@ -36,6 +36,7 @@ class Record:
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
         shared: phases that a kept prompt had behind it when the answer began: their time is 0 here, and in the prompt.
+        loop: whose loop said the answer, `loop` (the engine's) or `generate` (the library's); None: a caller's own.
         origin: (n,) original indices of the visual tokens alive in the last layer.
         accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
             (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
@@ -60,6 +61,7 @@ class Record:
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
+    loop: str | None = None
     origin: Tensor | None = field(default=None, repr=False, compare=False)
     accepted: Mapping[str, float | None] | None = None
     decoding: Mapping[str, Any] | None = None

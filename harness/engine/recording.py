@@ -24,6 +24,7 @@ class Told:
         cache_bytes: of the whole cache after the prefill.
         shared: phases that a kept prompt had behind it.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        loop: as in `Record`.
     """
 
     times_ms: Mapping[str, float]
@@ -32,6 +33,7 @@ class Told:
     cache_bytes: int
     shared: tuple[str, ...] = ()
     held: Sequence[Sequence[int]] | None = None
+    loop: str | None = None
 
 
 def times_of(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
@@ -67,6 +69,7 @@ def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Re
             spare=spare[row],
             times_ms=told.times_ms,
             shared=told.shared,
+            loop=told.loop,
             origin=last.origin[beam, : last.counts[beam]].cpu(),
         )
         records.append(record)

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from harness.artifacts.priors import Prior
 from harness.budget import Budget
+from harness.engine.answering import answered
 from harness.engine.evicting import Evicting
 from harness.engine.finite import NonFiniteLogits, origin_of
 from harness.engine.guards import check_generation, check_text_config
@@ -22,11 +23,10 @@ from harness.engine.parts import Parts
 from harness.engine.passes import Pass
 from harness.engine.prompt import Prompt, make_prompt
 from harness.engine.record import Generated
-from harness.engine.text.cache import answer_cache
 from harness.engine.watching import Current, install
 from harness.errors import UserError
 from harness.measure.clock import Clock
-from harness.specs import Backend, PositionPolicy
+from harness.specs import Backend, DecodeLoop, PositionPolicy
 from methods.base import MethodError, TokenReducer
 
 
@@ -71,6 +71,7 @@ class Session:
         prior: calibrated prior, for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
         evicting: what leaves the cache after each prefill; with a ratio of 0, or None: nothing.
+        decode: `loop` says answers by the engine's own loop, `generate` by the library's, which beams always take.
 
     Raises:
         MethodError: the model cannot carry the method.
@@ -89,6 +90,7 @@ class Session:
         prior: Prior | None = None,
         timed: bool = True,
         evicting: Evicting | None = None,
+        decode: DecodeLoop = "loop",
     ) -> None:
         if not method.in_one_prefill:
             raise MethodError(
@@ -102,6 +104,7 @@ class Session:
         self.adapter = adapter
         self.method = method
         self.budget = budget
+        self._decode = decode
         self._current = Current()
         self.setup, self._tap = install(
             adapter,
@@ -170,14 +173,8 @@ class Session:
         self, start: Start, names: tuple[str, ...], generation: Mapping[str, Any]
     ) -> Generated:
         with self._run(start, names) as this:
-            output = self.adapter.model.generate(
-                **start.inputs,
-                **generation,
-                past_key_values=answer_cache(self.adapter.decoder),
-                return_dict_in_generate=True,
-            )
-            ids = output.sequences[:, start.inputs["input_ids"].shape[1] :]
-            return this.finish(ids, getattr(output, "logits", None))
+            done, loop = answered(self.adapter, this, start.inputs, generation, self._decode)
+            return this.finish(done.ids, done.logits, done.steps, loop)
 
     @torch.inference_mode()
     def prompt(self, inputs: Mapping[str, Any]) -> Prompt:

@@ -12,6 +12,7 @@ from harness.engine.layout import Stage
 from harness.engine.masks import decode_mask, reference_mask
 from harness.engine.positions import rotary_at
 from harness.engine.sites.decode import Focus
+from harness.engine.text.attention import NAME, RowMask
 
 
 class Steps:
@@ -39,6 +40,7 @@ class Steps:
         self._embedding = embedding
         self._focus = focus
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
+        self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
         self._positions: Tensor | None = None
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
@@ -72,20 +74,20 @@ class Steps:
         self._masks.clear()
         self._tables.clear()
         corrected = dict(kwargs)
-        stage = self.stage(0)
         if self._embedding is not None:
             self._positions = kwargs["position_ids"]
-            corrected["position_ids"] = self._closed(stage)
-        if stage is self._stages[0] or self._emulate:
-            return corrected
-        hidden = kwargs["inputs_embeds"]
+            corrected["position_ids"] = self._closed(self.stage(0))
+        # Where tokens are hidden, the layers' own masks do that.
+        stage = self._stages[0] if self._emulate else self.stage(0)
+        hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
         stage.move(hidden.device)
         corrected["attention_mask"] = None
-        if stage.padded:
-            n_new = kwargs["past_key_values"].get_seq_length(0) + hidden.shape[1]
-            n_new -= stage.valid.shape[1]
-            new = stage.valid.new_ones(hidden.shape[0], n_new)
-            corrected["attention_mask"] = torch.cat([stage.valid, new], 1)
+        if stage.padded and self._folded:
+            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides=False)
+        elif stage.padded:
+            corrected["attention_mask"] = _longer(
+                stage.valid, cache.get_seq_length(0) + hidden.shape[1]
+            )
         return corrected
 
     def layer_arguments(
@@ -128,12 +130,36 @@ class Steps:
         if hides:
             assert self._focus is not None
             valid, padded = self._focus.valid(stage), True
-        if self._emulate:
-            n_past = cache.get_seq_length(layer)
-            n_new = n_past + hidden.shape[1] - valid.shape[1]
-            alive = torch.cat([valid, valid.new_ones(hidden.shape[0], n_new)], 1)
-            mask: Tensor | None = reference_mask(self._config, hidden, alive, n_past)
+        n_past = cache.get_seq_length(layer)
+        mask: Tensor | None
+        if self._folded:
+            mask = None
+            if padded or self._emulate:
+                mask = self._row_mask(stage, valid, hidden, hides).of(n_past + 1)
+        elif self._emulate:
+            alive = _longer(valid, n_past + hidden.shape[1])
+            mask = reference_mask(self._config, hidden, alive, n_past)
         else:
             mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
         self._masks[key] = mask
         return mask
+
+    @property
+    def _folded(self) -> bool:
+        """Whether steps of one token run by folded heads, whose masks need nothing of the library."""
+        return bool(self._config._attn_implementation == NAME)
+
+    def _row_mask(self, stage: Stage, valid: Tensor, hidden: Tensor, hides: bool) -> RowMask:
+        """Return the mask of a stage's steps, written once; that of a step which hides entries is its own."""
+        groups = self._config.num_attention_heads // self._config.num_key_value_heads
+        if hides:
+            return RowMask(valid, groups, hidden.dtype)
+        key = (id(stage), hidden.device)
+        if key not in self._rows:
+            self._rows[key] = RowMask(valid, groups, hidden.dtype)
+        return self._rows[key]
+
+
+def _longer(valid: Tensor, keys: int) -> Tensor:
+    """Return (B, keys): slots that may be seen, the tokens behind the prompt among them."""
+    return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)

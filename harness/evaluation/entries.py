@@ -67,6 +67,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "work": _counts,
     "times_ms": _numbers,
     "shared": _texts,
+    "loop": _text,
     "accepted": is_table,
     "decoding": is_table,
 }

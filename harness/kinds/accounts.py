@@ -34,6 +34,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
             "sites": _sites(facts, reducer, records),
             "adaptive": reducer.adaptive,  # then `kept` is the method's own, sample by sample
             "decode_attended": _attended(records),
+            "decode_loop": _loop(records),
             "spare": _spare(records),
             "acceptance": acceptance(records),
             "speculative": None,
@@ -90,6 +91,12 @@ def _spare(records: Sequence[Record]) -> float | None:
     """Return the mean tokens that only filled up the count; None if the method never has to."""
     found = [record.spare for record in records if record.spare is not None]
     return fmean(found) if found else None
+
+
+def _loop(records: Sequence[Record]) -> str | None:
+    """Return whose loop said the answers, `loop` or `generate`; None if decoders did."""
+    found = {record.loop for record in records if record.loop is not None}
+    return ", ".join(sorted(found)) or None
 
 
 def _attended(records: Sequence[Record]) -> float | None:

@@ -53,8 +53,12 @@ class Composition:
             positions=asked.engine.positions,
             prior=prior,
             evicting=_evicting(asked, method),
+            decode=asked.engine.decode,
         )
-        with session, Session(adapter, NoReduction(), WHOLE, seed=asked.seed) as plain:
+        plainly = Session(
+            adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
+        )
+        with session, plainly as plain:
             yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: Composed) -> str | None:

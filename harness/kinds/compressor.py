@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,10 @@ class Compressor:
 
         del prior
         evicting = CacheBudget(method, asked.budget.ratio)
-        nothing = NoReduction()
-        with (
-            Session(adapter, nothing, WHOLE, seed=asked.seed, evicting=evicting) as session,
-            Session(adapter, nothing, WHOLE, seed=asked.seed) as plain,
-        ):
+        run = partial(
+            Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
+        )
+        with run(evicting=evicting) as session, run() as plain:
             yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:

@@ -13,7 +13,7 @@ from methods.base import Method
 
 #: Settings of the engine that make a difference to some kind, in the order of a row.
 CONCERNING = (
-    *("backend", "batch_size", "positions", "rescore"),
+    *("backend", "batch_size", "positions", "decode", "rescore"),
     *("transport", "compare", "graphs"),
 )
 
@@ -57,5 +57,6 @@ def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
         # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
         "batch_size": engine.batch_size or "auto",
         "positions": engine.positions if acts else None,
+        "decode": engine.decode,
         "rescore": engine.rescore,
     }

@@ -73,8 +73,10 @@ class Reducer:
             backend=engine.backend,
             positions=engine.positions,
             prior=prior,
+            decode=engine.decode,
         )
-        with session, Session(adapter, NoReduction(), WHOLE, seed=asked.seed) as plain:
+        plainly = Session(adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
+        with session, plainly as plain:
             yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:

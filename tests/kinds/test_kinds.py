@@ -121,7 +121,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-OF_REDUCERS = {"backend": "drop", "batch_size": 8, "positions": "original", "rescore": False}
+OF_REDUCERS = {
+    "backend": "drop",
+    "batch_size": 8,
+    "positions": "original",
+    "decode": "loop",
+    "rescore": False,
+}
 WITHOUT_GAPS = {**OF_REDUCERS, "positions": None}
 OF_DECODERS = {"transport": "auto", "compare": True, "graphs": False}
 

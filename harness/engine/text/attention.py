@@ -21,6 +21,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 #: The name under which transformers finds the function below; models that do not ask for it are not touched.
 NAME = "espalier_folded"
 
+#: Keys that the mask of an answer's steps is written ahead for.
+ROOM = 256
+
 
 @contextmanager
 def folded(configs: Sequence[Any]) -> Iterator[bool]:
@@ -40,9 +43,7 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
         yield False
         return
     changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
-    if changed and NAME not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(NAME, folded_attention)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
+    announce()
     try:
         for config in changed:
             config._attn_implementation = NAME
@@ -50,6 +51,13 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
     finally:
         for config in changed:
             config._attn_implementation = "sdpa"
+
+
+def announce() -> None:
+    """Let transformers find the function below by its name; whoever watches sdpa has to watch this name, too."""
+    if NAME not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(NAME, folded_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attention_configs(decoder: Any) -> list[Any]:
@@ -75,9 +83,9 @@ def folded_attention(
         query: (B, H, t, D).
         key: (B, H_kv, S, D).
         value: (B, H_kv, S, D_v).
-        attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, `window_mask` or
-            `chain_mask`; a wider one than the keys is cut on the left, where layers of one stack may hold more or fewer
-            tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays transformers'.
+        attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, `window_mask`, `chain_mask` or
+            that of a `RowMask`; a wider one than the keys is cut on the left, where layers of one stack may hold more
+            or fewer tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays transformers'.
         dropout: as sdpa takes it.
         scaling: factor of the logits.
         **kwargs: what transformers' own function takes.
@@ -153,3 +161,33 @@ def step_mask(slot: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tenso
 def _for_groups(mask: Tensor, groups: int) -> Tensor:
     """Return a mask (t, keys) as (1, 1, groups * t, keys); copied only where there are several groups."""
     return mask.expand(groups, -1, -1).reshape(1, 1, -1, mask.shape[1])
+
+
+class RowMask:
+    """The mask of one new token a row: it sees the valid slots of a prompt, and everything behind the prompt.
+
+    It is written once with room for many steps, and every step looks at one key more of it.
+
+    Args:
+        valid: (B, M) which slots of the prompt are seen.
+        groups: query heads that share a key head.
+        dtype: of the queries.
+    """
+
+    def __init__(self, valid: Tensor, groups: int, dtype: torch.dtype) -> None:
+        self._valid, self._groups, self._dtype = valid, groups, dtype
+        self._mask = self._written(0)
+
+    def of(self, keys: int) -> Tensor:
+        """Return (B, 1, groups, keys), to be added to the logits. Cost: none, but for one step in `ROOM`."""
+        if keys > self._mask.shape[-1]:
+            self._mask = self._written(keys)
+        return self._mask[..., :keys]
+
+    def _written(self, keys: int) -> Tensor:
+        rows, slots = self._valid.shape
+        # Kernels take rows that begin at multiples of 16 bytes, and copy a mask whose rows do not.
+        room = -(-(max(keys, slots) + ROOM) // ROOM) * ROOM
+        mask = torch.zeros(rows, 1, 1, room, dtype=self._dtype, device=self._valid.device)
+        mask[:, 0, 0, :slots].masked_fill_(~self._valid, float("-inf"))
+        return mask.expand(-1, -1, self._groups, -1).contiguous()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from harness.engine.parts import Parts
 from harness.engine.text.attention import step_mask
 from harness.engine.text.cache import IndexedCache
 from harness.engine.text.graphs import Graphs
@@ -28,7 +29,7 @@ class Text:
     head: nn.Module
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        """Return the logits (t, V) behind the tokens `ids` (1, t) at `positions` (..., 1, t)."""
+        """Return the logits (B, t, V) behind the tokens `ids` (B, t) at `positions` (..., B, t)."""
         hidden = self.decoder(
             inputs_embeds=self.embed(ids),
             position_ids=positions,
@@ -36,8 +37,14 @@ class Text:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        logits: Tensor = self.head(hidden)[0]
+        logits: Tensor = self.head(hidden)
         return logits
+
+    @classmethod
+    def of(cls, adapter: Parts) -> Text:
+        """Return the text stack of a loaded model."""
+        model = adapter.model
+        return cls(model.get_input_embeddings(), adapter.decoder, model.get_output_embeddings())
 
 
 class FixedCache(Cache):
@@ -87,7 +94,7 @@ class FixedStep:
         """
         mask = step_mask(slot, self.keys, self.groups, self.dtype)
         into = FixedCache(self.cache, slot, self.keys)
-        return self.text(ids, self.following + place, mask, into)
+        return self.text(ids, self.following + place, mask, into)[0]
 
 
 class FixedSteps:

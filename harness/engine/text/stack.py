@@ -36,9 +36,8 @@ class TextStack:
         self._configs = attention_configs(self._decoder)
         text = self._decoder.config
         self._groups = text.num_attention_heads // text.num_key_value_heads
-        embed = adapter.model.get_input_embeddings()
-        self._dtype = embed.weight.dtype
-        self._text = Text(embed, self._decoder, adapter.model.get_output_embeddings())
+        self._text = Text.of(adapter)
+        self._dtype = adapter.model.get_input_embeddings().weight.dtype
         self._graphs = graphs
         self._steps: FixedSteps | None = None
         #: Keys and values of the prompt and of what was run behind it.
@@ -93,7 +92,7 @@ class TextStack:
             steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
         else:
             steps = torch.tensor(places, device=ids.device)
-        logits = self._text(ids[None], self.following + steps, mask, self.cache)
+        logits = self._text(ids[None], self.following + steps, mask, self.cache)[0]
         # A spread model ends on its last device; what listens to prompt and answer is on the first.
         return logits.to(self.device)
 

@@ -1,0 +1,222 @@
+"""Answers of the engine's own loop are those of the library's: every family, batch, setting and kind of shortening."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessorList
+
+from harness.adapters.base import Adapter
+from harness.budget import Budget
+from harness.catalogue import build_method
+from harness.engine.eviction import CacheBudget
+from harness.engine.record import Generated
+from harness.engine.session import Session
+from harness.engine.text import attention, cache, loop
+from harness.specs import DecodeLoop
+from methods.none import NoReduction
+from tests.engine.test_decode import Turns
+from tests.families import FAMILIES
+from tests.family_runs import Tiny, generation
+from tests.tiny import Scatter
+
+STEPS = 9
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": STEPS, "output_logits": True}
+SAMPLED: dict[str, Any] = {**GREEDY, "do_sample": True, "temperature": 1.5, "top_p": 0.95}
+#: One row, one row reduced between layers, and three padded ones.
+ROWS: tuple[tuple[tuple[int, ...], tuple[Any, ...]], ...] = (
+    *(((1,), ()), ((1,), ("prefix", 2))),
+    *(((0, 1, 2), ()), ((0, 1, 2), ("prefix", 3)), ((0, 1, 2), ("vision", 1, 3))),
+)
+
+
+def said(
+    adapter: Adapter,
+    inputs: Any,
+    decode: DecodeLoop,
+    settings: dict[str, Any],
+    method: Any = None,
+    **session: Any,
+) -> Generated:
+    torch.manual_seed(3)
+    with Session(
+        adapter, method or NoReduction(), Budget("kept", 0.5), decode=decode, timed=False, **session
+    ) as opened:
+        return opened.generate(inputs, **settings)
+
+
+def check(adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: Any) -> Generated:
+    """Hold the loop to the library's, and return its answer."""
+    settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
+    own = said(adapter, inputs, "loop", settings, **session)
+    wanted = said(adapter, inputs, "generate", settings, **session)
+    assert {record.loop for record in own.records} == {"loop"}
+    assert {record.loop for record in wanted.records} == {"generate"}
+    assert torch.equal(own.ids, wanted.ids)
+    assert (own.logits is None) == (wanted.logits is None)
+    if own.logits is not None and wanted.logits is not None:
+        assert own.logits.shape == wanted.logits.shape
+        span = wanted.logits[wanted.logits.isfinite()].abs().max()
+        ruled = wanted.logits.isinf()
+        assert torch.equal(ruled, own.logits.isinf())
+        assert (own.logits - wanted.logits)[~ruled].abs().max() < 1e-5 * span
+    assert own.cache_lengths == wanted.cache_lengths
+    for one, other in zip(own.records, wanted.records, strict=True):
+        assert one.kv_bytes == other.kv_bytes > 0
+        assert one.new_tokens == other.new_tokens
+        assert one.attended == other.attended
+    return own
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_alone_and_padded(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "STEP", 3)  # an answer outgrows it, and its masks, more than once
+    monkeypatch.setattr(attention, "ROOM", 4)
+    tiny = Tiny(name, dtype)
+    for rows, where in ROWS:
+        method = Scatter(where) if where else None
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=method)
+    check(tiny.adapter, tiny.inputs(), SAMPLED, method=Scatter((2,)))
+
+
+def ends(adapter: Adapter, inputs: Any, settings: dict[str, Any]) -> list[int]:
+    """Two tokens that the batch says in its midst, so that its rows end there at different places."""
+    settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
+    ids = said(adapter, inputs, "generate", settings).ids
+    return [int(ids[0, 3]), int(ids[1, 5])]
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition": {"repetition_penalty": 1.8},
+    "no repeated words": {"no_repeat_ngram_size": 2},
+    "at least": {"min_new_tokens": 6},
+    "cut": {"top_k": 5},
+    "kept in": {"begin_suppress_tokens": [5, 7], "bad_words_ids": [[9], [11, 12]]},
+    "short": {"max_new_tokens": 1},
+    "a limit of all": {"max_new_tokens": None, "max_length": 216},
+    "no logits": {"output_logits": False},
+}
+
+
+@pytest.mark.parametrize("lazy", [1, 4])
+@pytest.mark.parametrize("label", SETTINGS)
+@pytest.mark.parametrize("base", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_settings_and_several_ends(
+    label: str, base: dict[str, Any], lazy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "interval", lambda device: lazy)
+    tiny = Tiny("llava")
+    adapter, inputs = tiny.adapter, tiny.inputs()
+    settings = {**base, **SETTINGS[label]}
+    if base is GREEDY:
+        settings.pop("top_k", None)
+    check(adapter, inputs, settings)
+    if label != "short":
+        eos = ends(adapter, inputs, settings)
+        check(adapter, inputs, {**settings, "eos_token_id": eos, "pad_token_id": 0})
+        check(adapter, inputs, {**settings, "eos_token_id": eos[0]})
+
+
+@pytest.mark.parametrize("lazy", [1, 4, 50])
+def test_what_is_said_behind_the_last_end_is_cut(
+    lazy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "interval", lambda device: lazy)
+    tiny = Tiny("llava")
+    plain = said(tiny.adapter, tiny.inputs(1), "generate", GREEDY).ids[0].tolist()
+    end = next(n for n in range(1, STEPS) if plain[n] not in plain[:n])
+    own = check(tiny.adapter, tiny.inputs(1), {**GREEDY, "eos_token_id": plain[end]})
+    assert own.ids[0].tolist() == plain[: end + 1]
+
+
+@pytest.mark.parametrize("lazy", [1, 4])
+def test_stop_strings(lazy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "interval", lambda device: lazy)
+    tiny = Tiny("llava")
+    adapter, inputs = tiny.adapter, tiny.inputs()
+    tokenizer = adapter.processor.tokenizer
+    plain = said(adapter, inputs, "generate", GREEDY).ids
+    strings = [word for word in tokenizer.batch_decode(plain[:, 3:4]) if word.strip()]
+    assert strings, "the test needs an answer that can be written"
+    check(adapter, inputs, {**GREEDY, "stop_strings": strings, "tokenizer": tokenizer})
+    alone = check(adapter, tiny.inputs(0), {**GREEDY, "stop_strings": strings, "tokenizer": tokenizer})
+    assert alone.ids.shape[1] < STEPS
+
+
+@pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("name", ["llava", "onevision_video"])
+def test_closed_gaps_hidden_tokens_and_chosen_entries(name: str, rows: tuple[int, ...]) -> None:
+    tiny = Tiny(name)
+    adapter, inputs = tiny.adapter, tiny.inputs(*rows)
+    for where in ((2,), ("prefix", 3), ("vision", 1)):
+        check(adapter, inputs, GREEDY, method=Scatter(where), positions="renumbered")
+        check(adapter, inputs, GREEDY, method=Scatter(where), backend="emulate")
+        check(adapter, inputs, GREEDY, method=Turns(where))
+        check(adapter, inputs, GREEDY, method=Turns(where), backend="emulate")
+    both = {"positions": "renumbered", "backend": "emulate"}
+    check(adapter, inputs, GREEDY, method=Scatter(("prefix", 2)), **both)
+
+
+@pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("snapkv", {}), ("aircache", {"per_head": True}), ("h2o", {"allocation": "strength"})],
+)
+def test_evicted_caches(method: str, params: dict[str, Any], rows: tuple[int, ...]) -> None:
+    for name in ("llava", "qwen2_5_vl"):
+        tiny = Tiny(name)
+        evicting = CacheBudget(build_method(method, params), 0.6)
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting)
+        reduced = Scatter((2,))
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting, method=reduced)
+
+
+def test_eager_attention_takes_the_same_loop() -> None:
+    tiny = Tiny("llava", attention="eager")
+    for rows, where in ROWS:
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
+
+
+def test_beams_and_asked_for_scores_are_the_librarys() -> None:
+    tiny = Tiny("llava")
+    for settings in ({"num_beams": 2}, {"output_scores": True}):
+        own = said(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
+        wanted = said(tiny.adapter, tiny.inputs(), "generate", {**GREEDY, **settings})
+        assert {record.loop for record in own.records} == {"generate"}
+        assert torch.equal(own.ids, wanted.ids)
+
+
+def test_one_race_is_what_the_library_draws_by() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for rows, words in ((1, 7), (3, 288), (4, 32_000)):
+        probabilities = (torch.randn(rows, words, generator=generator) * 3).softmax(-1)
+        torch.manual_seed(rows)
+        wanted = torch.multinomial(probabilities, num_samples=1).squeeze(1)
+        after = torch.rand(())
+        torch.manual_seed(rows)
+        assert torch.equal(loop.drawn(probabilities), wanted)
+        assert torch.equal(torch.rand(()), after)
+
+
+def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
+    def nothing(ids: Any, scores: Any) -> Any:
+        return torch.full_like(scores, float("-inf"))
+
+    tiny = Tiny("llava")
+    settings = {**SAMPLED, "logits_processor": LogitsProcessorList([nothing])}
+    with pytest.raises(RuntimeError, match="left none to draw"):
+        said(tiny.adapter, tiny.inputs(), "loop", settings)
+
+
+def test_the_model_is_as_it_was() -> None:
+    tiny = Tiny("llava")
+    check(tiny.adapter, tiny.inputs(), generation(tiny.adapter, tiny.inputs()))
+    assert tiny.adapter.decoder.config._attn_implementation == "sdpa"
+    modules = tiny.adapter.model.modules()
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
