@@ -69,13 +69,17 @@ class AnswerLoop:
         Raises:
             RuntimeError: sampling from probabilities that are none, and the model's own logits are finite.
         """
+        cache = model_kwargs["past_key_values"]
         inputs = model.prepare_inputs_for_generation(
-            input_ids, is_first_iteration=True, **model_kwargs
+            input_ids,
+            next_sequence_length=input_ids.shape[1] - cache.get_seq_length(),
+            is_first_iteration=True,
+            **model_kwargs,
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
         said = _Said(input_ids, logits_processor, stopping_criteria, generation_config)
         del inputs
-        cache, following = model_kwargs["past_key_values"], self._behind.following
+        following = self._behind.following
         with model._optimize_model_for_decode(), folded(attention_configs(self._adapter.decoder)):
             while not said.ended(logits):
                 positions = following + (said.count - 1)

@@ -1,0 +1,221 @@
+"""Ordinary answers by two loops: `python -m harness.bench.decode` (`make bench-decode`).
+
+The engine's own loop beside the library's `generate`, in turns in one process, behind caches of 144, 2,880 and 16,384
+tokens of random content: one row, and four of which one is padded. The library has its own cache, which it concatenates
+at every step, and the engine's, which is written by index. Each answer is of as many tokens, the loops' preparations
+and what the cache costs to grow included.
+
+`--write FOLDER` leaves bench_decode.md and .json there. A table comes first; the last line of stdout is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.bench.selection import one_thread
+from harness.bench.setup import Setup
+from harness.bench.speed import conditions
+from harness.errors import UserError
+from harness.stats import ratio_interval
+
+if TYPE_CHECKING:
+    from harness.bench.decode_parts import Filled
+
+SCHEMA = 1
+LENGTHS = (144, 2_880, 16_384)
+ROWS = (1, 4)
+TOKENS = 16
+#: The embedded model, and the layers of a larger one with heads in groups.
+MODELS: Mapping[str, tuple[str, ...]] = {
+    "seedling": (),
+    "llava_ov_0_5b": (
+        *("model.weights=random", "model.dtype=float32"),
+        *("model.scale.layers=8", "model.scale.tower_layers=1"),
+    ),
+}
+#: From so many tokens on the loop is to be faster; below, not slower.
+FASTER_FROM = 2_880
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model, batch and length.
+
+    Attributes:
+        model: its name in conf/model.
+        length: tokens in the cache.
+        rows: of the batch.
+        ms: of one token, the median of each loop: `loop`, `indexed` (generate with the cache of the loop), `generate`.
+        ratio: the library's time with its own cache over the loop's, geometric mean and 95 % interval.
+        ratio_indexed: likewise with the cache of the loop.
+        layer_bytes: keys of one layer of the cache.
+        written: bytes of the largest tensor that an operation of a late step wrote, of each.
+    """
+
+    model: str
+    length: int
+    rows: int
+    ms: Mapping[str, float]
+    ratio: tuple[float, float, float]
+    ratio_indexed: tuple[float, float, float]
+    layer_bytes: int
+    written: Mapping[str, int]
+
+    @property
+    def met(self) -> bool:
+        """Whether the loop is as fast as the library, and faster from `FASTER_FROM` tokens on."""
+        value, low, high = self.ratio
+        return low > 1 if self.length >= FASTER_FROM else high >= 1
+
+
+def measure(name: str, filled: Filled, rounds: int, tokens: int) -> Row:
+    """Time the three in turns, the order changing each time, after one untimed answer of each."""
+    timed: dict[str, Callable[[], None]] = {
+        "loop": lambda: filled.loop(tokens),
+        "indexed": lambda: filled.library(tokens, indexed=True),
+        "generate": lambda: filled.library(tokens, indexed=False),
+    }
+    for run in timed.values():
+        run()
+    times: dict[str, list[float]] = {label: [] for label in timed}
+    order = list(timed)
+    for _ in range(rounds):
+        for label in order:
+            times[label].append(_seconds(timed[label], filled))
+        order = [*order[1:], order[0]]
+    return Row(
+        model=name,
+        length=filled.length,
+        rows=filled.rows,
+        ms={label: median(found) / tokens * 1000 for label, found in times.items()},
+        ratio=_interval(times["generate"], times["loop"]),
+        ratio_indexed=_interval(times["indexed"], times["loop"]),
+        layer_bytes=filled.layer_bytes,
+        written={label: filled.written(run) for label, run in timed.items()},
+    )
+
+
+def _seconds(run: Callable[[], None], filled: Filled) -> float:
+    """Time one answer: on a CPU in processor time, which wavers less where others work, else by the clock."""
+    clock = process_time if filled.device.type == "cpu" else perf_counter
+    filled.refill()
+    filled.synchronise()
+    started = clock()
+    run()
+    filled.synchronise()
+    return clock() - started
+
+
+def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    found = ratio_interval(theirs, ours)
+    return found.value, found.low, found.high
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    # Brings in transformers, which reads the variables above when it is imported.
+    from harness.bench.decode_parts import Filled
+
+    rows: list[Row] = []
+    try:
+        with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
+            for name, overrides in MODELS.items():
+                given = (*overrides, f"model.device={options.device}")
+                adapter = Setup(model=name, overrides=given).adapter
+                for length in LENGTHS:
+                    for batch in ROWS:
+                        filled = Filled(adapter, length, batch)
+                        rows.append(measure(name, filled, options.rounds, TOKENS))
+                        print(line(asdict(rows[-1])), flush=True)
+            here = conditions(options.device)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    result = {
+        "schema": SCHEMA,
+        "tokens": TOKENS,
+        "rounds": options.rounds,
+        "rows": [{**asdict(row), "met": row.met} for row in rows],
+        "conditions": here,
+    }
+    page = table(result["rows"])
+    print("\n".join(page))
+    if options.write is not None:
+        write(result, page, options.write)
+    print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return one line of the table."""
+    ms = " | ".join(f"{row['ms'][label]:.3g}" for label in ("loop", "indexed", "generate"))
+    ratios = " | ".join(
+        "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("ratio", "ratio_indexed")
+    )
+    written = " | ".join(
+        f"{row['written'][label] / row['layer_bytes']:.2g}"
+        for label in ("loop", "indexed", "generate")
+    )
+    verdict = {True: "met", False: "missed", None: ""}[row.get("met")]
+    return f"| {row['model']} | {row['length']:,} | {row['rows']} | {ms} | {ratios} | {written} | {verdict} |"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table in Markdown."""
+    return [
+        "| model | cache | rows | ms a token: loop | generate, indexed | generate | generate over loop "
+        "| indexed over loop | written: loop | generate, indexed | generate | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | --- |",
+        *(line(row) for row in rows),
+    ]
+
+
+def write(result: Mapping[str, Any], page: Sequence[str], folder: Path) -> None:
+    """Leave the figures as JSON and as a page."""
+    here = result["conditions"]
+    lines = [
+        "# Ordinary answers: the engine's loop beside the library's",
+        "",
+        f"Written by `make bench-decode` on {here['device_name']} ({here['device']}, {here['threads']} threads, load "
+        f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}. Answers of "
+        f"{result['tokens']} tokens behind a cache of random content, {result['rounds']} rounds in turns in one "
+        "process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are medians, "
+        "ratios geometric means with 95 % intervals (Student's t on the logarithms).",
+        "",
+        "`generate` is the library's loop with its own cache, `generate, indexed` with the cache of the engine's loop. "
+        "Written is the largest tensor that one operation of a late step wrote, over the keys of one layer of the "
+        "cache: 1 and more is a copy of the cache. To be met: as fast as `generate`, and faster from "
+        f"{FASTER_FROM:,} tokens on.",
+        "",
+        *page,
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench_decode.md").write_text("\n".join(lines) + "\n")
+    (folder / "bench_decode.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.decode")
+    parser.add_argument("--rounds", type=int, default=8, help="answers of each loop")
+    parser.add_argument("--device", default="cpu", help="model.device")
+    parser.add_argument("--write", type=Path, help="folder for bench_decode.md and .json")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
