@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 LENGTHS = (144, 2_880, 16_384)
 ROWS = (1, 4)
-TOKENS = 16
+TOKENS = 32
 #: The embedded model, and the layers of a larger one with heads in groups.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "seedling": (),
@@ -77,7 +77,7 @@ class Row:
     @property
     def met(self) -> bool:
         """Whether the loop is as fast as the library, and faster from `FASTER_FROM` tokens on."""
-        value, low, high = self.ratio
+        _, low, high = self.ratio
         return low > 1 if self.length >= FASTER_FROM else high >= 1
 
 

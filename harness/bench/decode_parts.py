@@ -92,11 +92,11 @@ class Filled:
         )
 
     def written(self, run: Callable[[], None]) -> int:
-        """Return the bytes of the largest tensor that one operation of the last step writes."""
+        """Return the bytes of the largest tensor that one operation of a late step writes."""
         self.refill()
         with written(self._adapter.decoder) as seen:
             run()
-        return seen.steps[-1][0]
+        return seen.steps[-2][0]
 
 
 class _Behind:

@@ -85,7 +85,8 @@ def folded_attention(
         value: (B, H_kv, S, D_v).
         attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, `window_mask`, `chain_mask` or
             that of a `RowMask`; a wider one than the keys is cut on the left, where layers of one stack may hold more
-            or fewer tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays transformers'.
+            or fewer tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays the
+            library's.
         dropout: as sdpa takes it.
         scaling: factor of the logits.
         **kwargs: what transformers' own function takes.
