@@ -27,7 +27,7 @@ import torch
 
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
-from harness.bench.speed import conditions
+from harness.bench.speed import choose, conditions
 from harness.errors import UserError
 from harness.stats import ratio_interval
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 LENGTHS = (144, 2_880, 16_384)
 ROWS = (1, 4)
-TOKENS = 32
+TOKENS = 16
 #: The embedded model, and the layers of a larger one with heads in groups.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "seedling": (),
@@ -134,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     try:
         with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-            for name, overrides in MODELS.items():
+            for name in choose(options.models, MODELS):
+                overrides = MODELS[name]
                 given = (*overrides, f"model.device={options.device}")
                 adapter = Setup(model=name, overrides=given).adapter
                 for length in LENGTHS:
@@ -213,6 +214,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.decode")
     parser.add_argument("--rounds", type=int, default=8, help="answers of each loop")
     parser.add_argument("--device", default="cpu", help="model.device")
+    parser.add_argument("--models", help=f"comma-separated: {', '.join(MODELS)}")
     parser.add_argument("--write", type=Path, help="folder for bench_decode.md and .json")
     return parser.parse_args(argv)
 

@@ -183,7 +183,9 @@ def test_evicted_caches(method: str, params: dict[str, Any], rows: tuple[int, ..
 
 def test_eager_attention_takes_the_same_loop() -> None:
     tiny = Tiny("llava", attention="eager")
-    for rows, where in ROWS[:2]:  # of padding rows the library's own eager attention makes NaN in fp64
+    for rows, where in ROWS[
+        :2
+    ]:  # of padding rows the library's own eager attention makes NaN in fp64
         check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
 
 
@@ -226,6 +228,7 @@ def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
 
 def test_the_model_is_as_it_was() -> None:
     tiny = Tiny("llava")
+
     def hooks() -> int:
         modules = tiny.adapter.model.modules()
         return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
