@@ -177,12 +177,19 @@ def test_a_letter_stands_first_or_alone(scored: Scored, name: str, form: str, ri
 
 
 @pytest.mark.parametrize(
-    ("form", "right"),
-    [("({})", 1.0), ("The answer is {}.", 1.0), ("{} it is", 1.0), ("I cannot say.", 0.0)],
+    ("form", "right", "unparsed"),
+    [
+        *(("({})", 1, 0), ("The answer is {}.", 1, 0), ("{} it is", 1, 0)),
+        # An open question is answered by any text, and no option named by it; by nothing neither.
+        *(("I cannot say.", 0, 2 / 3), (" ", 0, 1)),
+    ],
 )
-def test_an_option_of_mmmu_is_read_and_never_drawn(scored: Scored, form: str, right: float) -> None:
+def test_an_option_of_mmmu_is_read_and_never_drawn(
+    scored: Scored, form: str, right: float, unparsed: float
+) -> None:
     found = scored("mmmu", lambda doc: form.format(doc["answer"]))
     assert found["mmmu_acc"] == pytest.approx(right, abs=1e-4)
+    assert found["unparsed"] == pytest.approx(unparsed)
 
 
 @pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])
