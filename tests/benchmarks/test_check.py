@@ -57,7 +57,7 @@ def test_every_step_says_what_it_saw(
     ]
     assert "lmms-lab-encoder/POPE, split test" in words[0][3]
     assert "picture 96x96" in words[1][3]
-    assert words[2][3].startswith("2 samples by seedling (not a result): pope_f1_score")
+    assert words[2][3].startswith("2 samples by seedling (not a result): pope_f1_mean")
     assert lines[3].split()[:2] == ["pope", "prompt"]
     assert lines[3].endswith("ASSISTANT:'")
 

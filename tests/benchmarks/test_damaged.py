@@ -176,7 +176,7 @@ def test_a_reference_of_another_form_is_named_by_its_row(damaged: Run) -> None:
 def test_a_reference_that_is_none_of_the_answers_is_named_by_its_row(damaged: Run) -> None:
     code, line = damaged("pope", cell("answer", 1, lambda value: "maybe"))
     assert code == 1
-    assert "1 of 4 samples failed: pope/1: AssertionError" in line
+    assert "1 of 6 samples failed: pope_by_kind/1: AssertionError" in line
     assert PLACES["pope"] in line
 
 
