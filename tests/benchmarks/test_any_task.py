@@ -41,6 +41,7 @@ def write_pope(root: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_task_and_a_group_run_without_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
