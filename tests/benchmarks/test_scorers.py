@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.fixtures import ANSWERS, Answer
-from tests.benchmarks.fixtures.choices import answer as right_answer
+from tests.benchmarks.fixtures import answer as right_answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.runs import metrics_of, spec_of
 
