@@ -1,6 +1,7 @@
-"""One thread for each worker, since several of them share the cores; and which families are left to CI."""
+"""One thread for each worker, since several of them share the cores; and which tests are left to CI."""
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -15,10 +16,20 @@ VARIANTS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a variant as slow."""
+    """Mark as slow the tests of a variant, and of a sampled test all but every n-th instance."""
+    seen: Counter[str] = Counter()
     for item in items:
         names = getattr(item, "callspec", None)
         if names is not None and any(
             value in VARIANTS for value in map(str, names.params.values())
         ):
             item.add_marker(pytest.mark.slow)
+            continue
+        sampled = item.get_closest_marker("sampled")
+        if sampled is None:
+            continue
+        (every,) = sampled.args
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % every:
+            item.add_marker(pytest.mark.slow)
+        seen[test] += 1

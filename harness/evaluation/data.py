@@ -59,7 +59,7 @@ def check_references(tasks: Sequence[Task], limit: int | None) -> None:
         if set(task.aggregation()) == {SUBMISSION}:
             continue
         for name in sorted(names & set(docs.column_names)):
-            for row, value in enumerate(docs.select_columns([name])):
+            for row, value in enumerate(docs.with_format(None).select_columns([name])):
                 if limit is not None and row >= limit:
                     break
                 if value[name] is None:

@@ -152,8 +152,8 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
-        if not loaded.ours:
-            # Tasks of our own say themselves what they hold answers against, if anything.
+        if not loaded.ours or bench.dataset.path is not None:
+            # Of data of the user's own the task says itself what it holds answers against, if anything.
             check_references(loaded.tasks, bench.limit)
         tell(loaded.tasks, spec.model, bench)
         judging(spec, loaded.tasks)

@@ -115,8 +115,11 @@ class Failure:
 
     @classmethod
     def from_exception(cls, key: Key, error: BaseException) -> Failure:
-        """Describe an exception in one line."""
+        """Describe an exception in one line; the task, which is in the key, is not named twice."""
         first = next(iter(str(error).splitlines()), "")
+        named = f"benchmark.task={key[0]!r}: "
+        if first.startswith(named):
+            return cls(*key, first.removeprefix(named))
         return cls(*key, f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
     def entry(self) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from harness.benchmark_spec import BenchmarkSpec
 from harness.config.benchmark import benchmark_spec
 from harness.config.library import Index, Leaf, index_of, library
 from harness.config.listing import CONF, choices, comment, read_choice
+from harness.pages.writing import print_or_write, table
 
 #: Benchmarks whose samples the harness draws itself.
 EMBEDDED = "seedling_"
@@ -93,7 +92,7 @@ def page() -> str:
         if of_kind:
             parts.append(_section(title, of_kind))
     parts.append(_section("Embedded", ours, "Scenes of squares and digits that the harness draws."))
-    keys = _table(("key", "default", "what"), _keys())
+    keys = table(("key", "default", "what"), _keys())
     return "\n".join([*parts, TAIL + keys])
 
 
@@ -104,8 +103,8 @@ def _spec(name: str) -> BenchmarkSpec:
 def _section(title: str, specs: Sequence[BenchmarkSpec], intro: str = "") -> str:
     parts = [f"## {title}\n", f"{intro}\n"] if intro else [f"## {title}\n"]
     parts += [
-        _table(FACTS, map(_facts, specs)),
-        _table(SCORES, map(_scores, specs)),
+        table(FACTS, map(_facts, specs)),
+        table(SCORES, map(_scores, specs)),
         "".join(chain.from_iterable(map(_notes, specs))),
     ]
     return "\n".join(parts)
@@ -203,21 +202,9 @@ def _keys() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
-    parser = argparse.ArgumentParser(prog="python -m harness.pages.benchmarks", description=__doc__)
-    parser.add_argument("--write", type=Path, help="file to replace")
-    options = parser.parse_args(argv)
-    if options.write is None:
-        print(page(), end="")
-    else:
-        options.write.write_text(page())
-    return 0
+    return print_or_write(page, "harness.pages.benchmarks", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -17,6 +16,7 @@ from harness.catalogue import build_method, names_of
 from harness.config.compose import CONF
 from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
+from harness.pages.writing import print_or_write, table
 from harness.paths import ROOT
 from methods.base import Decoder, Method, Site, TokenReducer
 from methods.compressor import CacheCompressor
@@ -89,13 +89,13 @@ def page(root: Path = ROOT) -> str:
     return "\n".join(
         [
             HEAD.format(blocks=BLOCKS, depth=DEPTH),
-            _table(head, reducers),
+            table(head, reducers),
             DECODERS.format(depth=DEPTH),
-            _table((*ways, "cost", "paper"), decoders),
+            table((*ways, "cost", "paper"), decoders),
             COMPRESSORS,
-            _table(evicts, compressors),
+            table(evicts, compressors),
             CONFIGS,
-            _table(("file", "method", "variant", "what it is"), files),
+            table(("file", "method", "variant", "what it is"), files),
         ]
     )
 
@@ -235,24 +235,12 @@ def _config_row(path: Path) -> tuple[str, ...]:
     lines = path.read_text().splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     comment = " ".join(line.lstrip("# ") for line in lines[:count])
-    return f"`{path.stem}`", part.name, part.variant, comment.replace("|", "/")
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"`{path.stem}`", part.name, part.variant, comment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
-    parser = argparse.ArgumentParser(prog="python -m harness.pages.methods", description=__doc__)
-    parser.add_argument("--write", type=Path, help="file to replace")
-    options = parser.parse_args(argv)
-    if options.write is None:
-        print(page(), end="")
-    else:
-        options.write.write_text(page())
-    return 0
+    return print_or_write(page, "harness.pages.methods", __doc__, argv)
 
 
 if __name__ == "__main__":

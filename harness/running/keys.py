@@ -30,7 +30,7 @@ from methods.base import Method
 #: Raised when the meaning of the key itself changes.
 KEY_VERSION = 3
 
-#: Packages whose version can change an answer or a measurement.
+#: Packages whose version can change an answer, a measurement or a score.
 PACKAGES = (
     "torch",
     "torchvision",
@@ -46,6 +46,13 @@ PACKAGES = (
     "rapidfuzz",
     "jinja2",
     "scipy",
+    "nltk",
+    "jieba",
+    "lxml",
+    "apted",
+    "levenshtein",
+    "table-recognition-metric",
+    "pycocoevalcap",
 )
 
 #: Files of a benchmark's folder that shape its samples or its scores.

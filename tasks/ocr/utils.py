@@ -132,32 +132,20 @@ def aggregate_categories(pages: list[list[list[int]]]) -> float:
     return sum(rates) / len(rates)
 
 
-def _read(doc: Doc, results: list[Any], scene: bool, one_line: bool, suffix: str) -> Doc:
+def _read(doc: Doc, results: list[Any], scene: bool, one_line: bool) -> Doc:
     answer, unparsed = _answer(results)
     said, right = (read_label(text, scene, one_line) for text in (answer, doc["label"]))
     scores = read_scores(said, right)
-    named = {"meteor": "meteor_no_synonyms"}
-    return {
-        named.get(name, name) + ("" if name == "edit_distance" else suffix): value
-        for name, value in scores.items()
-    } | unparsed
+    return scores | {"meteor_no_synonyms": scores.pop("meteor")} | unparsed
 
 
-def ocean_document_en(doc: Doc, results: list[Any]) -> Doc:
-    return _read(doc, results, scene=False, one_line=False, suffix="")
-
-
-def ocean_document_zh(doc: Doc, results: list[Any]) -> Doc:
-    return _read(doc, results, scene=False, one_line=False, suffix="_char")
+def ocean_document(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=False)
 
 
 def ocean_scene_text(doc: Doc, results: list[Any]) -> Doc:
-    return _read(doc, results, scene=True, one_line=False, suffix="_char")
+    return _read(doc, results, scene=True, one_line=False)
 
 
-def ocean_handwriting_en(doc: Doc, results: list[Any]) -> Doc:
-    return _read(doc, results, scene=False, one_line=True, suffix="")
-
-
-def ocean_handwriting_zh(doc: Doc, results: list[Any]) -> Doc:
-    return _read(doc, results, scene=False, one_line=True, suffix="_char")
+def ocean_handwriting(doc: Doc, results: list[Any]) -> Doc:
+    return _read(doc, results, scene=False, one_line=True)

@@ -84,6 +84,7 @@ def confirmed(name: str) -> list[str]:
     return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in left | {"stem"}]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "key"), [(name, key) for name in NAMES for key in confirmed(name)]
 )

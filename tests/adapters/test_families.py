@@ -51,6 +51,7 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
             assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
@@ -68,6 +69,7 @@ def test_dropping_equals_emulation(name, where, merge):
         assert torch.equal(a.origin, b.origin)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_emulation_in_single_precision(name, attention):
@@ -79,6 +81,7 @@ def test_dropping_equals_emulation_in_single_precision(name, attention):
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
 )

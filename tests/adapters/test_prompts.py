@@ -271,6 +271,7 @@ def question(benchmark: str, prompt: PromptSpec) -> str:
     return rendered(spec.text, sample, "here")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "model", "name", "frame", "one", "two", "film"),
     SETS,

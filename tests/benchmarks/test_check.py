@@ -57,7 +57,7 @@ def test_every_step_says_what_it_saw(
     ]
     assert "lmms-lab-encoder/POPE, split test" in words[0][3]
     assert "picture 96x96" in words[1][3]
-    assert words[2][3].startswith("2 samples by seedling (not a result): pope_f1_score")
+    assert words[2][3].startswith("2 samples by seedling (not a result): pope_f1_mean")
     assert lines[3].split()[:2] == ["pope", "prompt"]
     assert lines[3].endswith("ASSISTANT:'")
 
@@ -162,6 +162,7 @@ def test_a_checkpoint_that_is_not_here_is_told(
     assert by_name(findings)["answers"].status == "ok"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_to_its_last_header(
     repositories: Repositories, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_all_goes_on_behind_one_that_fails(
     assert lines[-1] == "1 of 2 benchmarks can run here"
 
 
+@pytest.mark.slow
 def test_prompts_are_compared_with_the_originals_token_by_token(
     repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

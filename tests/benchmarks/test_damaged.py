@@ -118,6 +118,7 @@ def test_a_column_that_is_gone_is_named(damaged: Run, name: str, column: str, co
     assert f"KeyError: '{column}'" in line
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["pope", "vqav2", "mmmu"])
 @pytest.mark.parametrize(
     ("change", "reason"),
@@ -170,13 +171,15 @@ def test_a_sample_without_reference_is_named_before_anything_is_asked(
 def test_a_reference_of_another_form_is_named_by_its_row(damaged: Run) -> None:
     code, line = damaged("scienceqa_img", cell("answer", 1, lambda value: 7))
     assert code == 1
-    assert f"{PLACES['scienceqa_img']}, row 1: its target cannot be read: IndexError" in line
+    place = f"{PLACES['scienceqa_img']}, row 1: its target cannot be read: IndexError"
+    assert f"failed: scienceqa_img/1: {place}" in line
+    assert line.count("benchmark.task") == 0
 
 
 def test_a_reference_that_is_none_of_the_answers_is_named_by_its_row(damaged: Run) -> None:
     code, line = damaged("pope", cell("answer", 1, lambda value: "maybe"))
     assert code == 1
-    assert "1 of 4 samples failed: pope/1: AssertionError" in line
+    assert "1 of 6 samples failed: pope_by_kind/1: AssertionError" in line
     assert PLACES["pope"] in line
 
 

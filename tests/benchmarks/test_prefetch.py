@@ -71,6 +71,7 @@ def benchmark(name: str) -> BenchmarkSpec:
     return build_spec(command.cells[0]).benchmark
 
 
+@pytest.mark.slow
 def test_a_machine_without_network_has_all_it_needs(served: Hub, tmp_path: Path) -> None:
     """The commands as a user gives them: download, unpack, prepare; then a process that may not use the network."""
     served.asked.clear()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.fixtures import ANSWERS, Answer
+from tests.benchmarks.fixtures import answer as right_answer
+from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.runs import metrics_of, spec_of
 
 Repositories = Callable[[str], Path]
@@ -105,23 +107,46 @@ def test_a_number_may_be_five_percent_off_and_a_word_may_not(
 
 
 @pytest.mark.parametrize(
-    ("answer", "f1", "accuracy"),
+    ("answer", "kinds", "f1", "accuracy", "unparsed"),
     [
-        # Two of four are yes. Always yes: precision 1/2, recall 1; always no: neither is defined.
-        (saying("yes"), 2 / 3, 0.5),
-        (saying("Yes"), 2 / 3, 0.5),
-        (saying("no"), 0.0, 0.5),
-        # Yes but for the first, which is yes: precision 1/3, recall 1/2.
-        (lambda doc: "no" if doc["id"] == "0" else "yes", 0.4, 0.25),
-        (saying("Yes, there is."), 0.0, 0.0),
+        # Three of six are yes, one of each kind. Always yes: precision 1/2, recall 1; always no: neither is defined.
+        (saying("yes"), (2 / 3, 2 / 3, 2 / 3), 2 / 3, 0.5, 0),
+        (saying("Yes"), (2 / 3, 2 / 3, 2 / 3), 2 / 3, 0.5, 0),
+        (saying("no"), (0, 0, 0), 0.0, 0.5, 0),
+        # Yes but for the first, which is yes: of all precision 2/5, recall 2/3; of its kind both are 0.
+        (lambda doc: "no" if doc["id"] == "0" else "yes", (0, 2 / 3, 2 / 3), 0.5, 1 / 3, 0),
+        # Right but for two of one kind: of all precision and recall are 2/3.
+        (
+            lambda doc: denied(doc) if doc["category"] == "popular" else right_answer(doc),
+            (1, 0, 1),
+            2 / 3,
+            2 / 3,
+            0,
+        ),
+        # What is neither lowers no F1, so it is counted.
+        (
+            lambda doc: "a horse" if doc["id"] == "0" else right_answer(doc),
+            (0, 1, 1),
+            1.0,
+            5 / 6,
+            1,
+        ),
+        (saying("Yes, there is."), (0, 0, 0), 0.0, 0.0, 6),
     ],
 )
-def test_f1_rewards_yes_and_accuracy_does_not(
-    scored: Scored, answer: Answer, f1: float, accuracy: float
+def test_f1_of_each_kind_and_of_all(
+    scored: Scored,
+    answer: Answer,
+    kinds: tuple[float, float, float],
+    f1: float,
+    accuracy: float,
+    unparsed: int,
 ) -> None:
     found = scored("pope", answer)
+    assert found["pope_f1_mean"] == pytest.approx(sum(kinds) / 3)
     assert found["pope_f1_score"] == pytest.approx(f1)
     assert found["pope_accuracy"] == pytest.approx(accuracy)
+    assert found["unparsed"] == pytest.approx(unparsed / 6)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +202,19 @@ def test_a_letter_stands_first_or_alone(scored: Scored, name: str, form: str, ri
 
 
 @pytest.mark.parametrize(
-    ("form", "right"),
-    [("({})", 1.0), ("The answer is {}.", 1.0), ("{} it is", 1.0), ("I cannot say.", 0.0)],
+    ("form", "right", "unparsed"),
+    [
+        *(("({})", 1, 0), ("The answer is {}.", 1, 0), ("{} it is", 1, 0)),
+        # An open question is answered by any text, and no option named by it; by nothing neither.
+        *(("I cannot say.", 0, 2 / 3), (" ", 0, 1)),
+    ],
 )
-def test_an_option_of_mmmu_is_read_and_never_drawn(scored: Scored, form: str, right: float) -> None:
+def test_an_option_of_mmmu_is_read_and_never_drawn(
+    scored: Scored, form: str, right: float, unparsed: float
+) -> None:
     found = scored("mmmu", lambda doc: form.format(doc["answer"]))
     assert found["mmmu_acc"] == pytest.approx(right, abs=1e-4)
+    assert found["unparsed"] == pytest.approx(unparsed)
 
 
 @pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])

@@ -53,6 +53,7 @@ def test_the_target_alone_is_plain_greedy_decoding(name: str) -> None:
     assert decode(None, name, 1, False).tokens == plain(name)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("gamma", range(1, 10))
 @pytest.mark.parametrize("way", WAYS)

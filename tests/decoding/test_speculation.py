@@ -85,6 +85,7 @@ def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], D
     return generated.ids[0].tolist(), DecodingRecord.from_entry(kept), record
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [(name, "0.9") for name in DECODERS]

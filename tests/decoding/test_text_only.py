@@ -60,6 +60,7 @@ def test_a_text_alone_is_answered_as_the_model_answers_it(name: str) -> None:
             assert both.records[0].kept < (both.records[0].visual,)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_method_leaves_a_text_alone_beside_a_picture(
     case: tuple[str, dict[str, Any]],

@@ -82,6 +82,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
@@ -112,6 +113,7 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
         assert span(got.logits[:, 2:] - everything[:, 2:]) > 1e-3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):

@@ -146,6 +146,7 @@ def test_merged_tokens_get_features_merged_alike(site: Site, matrix: bool) -> No
                 assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES[::2])
 @pytest.mark.parametrize(
     ("method", "params"),

@@ -119,6 +119,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
     return torch.cat([first[None], output.logits[0]])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
@@ -157,6 +158,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     assert record.entering == (layout.counts[0],) * len(masks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "label", ["aircache", "aircache by head", "prefixkv", "random_kv", "elastic"]

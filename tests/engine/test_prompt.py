@@ -66,6 +66,7 @@ def equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and torch.equal(one, other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> None:
     """Rows of unequal numbers of images, videos and words, in one batch and alone; one method comes back."""
@@ -79,6 +80,7 @@ def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> Non
             assert same(answered(tiny, method, prompt, *rows), found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "drop") for name in FAMILIES), ("qwen2_5_vl_mixed", "emulate")]
 )
@@ -92,6 +94,7 @@ def test_every_place_behind_the_tower_starts_from_one_prompt(name: str, backend:
         assert same(answered(tiny, method, prompt, backend=backend), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_beams_start_from_a_prompt(name: str) -> None:
     tiny, beams = Tiny(name), {"num_beams": 3, "output_logits": False}

@@ -71,6 +71,7 @@ def run(adapter, spec, case, budget, chats, samples, **options):
         return session.generate(adapter.encode(chats), samples, **GENERATION)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
 def test_every_kind_of_method_at_ratio_zero_is_bit_identical(adapter, spec, chats, case):
     inputs = adapter.encode(chats)
@@ -80,6 +81,7 @@ def test_every_kind_of_method_at_ratio_zero_is_bit_identical(adapter, spec, chat
     assert torch.equal(got.logits, torch.stack(plain.logits, 1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
 def test_every_kind_of_method_drops_as_it_emulates(adapter, spec, chats, case):
     budget, names = Budget("kept", 0.8), ["a", "b", "c"]
@@ -91,6 +93,7 @@ def test_every_kind_of_method_drops_as_it_emulates(adapter, spec, chats, case):
     assert (fast.logits - slow.logits).abs().max() <= 5e-6 * scale
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ON_IMAGES, ids=case_id)
 def test_every_kind_of_method_gives_a_batch_what_it_gives_its_rows(adapter, spec, chats, case):
     budget, names = Budget("kept", 0.8), ["a", "b", "c"]

@@ -117,6 +117,7 @@ def test_resumed_run_gives_the_same(
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["method=none ratio=0", "method=divprune ratio=0.75"])
 @pytest.mark.parametrize("benchmark", ["vqa", "caption"])
 def test_batches_do_not_change_answers(

@@ -45,6 +45,7 @@ def fickle() -> JudgeServer:
     return JudgeServer(judge=lambda messages: str(next(numbers)))
 
 
+@pytest.mark.slow
 def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         spec = JudgeSpec(server.base_url, "referee")
@@ -68,6 +69,7 @@ def test_two_at_once_take_the_same_verdicts(fickle: JudgeServer, tmp_path: Path)
         assert names <= {".json", ""}
 
 
+@pytest.mark.slow
 def test_a_killed_process_has_kept_what_it_was_told(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         server.delay = 0.1

@@ -442,6 +442,7 @@ def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method:
         assert alone.records[0].origin.tolist() == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reading", ["paper", "official"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "internvl", *LONG])
 def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str):

@@ -44,6 +44,7 @@ def run(adapter, method, budget, chats, backend="drop", samples=None):
         return session.generate(inputs, samples, **generation)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_engine_drops_as_it_emulates_and_rows_as_a_batch(load, name, method):

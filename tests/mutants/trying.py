@@ -35,7 +35,7 @@ HEAVY = [
 ]
 
 #: Seconds after which tests that hang count as having noticed.
-PATIENCE = 300
+PATIENCE = 900
 
 Verdict = Literal["killed", "survived"]
 
@@ -97,5 +97,5 @@ def _run(tree: Path, tests: Sequence[str]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow", *tests])
     raise SystemExit(int(code))

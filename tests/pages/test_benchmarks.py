@@ -51,7 +51,7 @@ def test_a_row_says_what_the_data_are_and_how_papers_print_the_score(text: str) 
         "D2Pruner, D3ToM",
     ]
     assert rows_of(text, "textvqa_ocr")[1][4] == "`ocr: true`"
-    assert rows_of(text, "pope")[1][3].startswith("`pope_accuracy` (accuracy x 100), ")
+    assert rows_of(text, "pope")[1][3].startswith("`pope_f1_score` (F1 of all questions x 100), ")
     task = rows_of(text, "seedling_vqa")[0][1]
     assert task == "[seedling_vqa](../tasks/seedling/seedling_vqa.yaml) (1.0)"
 

@@ -45,9 +45,9 @@ def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
 
 def test_measured_and_published_stand_side_by_side() -> None:
     rows = [
-        made_up("llava15_7b", "pope", "pope_f1_score", 0.5),
-        made_up("llava15_7b", "pope", "pope_f1_score", 0.8541, samples=9000),  # the newest
-        made_up("llava15_7b", "pope", "pope_f1_score", 0.2, method="fastv"),
+        made_up("llava15_7b", "pope", "pope_f1_mean", 0.5),
+        made_up("llava15_7b", "pope", "pope_f1_mean", 0.8541, samples=9000),  # the newest
+        made_up("llava15_7b", "pope", "pope_f1_mean", 0.2, method="fastv"),
         made_up("llava15_7b", "gqa", "exact_match", 0.6131, samples=12578),
         made_up("llava15_7b", "mmbench_en", "gpt_eval_score", 64.2, samples=4329),  # in percent
         made_up("llava_ov_7b", "textvqa", "exact_match", 0.7, prompt="vlmevalkit"),

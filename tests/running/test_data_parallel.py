@@ -182,6 +182,7 @@ def two(one: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(Store(folder), launch(script, f"store={folder}", *COMMON, "-m", ratios))
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_row_of_one(one: Ran, two: Ran) -> None:
     row = two.row(WHOLE)
     assert lasting(row) == lasting(one.row(WHOLE))
@@ -196,6 +197,7 @@ def test_two_processes_give_the_row_of_one(one: Ran, two: Ran) -> None:
     assert [entry["doc_id"] // 4 for entry in other] == [1] * 4 + [3] * 4 + [5] * 4
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_was_stopped(one: Ran, two: Ran) -> None:
     row = two.row(HALF)
     assert row["status"] == "resumed"
@@ -204,6 +206,7 @@ def test_two_processes_go_on_where_one_was_stopped(one: Ran, two: Ran) -> None:
     assert two.answers(HALF) == one.answers(HALF)
 
 
+@pytest.mark.slow
 def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(two: Ran) -> None:
     assert two.done.code == 1
     (error,) = two.done.errors
@@ -222,6 +225,7 @@ def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(
     assert len(stored_answers(two.store.run(failed.name))) == 23
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(one: Ran, tmp_path: Path) -> None:
     # The first call is the warm-up, so two batches are answered and one is lost.
     kill = "rank == 1 and len(calls) == 4 and os.kill(os.getpid(), signal.SIGKILL)"
@@ -297,6 +301,7 @@ with join() as ranks:
 """
 
 
+@pytest.mark.slow
 def test_what_one_raises_all_raise_and_the_next_step_still_agrees(tmp_path: Path) -> None:
     script = tmp_path / "agree.py"
     script.write_text(AGREE)
@@ -414,6 +419,7 @@ with join() as ranks:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "how"), [(0, "dies"), (60, "hangs")])
 def test_no_process_waits_for_one_that(tmp_path: Path, seconds: int, how: str) -> None:
     script = tmp_path / "lost.py"

@@ -125,6 +125,7 @@ def spec_of(root: Path, *argv: str) -> RunSpec:
     return build_spec(command.cells[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", MODELS)
 def test_every_method_runs_and_no_answer_depends_on_the_batch(
     family: str, root: Path, tasks: Path, checkpoint: Callable[[str], Path]

@@ -66,12 +66,14 @@ def test_one_run_is_a_sheet_its_path_and_a_command(swept: Shown, store: Path) ->
     assert "{" not in shown.text
 
 
+@pytest.mark.slow
 def test_json_is_printed_on_a_terminal_where_it_is_asked_for(swept: Shown, store: Path) -> None:
     shown = on_terminal("run.py", f"store={store}", *FEW, "method=none", "json=true")
     assert json.loads(shown.raw.splitlines()[-1])["status"] == "cached"
     assert "row: " not in shown.raw
 
 
+@pytest.mark.slow
 def test_a_program_gets_json_while_a_person_looks_on(
     swept: Shown, store: Path, tmp_path: Path
 ) -> None:

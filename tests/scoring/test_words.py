@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import marshal
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import jieba
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +15,7 @@ from nltk.metrics import f_measure, precision, recall
 from nltk.translate.meteor_score import meteor_score
 from sacrebleu.metrics import BLEU
 
+from harness.scoring import words as reading
 from harness.scoring.words import bleu, meteor, read_label, read_scores, shares, words
 
 SENTENCES = st.lists(
@@ -29,10 +34,53 @@ class NoSynonyms:
         return []
 
 
-def test_a_chinese_character_is_a_word() -> None:
-    assert words("SA8000 \u4eca\u5929, ok") == ["SA8000", "\u4eca", "\u5929", ",", "ok"]
-    assert words(" \n ") == []
-    assert words("plain words\nonly") == ["plain", "words", "only"]
+def test_words_stand_between_blanks_where_no_text_is_chinese() -> None:
+    assert words(" plain words,\nonly", "\u3002 \u9fff \n") == (
+        ["plain", "words,", "only"],
+        ["\u3002", "\u9fff"],
+    )
+
+
+def test_both_texts_are_cut_by_jieba_where_one_is_chinese() -> None:
+    weather = "\u5929\u6c14\u5f88\u597d\u3002"
+    cut = ["\u5929\u6c14", "\u5f88", "\u597d", "\u3002"]
+    english = ["SA8000", ",", " ", "ok"]
+    assert words(weather, "SA8000, ok") == (cut, english)
+    assert words("SA8000, ok", weather) == (english, cut)
+    # The first and the last character that make a text Chinese.
+    for character in "\u4e00\u9fa5":
+        assert words("a, b", character)[0] == ["a", ",", " ", "b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u6211\u4eec\u53bb\u516c\u56ed\u6563\u6b65\uff0c\u5929\u6c14\u5f88\u597d\u3002",
+        "\u5c0f\u660e\u7855\u58eb\u6bd5\u4e1a\u4e8e\u4e2d\u56fd\u79d1\u5b66\u9662 Phone-Booth 3.5%\r\n\t(14306)",
+        # Names that are in no dictionary.
+        "\u674e\u5c0f\u798f\u662f\u521b\u65b0\u529e\u4e3b\u4efb\u4e5f\u662f\u4e91\u8ba1\u7b97\u65b9\u9762\u7684\u4e13\u5bb6",
+    ],
+)
+def test_texts_are_cut_as_by_jieba_itself(theirs: jieba.Tokenizer, text: str) -> None:
+    assert words(text, "")[0] == theirs.lcut(text)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> jieba.Tokenizer:
+    tokenizer = jieba.Tokenizer()
+    tokenizer.tmp_dir = str(tmp_path_factory.mktemp("jieba"))
+    return tokenizer
+
+
+def test_the_dictionary_is_read_in_silence_and_no_copy_is_kept_or_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "jieba.cache").write_bytes(marshal.dumps(({"\u516c": 9, "\u56ed": 9}, 18)))
+    reading._jieba.cache_clear()
+    assert words("\u516c\u56ed", "")[0] == ["\u516c\u56ed"]
+    assert [one.name for one in tmp_path.iterdir()] == ["jieba.cache"]
+    assert capfd.readouterr() == ("", "")
 
 
 @given(SENTENCES, FULL)
@@ -72,6 +120,18 @@ def test_meteor_is_nltks_without_synonyms(said: list[str], right: list[str]) -> 
     assert meteor(said, right) == pytest.approx(wanted)
 
 
+def test_blanks_and_marks_are_words_where_a_text_is_chinese() -> None:
+    said, right = "\u516c\u56ed \u6563\u6b65", "\u516c\u56ed \u5929\u6c14"
+    one, other = words(said, right)
+    assert (one, other) == (
+        ["\u516c\u56ed", " ", "\u6563\u6b65"],
+        ["\u516c\u56ed", " ", "\u5929\u6c14"],
+    )
+    found = read_scores(said, right)
+    assert found["precision"] == found["recall"] == pytest.approx(2 / 3)
+    assert found["meteor"] == pytest.approx(meteor_score([other], one, wordnet=NoSynonyms()))
+
+
 def test_all_scores_of_a_text() -> None:
     perfect = read_scores("one two three four", "one two three four")
     assert perfect["meteor"] == pytest.approx(1 - 0.5 / 64)
@@ -96,7 +156,7 @@ def test_scene_texts_are_compared_without_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["", " \n\t", "x" * 100_000, "word " * 20_000, "\u4eca" * 100_000, "\ud800"]
+    "answer", ["", " \n\t", "x" * 100_000, "word " * 20_000, "\u4eca" * 10_000, "\ud800"]
 )
 def test_odd_answers_raise_nothing(answer: str) -> None:
     scores = read_scores(answer, "one two three four five")

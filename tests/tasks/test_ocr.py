@@ -14,7 +14,9 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
+from harness.benchmark_spec import DatasetSpec
 from harness.config.compose import CONF
+from harness.config.listing import read_choice
 from harness.errors import UserError
 from harness.evaluation.tasks import load_tasks, quiet
 from harness.paths import ROOT
@@ -125,6 +127,22 @@ def test_a_repository_that_is_not_here_is_told_in_one_line() -> None:
         "benchmark.task='ocean_ocr_scene_text': guoxy25/Ocean-OCR cannot be had: not on this machine;"
     )
     assert "https://github.com/guoxy25/Ocean-OCR" in line
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_revision_that_is_set_is_the_one_that_is_read(tmp_path: Path, name: str) -> None:
+    FIXTURES[name](tmp_path)
+    settings = {**read_choice("benchmark", name)["dataset"], "revision": "a" * 40}
+    data = DatasetSpec(**settings)
+    with (
+        mock.patch.object(
+            huggingface_hub, "snapshot_download", return_value=str(tmp_path / str(data.path))
+        ) as asked,
+        quiet(),
+    ):
+        load_tasks(name, TASKS, pinned=data.pinned)
+    assert asked.call_args.args == (data.path,)
+    assert asked.call_args.kwargs["revision"] == "a" * 40
 
 
 def test_a_pdf_page_is_drawn_when_it_is_asked_for(utils: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Functions that the MMMU task file names. lmms-eval runs this file once per name: no state here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmms_eval.tasks.mmmu import utils as mmmu
+
+try:
+    from harness.evaluation.chance import without_guesses
+except ImportError:  # started outside the repository, without Espalier on the path
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from harness.evaluation.chance import without_guesses
+
+Doc = dict[str, Any]
+
+
+def doc_to_visual(doc: Doc) -> list[Any]:
+    """Return the pictures that the question names."""
+    return list(mmmu.mmmu_doc_to_visual(doc))
+
+
+def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
+    """Return the question as lmms-eval asks it."""
+    return str(mmmu.mmmu_doc_to_text(doc, lmms_eval_specific_kwargs))
+
+
+def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> list[Doc]:
+    """Return the question with its pictures where it names them."""
+    return list(mmmu.mmmu_doc_to_messages(doc, lmms_eval_specific_kwargs))
+
+
+def process_results(doc: Doc, results: list[Any]) -> Doc:
+    """Read an option or a text off an answer; one that names no option, or says nothing, is wrong and unparsed."""
+    answer = results[0] if results and isinstance(results[0], str) else ""
+    with without_guesses():
+        sample = mmmu.mmmu_process_results(doc, [answer])["mmmu_acc"]
+    (read,) = sample["parsed_pred"]
+    named = any(str(part).strip() for part in ([read] if isinstance(read, str) else read))
+    return {"mmmu_acc": sample, "unparsed": float(not named)}
+
+
+def accuracy(samples: list[Doc]) -> float:
+    """Return the share of questions answered right."""
+    return float(mmmu.mmmu_aggregate_results(samples))
