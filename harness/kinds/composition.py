@@ -13,7 +13,7 @@ from harness.kinds.compressor import COMPRESSOR, cache_block, check_held
 from harness.kinds.identities import identity_of
 from harness.kinds.reducer import REDUCER, WHOLE
 from harness.kinds.responders import Joined
-from harness.specs import Asked, RunSpec, Settled
+from harness.specs import Asked, MethodSpec, RunSpec, Settled
 from methods.composed import Composed
 from methods.none import NoReduction
 
@@ -29,7 +29,7 @@ class Composition:
 
     def settle(self, spec: Settled, method: Composed) -> Settled:
         """Let both refuse; the ratio is the reducer's."""
-        COMPRESSOR.settle(spec, method.compressor)
+        COMPRESSOR.settle(_behind(spec), method.compressor)
         return REDUCER.settle(spec, method.reducer)
 
     def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
@@ -73,6 +73,12 @@ class Composition:
     def identity(self, asked: Asked, method: Composed) -> Identity:
         """Name both; the settings are those that concern the reducer."""
         return identity_of(asked, method, REDUCER.identity(asked, method.reducer).engine)
+
+
+def _behind(spec: Settled) -> Settled:
+    """Return the spec with the compressor's name, for its error lines."""
+    named = spec.method.compressor
+    return spec if named is None else replace(spec, method=MethodSpec(named.name))
 
 
 def _evicting(asked: Asked, method: Composed) -> CacheBudget:
