@@ -132,7 +132,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class CompressorSpec:
-    """Which cache compressor stands behind a method that drops tokens, and the share of cache entries that it evicts."""
+    """Which cache compressor stands behind a method that drops tokens, and the share of entries that it evicts."""
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.engine.eviction import CacheBudget
 from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
-from harness.kinds.compressor import COMPRESSOR, cache_block, check_held
+from harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from harness.kinds.identities import identity_of
 from harness.kinds.reducer import REDUCER, WHOLE
 from harness.kinds.responders import Joined
@@ -68,7 +68,7 @@ class Composition:
         for record in records:
             check_held(evicting, record)
         found = REDUCER.account(asked, method.reducer, records)
-        return replace(found, extra={**found.extra, "cache": cache_block(evicting, records)})
+        return replace(found, extra={**found.extra, **cache_blocks(evicting, records)})
 
     def identity(self, asked: Asked, method: Composed) -> Identity:
         """Name both; the settings are those that concern the reducer."""

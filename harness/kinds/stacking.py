@@ -53,7 +53,9 @@ def stacked(
         raise Refused(
             f"{said}: a method that decodes speculatively keeps its caches whole; valid: compressor=none"
         )
-    raise Refused(f"{said}: only a method that drops tokens in one prefill goes before a compressor")
+    raise Refused(
+        f"{said}: only a method that drops tokens in one prefill goes before a compressor"
+    )
 
 
 def label_of(spec: RunSpec) -> str:
