@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.catalogue import build_method, names_of
 from harness.errors import Refused, UserError
 from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.labels import label
 from harness.specs import MethodSpec, RunSpec
-from methods.base import Method, MethodError
+from methods.base import Method
 from methods.composed import Composed
 from methods.compressor import CacheCompressor
 
@@ -25,25 +22,29 @@ def method_of(asked: MethodSpec) -> Method:
     method, behind = build_method(asked.name, asked.params), asked.compressor
     if behind is None:
         return method
-    compressor = _compressor(behind.name, behind.params)
+    try:
+        compressor = build_method(behind.name, behind.params)
+    except UserError as error:
+        raise UserError(str(error).replace("method.params", "compressor.params")) from error
     return stacked(method, compressor, behind.ratio, (asked.name, behind.name))
 
 
-def stacked(
-    method: Method, compressor: CacheCompressor, ratio: float, names: tuple[str, str]
-) -> Composed:
+def stacked(method: Method, behind: Method, ratio: float, names: tuple[str, str]) -> Composed:
     """Return a method that drops tokens and, behind it, a compressor that evicts a share of what is left.
 
     Args:
         method: the first of the two.
-        compressor: the second.
+        behind: the second.
         ratio: share of the cache entries that goes.
         names: what error lines call them.
 
     Raises:
-        Refused: the first is no method that drops tokens.
+        Refused: the first is no method that drops tokens, or the second evicts no cache entries.
     """
-    reducer = as_reducer(method)
+    reducer, compressor = as_reducer(method), as_compressor(behind)
+    if compressor is None:
+        valid = ", ".join(names_of(CacheCompressor))
+        raise Refused(f"compressor={names[1]!r} evicts no cache entries; valid: none, {valid}")
     if reducer is not None:
         return Composed(reducer, compressor, ratio)
     said = f"method={names[0]} compressor={names[1]}"
@@ -61,14 +62,3 @@ def stacked(
 def label_of(spec: RunSpec) -> str:
     """Return the label of a run by its config: what is fitted to a model, such as a schedule, is no setting."""
     return label(method_of(spec.method), spec.method.variant, spec.budget)
-
-
-def _compressor(name: str, params: Mapping[str, Any]) -> CacheCompressor:
-    try:
-        found = as_compressor(build_method(name, params))
-    except (UserError, MethodError) as error:
-        raise UserError(str(error).replace("method.params", "compressor.params")) from error
-    if found is None:
-        valid = ", ".join(names_of(CacheCompressor))
-        raise Refused(f"compressor={name!r} evicts no cache entries; valid: none, {valid}")
-    return found

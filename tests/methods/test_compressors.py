@@ -292,6 +292,18 @@ def test_controls() -> None:
         assert kept.diff().unique().tolist() == [32 // keep]
 
 
+def test_every_score_goes_with_every_allocation() -> None:
+    view = view_of()
+    for name in names_of(CacheCompressor):
+        for rule in budgets.RULES:
+            method = built(name, allocation=rule)
+            scores = [method.score(replace(view, layer=layer)) for layer in range(3)]
+            found = method.allocate(scores, 20)
+            assert int(found.sum()) == 20, (name, rule)
+            kept = method.keep(scores[0], int(found[0]))
+            assert kept.shape == (scores[0].shape[0], int(found[0]))
+
+
 @pytest.mark.parametrize(
     ("name", "params", "said"),
     [
