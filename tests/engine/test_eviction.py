@@ -227,11 +227,14 @@ def test_ratio_zero_is_bit_identical(load, name):
     assert [one.kv_bytes for one in plain.records] == [one.kv_bytes for one in got.records]
 
 
-def test_what_goes_is_averaged_into_what_stays(load, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "params"), [("elastic", {"merged": 1.0}), ("aircache", {"merged": 1.0})]
+)
+def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
     adapter = load("llava")
     one = FAMILIES["llava"].chats[0]
     inputs = adapter.encode([one])
-    method = build_method("elastic", {"merged": 1.0})
+    method = build_method(name, params)
     with noted(monkeypatch) as left:
         run(adapter, method, [one], ratio=0.75)
     whole = DynamicCache()
