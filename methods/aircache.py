@@ -24,7 +24,7 @@ from torch import Tensor
 from methods.checks import require
 from methods.compressor import Allocation, CacheCompressor, CacheView
 from methods.select.attention import by_kv_head, causal, logits
-from methods.select.merging import into_nearest
+from methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
 #: So that ties at the threshold are kept whatever their last bit.

@@ -18,7 +18,7 @@ from torch import Tensor
 from methods.checks import require
 from methods.compressor import CacheCompressor, CacheView
 from methods.select.attention import paid
-from methods.select.merging import into_nearest
+from methods.select.buckets import into_nearest
 
 
 @dataclass(frozen=True)

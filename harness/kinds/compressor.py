@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.budget import BudgetMismatch
 from harness.engine.eviction import CacheBudget
 from harness.errors import Refused
-from harness.kinds.accounts import account_of
+from harness.kinds.accounts import account_of, first_token
 from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
 from harness.kinds.identities import answering_settings, identity_of
 from harness.kinds.reducer import REDUCER, WHOLE
@@ -114,21 +114,19 @@ def check_held(evicting: CacheBudget, record: Record) -> None:
 def cache_blocks(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
     """Return what a row says of its caches, and whether its answers can tell one way of evicting from another.
 
-    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them,
-    `first_token` the share of answers that are one token, end aside. That token knows the whole cache.
+    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them.
+    An answer of one token was chosen behind the whole cache; what is left decides nothing but that it ends there.
     """
     entered = [fmean(layer) for layer in zip(*(one.entering for one in records), strict=True)]
     held = (one.entering if one.held is None else one.held for one in records)
     entries = [fmean(layer) for layer in zip(*held, strict=True)]
-    alone = fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
     block = {
         "ratio": evicting.ratio,
         "entered": entered,
         "entries": entries,
         "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
-        "first_token": alone,
     }
-    return {"cache": block, "discriminates": alone < 1}
+    return {"cache": block, "discriminates": first_token(records) < 1}
 
 
 def _whole(asked: Any) -> Any:

@@ -36,8 +36,8 @@ class Run:
     `units` says which samples are one unit of statistics: (task, first document) of each.
 
     `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
-    `flops` is the share of the unreduced prefill. `discriminates` is false where every answer is its first token, which
-    no eviction of cache entries can change.
+    `flops` is the share of the unreduced prefill. `single` is whether every answer is one token; `discriminates`,
+    of rows that evict cache entries, whether any is not.
     """
 
     name: str
@@ -49,7 +49,8 @@ class Run:
     flops: float
     scores: Mapping[Key, float]
     units: Mapping[Key, Key]
-    discriminates: bool = True
+    discriminates: bool | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,16 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
 
 
 def _alike(runs: Sequence[Run]) -> list[str]:
-    """Return a line about curves that evict cache entries where that can change no score."""
-    names = sorted({run.name for run in runs if not run.discriminates})
-    said = "every answer is its first token, which is chosen before cache entries go: equal scores say nothing"
-    return [f"{', '.join(names)}: {said}"] if names else []
+    """Return a line where no answer is longer than a token: neither behind an evicted cache nor behind the whole one."""
+    evicting = [run for run in runs if run.discriminates is not None]
+    if not evicting or any(run.discriminates for run in evicting):
+        return []
+    if any(run.method == FULL and not run.single for run in runs):
+        return []
+    names = ", ".join(sorted({run.name for run in evicting}))
+    return [
+        f"{names}: every answer is one token, chosen before cache entries go; scores say nothing of them"
+    ]
 
 
 def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
@@ -290,7 +297,9 @@ def _read(one: Stored) -> Run:
         flops=row["flops"]["share_of_full"],
         scores={key: scoring.scores[metric] for key, scoring in found.items()},
         units={key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in found.items()},
-        discriminates=extra.get("discriminates") is not False,
+        # Younger than rows.
+        discriminates=extra.get("discriminates"),
+        single=extra.get("first_token") == 1,
     )
 
 

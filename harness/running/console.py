@@ -14,9 +14,7 @@ from harness.report.columns import Column, below, beside, fits
 from harness.report.speculative_table import lines, tables_of
 
 #: Beside rows of cache compressors whose scores tell nothing of them.
-SAME = (
-    "every answer is its first token, chosen before entries go: no eviction can change these scores"
-)
+SAME = "every answer is one token, chosen before entries go: eviction decided no more than that it ends there"
 
 #: Width of tables where the output is not a terminal.
 WIDTH = 180

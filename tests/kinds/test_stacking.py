@@ -19,6 +19,7 @@ from harness.config.compose import read_command
 from harness.digests import Digests
 from harness.engine.eviction import CacheBudget
 from harness.engine.record import Record
+from harness.kinds.accounts import first_token
 from harness.kinds.compressor import cache_blocks, check_held
 from harness.kinds.stacking import method_of
 from harness.running import console, hints
@@ -196,10 +197,10 @@ def test_an_answer_of_one_token_is_decided_before_entries_go(
     long = record([20] * DEPTH, new_tokens=9, ended=True)
     found = cache_blocks(evicting, [one, one])
     assert found["discriminates"] is not decided
-    assert found["cache"]["first_token"] == float(decided)
+    assert first_token([one, one]) == float(decided)
     mixed = cache_blocks(evicting, [one, long])
     assert mixed["discriminates"] is True
-    assert mixed["cache"]["first_token"] == decided / 2
+    assert first_token([one, long]) == decided / 2
 
 
 def test_a_released_overshoot_is_told_and_anything_beyond_it_refused() -> None:
