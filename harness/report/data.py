@@ -207,7 +207,7 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
 
 
 def _alike(runs: Sequence[Run]) -> list[str]:
-    """Return a line where no answer is longer than a token: neither behind an evicted cache nor behind the whole one."""
+    """Return a line where no answer is longer than a token, behind an evicted cache and behind the whole one."""
     evicting = [run for run in runs if run.discriminates is not None]
     if not evicting or any(run.discriminates for run in evicting):
         return []
