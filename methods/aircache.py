@@ -24,6 +24,7 @@ from torch import Tensor
 from methods.checks import require
 from methods.compressor import Allocation, CacheCompressor, CacheView
 from methods.select.attention import by_kv_head, causal, logits
+from methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
 #: So that ties at the threshold are kept whatever their last bit.
@@ -39,6 +40,7 @@ class AirCache(CacheCompressor):
         window: `elite`, or for ablations all words, the last `size` of them, or the last `size` visual tokens.
         size: of a continuous or visual window.
         per_head: whether each KV head has a choice of its own.
+        merged: share of the entries that go which are averaged into the nearest that stays (Table 11: it hurts).
     """
 
     allocation: Allocation = "strength_and_skewness"
@@ -46,6 +48,7 @@ class AirCache(CacheCompressor):
     window: Literal["elite", "all", "continuous", "visual"] = "elite"
     size: int = 32
     per_head: bool = False
+    merged: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -53,6 +56,7 @@ class AirCache(CacheCompressor):
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "0 to 1")
         require(self.window in WINDOWS, "window", self.window, ", ".join(WINDOWS))
         require(self.size >= 1, "size", self.size, "1 or more")
+        require(0 <= self.merged <= 1, "merged", self.merged, "0 to 1")
 
     @property
     def by_head(self) -> bool:
@@ -69,6 +73,10 @@ class AirCache(CacheCompressor):
         found = products.softmax(dim=-1).mean(dim=1)
         found = found[:, torch.searchsorted(shared, view.candidates)]
         return by_kv_head(found, view.keys.shape[0] if self.per_head else 1)
+
+    def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
+        """Return (H, N): the nearest kept candidate of the best of those that go."""
+        return into_nearest(scores, kept, self.merged)
 
     def observers(self, view: CacheView) -> Tensor:
         """Return the slots of the window."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from methods.checks import require
 from methods.compressor import CacheCompressor, CacheView
 from methods.select.attention import paid
+from methods.select.buckets import into_nearest
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,5 @@ class Elastic(CacheCompressor):
         return found.unsqueeze(0)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
-        """Return (1, N): the nearest kept candidate of the best of those that go, the earlier one of two as near."""
-        n = scores.shape[-1]
-        gone = n - kept.shape[-1]
-        n_merged = round(self.merged * gone)
-        if n_merged == 0:
-            return None
-        places = torch.arange(n, device=scores.device)
-        nearest = kept[0][(places.unsqueeze(1) - kept[0]).abs().argmin(dim=1)]
-        stays = torch.zeros(n, dtype=torch.bool, device=scores.device).index_fill_(0, kept[0], True)
-        best = scores[0].masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
-        found = torch.full_like(places, -1)
-        found[best[:n_merged]] = nearest[best[:n_merged]]
-        return torch.where(stays, places, found).unsqueeze(0)
+        """Return (1, N): the nearest kept candidate of the best of those that go."""
+        return into_nearest(scores, kept, self.merged)

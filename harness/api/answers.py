@@ -71,6 +71,7 @@ class Answer:
         kept: those alive in the last decoder layer; all of them where a draft alone does without.
         kept_indices: their places among the `visual`, ascending.
         ratio: share removed as the budget's rule counts it; of a speculative decoder, the share its draft did without.
+        cache: share of the visual cache entries that the prefill left for decoding; 1 unless a compressor evicts some.
         flops: of the prefill.
         times_ms: milliseconds of vision, prefill (selection inside), select, decode and decode_per_token; of a batch,
             its time divided by its rows.
@@ -85,6 +86,7 @@ class Answer:
     kept: int
     kept_indices: tuple[int, ...] = field(repr=False)
     ratio: float
+    cache: float
     flops: Flops
     times_ms: Mapping[str, float] = field(repr=False)
     decoding: Decoding | None

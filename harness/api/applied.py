@@ -198,6 +198,9 @@ class Applied:
                     kept=len(kept),
                     kept_indices=kept,
                     ratio=self._settled.removed(record),
+                    cache=record.kv_entries / max(sum(record.entering), 1)
+                    if record.visual
+                    else 1.0,
                     flops=flops_of(record, facts),
                     times_ms=record.times_ms,
                     decoding=decoding_of(record),

@@ -20,9 +20,19 @@ from harness.config.build import build_draft
 from harness.config.compose import compose_section
 from harness.errors import UserError
 from harness.kinds.lookup import as_decoder
+from harness.kinds.stacking import stacked
 from harness.paths import ROOT
-from harness.specs import POSITIONS, TRANSPORTS, EngineSpec, MethodSpec, ModelSpec, RunSpec
+from harness.specs import (
+    POSITIONS,
+    TRANSPORTS,
+    CompressorSpec,
+    EngineSpec,
+    MethodSpec,
+    ModelSpec,
+    RunSpec,
+)
 from methods.base import Method
+from methods.compressor import CacheCompressor
 
 __all__ = ["Applied", "apply"]
 
@@ -43,6 +53,8 @@ def apply(
     positions: str = "original",
     transport: str | None = None,
     compare: bool = False,
+    compressor: str | CacheCompressor | None = None,
+    cache_ratio: float = 0.5,
     store: str | PathLike[str] | None = None,
     **params: Any,
 ) -> Applied:
@@ -52,8 +64,8 @@ def apply(
 
     Args:
         model: what `load` or `wrap` returned.
-        method: a file of conf/method without `.yaml` (the variants too), or an instance of an own `TokenReducer` or
-            `Decoder` (methods/base.py), registered or not.
+        method: a file of conf/method without `.yaml` (the variants too), or an instance of an own `TokenReducer`,
+            `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
         ratio: share of visual tokens removed, 0 <= ratio < 1; of a speculative decoder, the share that its draft does
             without.
         budget: how the ratio is counted: `kept`, `average` or `flops` (docs/rows.md).
@@ -64,6 +76,9 @@ def apply(
         transport: how a draft runs beside its target: `sequential`, `processes` or `threads`; None: the best that the
             machine has and both models allow.
         compare: whether a decoder's answers are decoded plainly too, for `answer.decoding.speedup`.
+        compressor: what evicts cache entries of the tokens that the method leaves: a file of conf/method, or an
+            instance of a `CacheCompressor` (methods/compressor.py) with hyper-parameters of its own; None: nothing.
+        cache_ratio: share of these entries that goes, 0 <= cache_ratio < 1.
         store: the run store whose calibrations are looked at first; None: `results` of the checkout.
         **params: the method's hyper-parameters, over those of its file.
 
@@ -76,8 +91,13 @@ def apply(
                 f"model is a {type(model).__name__}; valid: what espalier.load or espalier.wrap returned"
             )
         built, named = _built(method, params)
+        if compressor is not None:
+            behind, other = _built(compressor, {})
+            share = fields.cache_ratio("cache_ratio", cache_ratio)
+            built = stacked(built, behind, share, (named.name, other.name))
+            named = replace(named, compressor=CompressorSpec(other.name, other.params, share))
         drafting, asked = _drafting(model, built, named.name, draft)
-        share = fields.draft_ratio if built.drafts else fields.ratio
+        removed = fields.draft_ratio if built.drafts else fields.ratio
         fields.optional_text("transport", transport)
         engine = EngineSpec(
             batch_size=0,
@@ -91,7 +111,7 @@ def apply(
             model=model.spec,
             method=replace(named, draft=asked),
             benchmark=NO_BENCHMARK,
-            budget=Budget(budget, share("ratio", ratio)),
+            budget=Budget(budget, removed("ratio", ratio)),
             engine=engine,
             seed=fields.integer("seed", seed, at_least=0),
             force=False,

@@ -128,15 +128,21 @@ class ScoredEviction:
         words = words[words >= 0] - start
         if count:
             words = words[words > visual[-1]]
+        name = f"sample {self._prefill.samples[number // self._prefill.beams]}"
+        if len(words) == 0:
+            raise UserError(
+                f"{name}: no word stands behind the picture, "
+                "so that nothing asks what its cache entries are worth; valid: a prompt that ends in text"
+            )
         candidates = visual
         if self._evicting.compressor.scope == "prompt":
             first, last = self._evicting.compressor.exempt
             candidates = torch.arange(first, max(length - last, first), device=visual.device)
-        if len(words) == 0:
-            raise UserError(
-                f"sample {self._prefill.samples[number // self._prefill.beams]}: no word stands behind the picture, "
-                "so that nothing asks what its cache entries are worth; valid: a prompt that ends in text"
-            )
+            if len(candidates) == 0:
+                raise UserError(
+                    f"{name}: none of its {length} prompt tokens may go, since the first {first} and the last {last} "
+                    "never do; valid: method.params.scope=visual, or a smaller method.params.window or recent"
+                )
         return Row(start, candidates, visual, words)
 
     # ------------------------------------------------------------------ when the prompt has run

@@ -37,6 +37,8 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
             "decode_loop": _loop(records),
             "spare": _spare(records),
             "acceptance": acceptance(records),
+            "first_token": first_token(records),
+            "discriminates": None,  # of methods that evict cache entries behind the first token
             "speculative": None,
             "achieved": _achieved(asked, reducer, records),
         },
@@ -56,6 +58,11 @@ def token_means(records: Sequence[Record]) -> dict[str, float]:
         "layer_average": fmean(fmean(record.entering) for record in records),
         "kv_entries": fmean(record.kv_entries for record in records),
     }
+
+
+def first_token(records: Sequence[Record]) -> float:
+    """Return the share of answers that are one token, end aside: one that the prefill alone has chosen."""
+    return fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
 
 
 def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:

@@ -36,7 +36,8 @@ class Run:
     `units` says which samples are one unit of statistics: (task, first document) of each.
 
     `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
-    `flops` is the share of the unreduced prefill.
+    `flops` is the share of the unreduced prefill. `single` is whether every answer is one token; `discriminates`,
+    of rows that evict cache entries, whether any is not.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Run:
     flops: float
     scores: Mapping[Key, float]
     units: Mapping[Key, Key]
+    discriminates: bool | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,8 +201,22 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
             *notes,
             *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
             *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
+            *_alike(runs),
         ),
     )
+
+
+def _alike(runs: Sequence[Run]) -> list[str]:
+    """Return a line where no answer is longer than a token, behind an evicted cache and behind the whole one."""
+    evicting = [run for run in runs if run.discriminates is not None]
+    if not evicting or any(run.discriminates for run in evicting):
+        return []
+    if any(run.method == FULL and not run.single for run in runs):
+        return []
+    names = ", ".join(sorted({run.name for run in evicting}))
+    return [
+        f"{names}: every answer is one token, chosen before cache entries go; scores say nothing of them"
+    ]
 
 
 def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
@@ -274,11 +291,15 @@ def _read(one: Stored) -> Run:
         method=row["method"],
         policy=policy(row),
         ratio=row["ratio"],
-        place=_place(sites[0]) if sites else None,
+        # What goes from the cache too is not to be read beside random tokens alone.
+        place=_place(sites[0]) if sites and "cache" not in extra else None,
         metric=metric,
         flops=row["flops"]["share_of_full"],
         scores={key: scoring.scores[metric] for key, scoring in found.items()},
         units={key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in found.items()},
+        # Younger than rows.
+        discriminates=extra.get("discriminates"),
+        single=extra.get("first_token") == 1,
     )
 
 

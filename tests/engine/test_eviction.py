@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer, StaticLayer
 
 from harness.budget import Budget
 from harness.catalogue import build_method, names_of
-from harness.engine.eviction import CacheBudget, ScoredEviction
+from harness.engine.eviction import CacheBudget, ScoredEviction, _replace
 from harness.engine.session import Session
 from harness.errors import UserError
 from methods.compressor import CacheCompressor
@@ -183,6 +183,43 @@ def test_a_padded_batch_equals_its_rows(load, name, label):
             assert gap < 2e-6 * got.logits.abs().max()
 
 
+@pytest.mark.parametrize("name", ["llava_next", "qwen3_vl_mixed", "onevision_video"])
+def test_in_single_precision_every_row_of_several_media_equals_the_hidden_reference(
+    load, monkeypatch, name
+):
+    adapter, method = load(name, "float32"), built("aircache")
+    for one in FAMILIES[name].chats:
+        inputs = adapter.encode([one])
+        with noted(monkeypatch) as left:
+            got = run(adapter, method, [one])
+        whole = DynamicCache()
+        with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+            session.prefill(inputs, whole)
+        stores = zip(whole.layers, left[0], strict=True)
+        masks = [places(layer.keys[0], keys[0]) for layer, (keys, _) in stores]
+        expected = whole_cache_logits(adapter, inputs, got.ids, masks)
+        assert (got.logits[0] - expected).abs().max() < 5e-6 * expected.abs().max()
+
+
+def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
+    adapter, sizes, original = load("llava"), [], ScoredEviction.carry_out
+
+    def carry_out(self, held):
+        stages = original(self, held)
+        stores = {
+            store.untyped_storage() for one in held.layers for store in (one.keys, one.values)
+        }
+        sizes.append(sum(store.nbytes() for store in stores))
+        return stages
+
+    monkeypatch.setattr(ScoredEviction, "carry_out", carry_out)
+    got = run(adapter, built("aircache"), FAMILIES["llava"].chats[:1], ratio=0.8)
+    text, record = adapter.decoder.config, got.records[0]
+    slots = record.kv_entries + record.text * len(record.held)
+    entry = 2 * text.num_key_value_heads * text.head_dim * 8
+    assert sizes == [slots * entry] == [record.kv_bytes]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ratio_zero_is_bit_identical(load, name):
     adapter, chats = load(name, "float32"), FAMILIES[name].chats
@@ -192,11 +229,14 @@ def test_ratio_zero_is_bit_identical(load, name):
     assert [one.kv_bytes for one in plain.records] == [one.kv_bytes for one in got.records]
 
 
-def test_what_goes_is_averaged_into_what_stays(load, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "params"), [("elastic", {"merged": 1.0}), ("aircache", {"merged": 1.0})]
+)
+def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
     adapter = load("llava")
     one = FAMILIES["llava"].chats[0]
     inputs = adapter.encode([one])
-    method = build_method("elastic", {"merged": 1.0})
+    method = build_method(name, params)
     with noted(monkeypatch) as left:
         run(adapter, method, [one], ratio=0.75)
     whole = DynamicCache()
@@ -249,6 +289,46 @@ def test_every_layer_keeps_an_entry_however_high_the_ratio(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
     got = run(adapter, built("h2o, strength"), chats, ratio=0.999)
     assert got.records[0].held == (1,) * len(got.records[0].entering)
+
+
+def test_a_window_that_leaves_nothing_to_evict_is_refused(load):
+    chats = FAMILIES["llava"].chats[:1]
+    method = build_method("snapkv", {"scope": "prompt", "window": 1000})
+    with pytest.raises(UserError, match=r"none of its \d+ prompt tokens may go.* valid: ") as error:
+        run(load("llava"), method, chats)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("params", [{"window": "continuous"}, {"window": "visual"}])
+def test_a_window_longer_than_what_it_looks_from_is_all_of_it(load, params):
+    chats = FAMILIES["llava"].chats[:1]
+    long = run(load("llava"), build_method("aircache", {**params, "size": 1000}), chats)
+    assert sum(long.records[0].held) == int(0.4 * sum(long.records[0].entering) + 0.5)
+    if params["window"] == "continuous":
+        every = run(load("llava"), build_method("aircache", {"window": "all"}), chats)
+        assert torch.equal(long.logits, every.logits)
+
+
+def test_a_prompt_that_ends_in_a_picture_is_refused(load):
+    adapter = load("llava")
+    inputs = adapter.encode(list(FAMILIES["llava"].chats[:1]))
+    last = int(adapter.layout(inputs).visual[0].max()) + 1
+    cut = {
+        key: value[:, :last] if key in ("input_ids", "attention_mask") else value
+        for key, value in inputs.items()
+    }
+    evicting = CacheBudget(built("h2o"), 0.5)
+    with (
+        Session(adapter, NoReduction(), Budget("kept", 0), evicting=evicting) as session,
+        pytest.raises(UserError, match="no word stands behind the picture"),
+    ):
+        session.generate(cut, None, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("layer", [StaticLayer(max_cache_len=8), DynamicSlidingWindowLayer(8), 0])
+def test_a_cache_layer_of_another_class_is_refused(layer):
+    with pytest.raises(UserError, match=f"class {type(layer).__name__} cannot be shortened; valid"):
+        _replace(layer, torch.zeros(1), torch.zeros(1))
 
 
 def test_emulation_and_eager_attention_are_refused(load):

@@ -267,6 +267,18 @@ def test_what_goes_is_averaged_into_the_nearest_that_stays() -> None:
     assert Elastic(merged=0.0).merge(scores, kept) is None
 
 
+def test_each_head_merges_into_what_it_keeps() -> None:
+    scores = torch.tensor([[9.0, 1, 2, 3, 8], [1.0, 9, 2, 3, 4]])
+    kept = torch.tensor([[0, 4], [1, 3]])
+    found = AirCache(per_head=True, merged=1.0).merge(scores, kept)
+    assert found is not None
+    assert found.tolist() == [[0, 0, 0, 4, 4], [1, 1, 1, 3, 3]]
+    half = AirCache(per_head=True, merged=0.5).merge(scores, kept)
+    assert half is not None
+    assert half.tolist() == [[0, -1, 0, 4, 4], [-1, 1, 1, 3, 3]]
+    assert AirCache().merge(scores, kept) is None
+
+
 def test_the_released_ranks_are_the_values_of_an_argsort() -> None:
     view = view_of()
     true = built("elastic").score(view)[0]
@@ -290,6 +302,18 @@ def test_controls() -> None:
     for keep in (2, 4, 8, 16):
         kept = scores.argsort(descending=True)[:keep].sort().values
         assert kept.diff().unique().tolist() == [32 // keep]
+
+
+def test_every_score_goes_with_every_allocation() -> None:
+    view = view_of()
+    for name in names_of(CacheCompressor):
+        for rule in budgets.RULES:
+            method = built(name, allocation=rule)
+            scores = [method.score(replace(view, layer=layer)) for layer in range(3)]
+            found = method.allocate(scores, 20)
+            assert int(found.sum()) == 20, (name, rule)
+            kept = method.keep(scores[0], int(found[0]))
+            assert kept.shape == (scores[0].shape[0], int(found[0]))
 
 
 @pytest.mark.parametrize(

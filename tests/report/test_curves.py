@@ -402,3 +402,23 @@ def test_runs_with_other_units_do_not_stand_beside_each_other(tmp_path: Path) ->
         UserError, match="yes_no: runs differ in which samples are one unit of statistics"
     ):
         read_panels(tmp_path, ["yes_no"])
+
+
+@pytest.mark.parametrize(
+    ("whole", "evicted", "told"), [(1, 1, True), (0.5, 1, False), (1, 0.5, False)]
+)
+def test_curves_that_evict_behind_answers_of_one_token_say_so(
+    tmp_path: Path, whole: float, evicted: float, told: bool
+) -> None:
+    def extra(first_token: float, **more: object) -> dict[str, object]:
+        return {"headline": "acc", "label": "", "sites": [], "first_token": first_token, **more}
+
+    add_run(tmp_path, "none", 0.0, 0.9, extra=extra(whole))
+    for name in ("aircache", "random+h2o"):
+        cache = {"cache": {"ratio": 0.9}, "discriminates": evicted < 1}
+        add_run(tmp_path, name, 0.9, 0.9, extra=extra(evicted, **cache))
+    (panel,) = read_panels(tmp_path, ())
+    assert (len(panel.notes) == 1) == told
+    if told:
+        assert panel.notes[0].startswith("aircache, random+h2o: every answer is one token")
+    assert all(curve.floor is None for curve in panel.curves)

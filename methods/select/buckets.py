@@ -1,0 +1,35 @@
+"""Which of the cache entries that go are averaged into which that stay: Elastic Cache (arXiv 2407.18121)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
+    """Return (H, N): the nearest kept candidate of each that goes, the earlier one of two as near; itself if kept.
+
+    Of those that go the given share is merged, the highest scores first; the rest is dropped (-1). None drops all.
+
+    Args:
+        scores: (H, N) of the candidates.
+        kept: (H, K) ascending candidates that stay.
+        share: 0 to 1.
+
+    Cost: O(H N K).
+    """
+    n_merged = round(share * (scores.shape[-1] - kept.shape[-1]))
+    if n_merged == 0:
+        return None
+    pairs = zip(scores, kept, strict=True)
+    return torch.stack([_of_head(own, stay, n_merged) for own, stay in pairs])
+
+
+def _of_head(scores: Tensor, kept: Tensor, n_merged: int) -> Tensor:
+    places = torch.arange(len(scores), device=scores.device)
+    nearest = kept[(places.unsqueeze(1) - kept).abs().argmin(dim=1)]
+    stays = torch.zeros_like(places, dtype=torch.bool).index_fill_(0, kept, True)
+    best = scores.masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
+    found = torch.full_like(places, -1)
+    found[best[:n_merged]] = nearest[best[:n_merged]]
+    return torch.where(stays, places, found)

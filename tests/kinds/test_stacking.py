@@ -1,0 +1,218 @@
+"""A method that drops tokens with a cache compressor behind it: from the command line to the row and the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import run
+from harness.budget import BudgetMismatch
+from harness.catalogue import build_method
+from harness.cells import name as curve_name
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.digests import Digests
+from harness.engine.eviction import CacheBudget
+from harness.engine.record import Record
+from harness.kinds.accounts import first_token
+from harness.kinds.compressor import cache_blocks, check_held
+from harness.kinds.stacking import method_of
+from harness.running import console, hints
+from harness.running.preflight import check
+from harness.specs import RunSpec
+from methods.compressor import CacheCompressor
+
+SEEDLING = ("model=seedling", "benchmark=seedling_caption", "limit=3", "engine.paired=0")
+STACK = ("method=d2pruner", "compressor=aircache", "ratio=0.5", "compressor.ratio=0.9")
+DEPTH, VISUAL = 6, 40
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    command = read_command([*SEEDLING, *overrides])
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def compressor(name: str, **params: object) -> CacheCompressor:
+    method = build_method(name, params)
+    assert isinstance(method, CacheCompressor)
+    return method
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def test_each_of_the_two_has_its_own_ratio_and_hyper_parameters() -> None:
+    spec = spec_of(*STACK, "method.params.K=3", "compressor.params.window=all")
+    method = method_of(spec.method)
+    assert [type(part).__name__ for part in method.parts] == ["D2Pruner", "AirCache"]
+    assert method.reducer.K == 3  # type: ignore[attr-defined]
+    assert method.compressor.window == "all"  # type: ignore[attr-defined]
+    assert (spec.budget.ratio, method.cache_ratio) == (0.5, 0.9)  # type: ignore[attr-defined]
+    assert spec.method.title == "d2pruner+aircache"
+    assert spec_of("method=d2pruner").method.compressor is None
+
+
+def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
+    command = read_command(
+        [*SEEDLING, "-m", "method=fastv", "compressor=none,aircache,h2o", "compressor.ratio=.5,.9"]
+    )
+    assert command is not None
+    found = [build_spec(cell).method for cell in command.cells]
+    assert [one.title for one in found[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
+    assert [one.compressor.ratio for one in found if one.compressor] == [0.5, 0.9, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("method=h2o compressor=aircache", "method=h2o compressor=aircache: both evict"),
+        (
+            "method=fastv compressor=divprune",
+            "compressor='divprune' evicts no cache entries; valid",
+        ),
+        ("method=vanilla_sd compressor=h2o", "decodes speculatively keeps its caches whole"),
+        ("method=fastv compressor=airkache", "compressor='airkache' is unknown (did you mean"),
+        ("method=[d2pruner,aircache]", "a list is no method; valid: method=<drops tokens>"),
+        ("method=fastv ratio=[0.5,0.9]", "ratio=[0.5, 0.9] must be a number in [0, 1)"),
+        ("method=fastv compressor=h2o compressor.ratio=1", "compressor.ratio=1 must be a number"),
+        ("method=fastv compressor=h2o budget=flops", "budget='flops': method='h2o' evicts"),
+        ("method=fastv compressor=h2o engine=emulate", "engine.backend='emulate': method='h2o'"),
+        (
+            "method=fastv compressor=aircache compressor.params.alpha=2",
+            "compressor.params.alpha=2.0 is out of range; valid: 0 to 1",
+        ),
+        (
+            "method=fastv compressor=aircache compressor.params.alfa=2",
+            "compressor.params.alfa is not a config key (did you mean compressor.params.alpha?)",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_one_line(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([*SEEDLING, f"store={tmp_path}", *line.split()]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert error.count("\n") == 0
+
+
+def test_rows_of_different_settings_share_neither_key_nor_name(tmp_path: Path) -> None:
+    base = ("method=fastv", *STACK[1:])
+    more = (
+        (),
+        ("compressor.ratio=0.5",),
+        ("compressor.params.alpha=0.5",),
+        ("compressor.params.allocation=uniform",),
+        ("method.params.K=3",),
+        ("compressor=h2o",),
+        ("compressor=none",),
+    )
+    named, keys = set(), set()
+    for changes in more:
+        stack = [
+            one for one in base if not any(c.startswith(one.split("=")[0] + "=") for c in changes)
+        ]
+        job = check(spec_of(*stack, *changes, f"store={tmp_path}"), Digests())
+        cell = job.parts["cell"]
+        row = {**cell, "extra": {"label": job.label}, "settings": job.parts["settings"]}
+        named.add((curve_name(row), cell["ratio"]))
+        keys.add(job.key)
+    assert len(named) == len(keys) == len(more)
+
+
+# ------------------------------------------------------------------ a run
+
+
+@pytest.fixture(scope="module")
+def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    store = tmp_path_factory.mktemp("store")
+    assert run.main([*SEEDLING, *STACK, f"store={store}", "engine.warmup=0"]) == 0
+    (path,) = store.glob("runs/*/row.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_a_row_has_what_both_achieved(row: dict[str, Any]) -> None:
+    extra, tokens = row["extra"], row["tokens"]
+    assert (row["method"], row["ratio"]) == ("d2pruner+aircache", 0.5)
+    assert extra["label"] == "cache_ratio=0.9"
+    assert set(extra["params"]) == {"D2Pruner", "AirCache", "cache_ratio"}
+    assert tokens["kept_final"] == tokens["visual"] / 2
+    # Two layers of whole prompts, then four of halves; a tenth of all that is left.
+    assert extra["cache"]["entered"] == [144, 144, 72, 72, 72, 72]
+    assert sum(extra["cache"]["entries"]) == tokens["kv_entries"] == round(0.1 * 576)
+    assert extra["cache"]["share"] == pytest.approx(58 / 576)
+    assert extra["discriminates"] is True
+    assert extra["achieved"]["kept"] == 72
+
+
+def test_the_terminal_says_what_both_left(row: dict[str, Any]) -> None:
+    shown = io.StringIO()
+    console.print_rows([row], shown, full=True)
+    text = shown.getvalue()
+    assert "d2pruner+aircache cache_ratio=0.9, ratio 0.5" in text
+    assert "144, asked to keep 72, kept 72" in text
+    assert "58 of 576 left in the KV cache (10.1%, asked 10.0%)" in text
+    single = {**row, "extra": {**row["extra"], "discriminates": False}}
+    table = io.StringIO()
+    console.print_rows([single, {**row, "run_key": "other", "ratio": 0.75}], table, full=False)
+    assert "10.1%" in table.getvalue()
+    assert f"on seedling_caption: {console.SAME}" in table.getvalue()
+
+
+def test_the_next_command_leaves_the_compressor_out(row: dict[str, Any]) -> None:
+    found = hints.next_step(["method=fastv", "compressor=aircache"], [row])
+    assert found is not None
+    assert found[0].endswith("run.py -m method=fastv compressor=none,aircache")
+    alone = {**row, "method": "h2o"}
+    found = hints.next_step(["method=h2o"], [alone])
+    assert found is not None
+    assert found[0].endswith("run.py -m method=none,random_kv,h2o")
+
+
+# ------------------------------------------------------------------ counts
+
+
+def record(held: list[int], **changes: Any) -> Record:
+    whole = (VISUAL,) * DEPTH
+    found = Record("s", VISUAL, 4, (), (), whole, sum(held), 64, 3, held=tuple(held))
+    return replace(found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ended", "decided"),
+    [(1, False, True), (2, True, True), (2, False, False), (3, True, False), (1, True, True)],
+)
+def test_an_answer_of_one_token_is_decided_before_entries_go(
+    tokens: int, ended: bool, decided: bool
+) -> None:
+    evicting = CacheBudget(compressor("aircache"), 0.5)
+    one = record([20] * DEPTH, new_tokens=tokens, ended=ended)
+    long = record([20] * DEPTH, new_tokens=9, ended=True)
+    found = cache_blocks(evicting, [one, one])
+    assert found["discriminates"] is not decided
+    assert first_token([one, one]) == float(decided)
+    mixed = cache_blocks(evicting, [one, long])
+    assert mixed["discriminates"] is True
+    assert first_token([one, long]) == decided / 2
+
+
+def test_a_released_overshoot_is_told_and_anything_beyond_it_refused() -> None:
+    exact, released = (compressor("pyramidkv", whole_steps=on) for on in (False, True))
+    over = [13, 11, 9, 7, 5, 4]  # 48 were asked for
+    evicting = CacheBudget(released, 0.8)
+    check_held(evicting, record(over))
+    assert cache_blocks(evicting, [record(over)])["cache"]["share"] == 49 / 240
+    for budget, held in (
+        (CacheBudget(exact, 0.8), over),
+        (evicting, [40] * DEPTH),
+        (evicting, [7] * DEPTH),
+    ):
+        with pytest.raises(BudgetMismatch, match="the cache holds"):
+            check_held(budget, record(held))
