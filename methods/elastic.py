@@ -59,7 +59,9 @@ class Elastic(CacheCompressor):
         if n_merged == 0:
             return None
         places = torch.arange(n, device=scores.device)
-        nearest = kept[0][(places.unsqueeze(1) - kept[0]).abs().argmin(dim=1)]
+        behind = torch.searchsorted(kept[0], places).clamp(max=kept.shape[-1] - 1)
+        right, left = kept[0][behind], kept[0][(behind - 1).clamp(min=0)]
+        nearest = torch.where((places - left).abs() <= (places - right).abs(), left, right)
         stays = torch.zeros(n, dtype=torch.bool, device=scores.device).index_fill_(0, kept[0], True)
         best = scores[0].masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
         found = torch.full_like(places, -1)
