@@ -88,6 +88,7 @@ def in_turns(
     tokens: int,
     devices: Sequence[Any],
     rounds: int = ROUNDS,
+    warmup: int = 1,
 ) -> dict[str, list[Turn]]:
     """Return the turns of each side, its warm-up left out; who is first changes from round to round.
 
@@ -98,9 +99,10 @@ def in_turns(
         tokens: new tokens of every answer, no end before.
         devices: whose memory counts.
         rounds: answers of each side that count.
+        warmup: those before them that do not.
     """
     found: dict[str, list[Turn]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
+    for number in range(warmup + rounds):
         order = list(sides) if number % 2 else list(sides)[::-1]
         for name in order:
             with peak_memory(*devices) as peak:
@@ -117,7 +119,7 @@ def in_turns(
                 records=done.records,
             )
             found[name].append(replace(turn, peak_bytes=peak.bytes))
-    return {name: turns[1:] for name, turns in found.items()}
+    return {name: turns[warmup:] for name, turns in found.items()}
 
 
 def told(turns: Sequence[Turn], reads: Reads, tokens: int) -> dict[str, float]:

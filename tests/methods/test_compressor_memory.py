@@ -1,4 +1,4 @@
-"""No compressor ever holds an attention map: the largest tensor that its score makes, recorded operation by operation."""
+"""No compressor ever holds an attention map: the largest tensor that a score makes, recorded operation by operation."""
 
 from __future__ import annotations
 
