@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
-    plan = QUICK_PLAN if options.quick else FULL_PLAN
+    plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
         plan = tuple(replace(one, rounds=options.rounds) for one in plan)
     overrides = tuple(options.overrides) or INSTANCE
