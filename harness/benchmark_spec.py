@@ -88,6 +88,9 @@ class BenchmarkSpec:
         needs: what scoring takes beside this machine's Python.
         papers: which of the five papers print it.
         note: one sentence for the page that lists all benchmarks.
+        prompt_tokens: length of the prompts that the harness composes; None: the samples are what they are. With it the
+            clock scores, and the row has times and memory of both sides (harness/evaluation/latency.py).
+        new_tokens: tokens of every answer, no fewer and no more; None: as the generation settings say.
     """
 
     name: str
@@ -114,6 +117,8 @@ class BenchmarkSpec:
     derived: Mapping[str, Derived] = field(default_factory=dict)
     cluster: Cluster | None = None
     blocks: int | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
 
     @property
     def shown(self) -> bool:

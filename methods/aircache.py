@@ -23,7 +23,7 @@ from torch import Tensor
 
 from methods.checks import require
 from methods.compressor import Allocation, CacheCompressor, CacheView
-from methods.select.attention import by_kv_head, causal, logits
+from methods.select.attention import by_kv_head, logits, paid
 from methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
@@ -68,10 +68,8 @@ class AirCache(CacheCompressor):
         asked = self.observers(view)
         # Sorted, each once: a window may be made of candidates.
         shared = torch.cat([view.candidates, asked]).unique()
-        products = logits(view.queries[:, asked], view.keys[:, shared], view.scaling)
-        products.masked_fill_(~causal(asked, shared), float("-inf"))
-        found = products.softmax(dim=-1).mean(dim=1)
-        found = found[:, torch.searchsorted(shared, view.candidates)]
+        votes = paid(view.queries, view.keys[:, shared], view.scaling, asked, seen=shared)
+        found = votes[:, torch.searchsorted(shared, view.candidates)] / len(asked)
         return by_kv_head(found, view.keys.shape[0] if self.per_head else 1)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:

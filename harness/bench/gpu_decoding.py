@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
 from harness.bench import sd as bench_sd
-from harness.bench.bandwidth import against_bandwidth, copy_rate, step_bytes
+from harness.bench.bandwidth import against_bandwidth
 from harness.bench.gpu_setup import Found, Plan, tried
 from harness.bench.setup import Figure, Setup
 from harness.config.build import build_spec
@@ -29,6 +29,7 @@ from harness.decoding.samplers import Sampler
 from harness.decoding.threads import Threads
 from harness.decoding.transports import Sequential
 from harness.engine.text.cache import IndexedCache
+from harness.measure.bandwidth import copy_rate, step_bytes
 
 
 def decoding(plan: Plan) -> Found:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.bench import engine as bench_engine
-from harness.bench.bandwidth import against_bandwidth, copy_rate, step_bytes
+from harness.bench.bandwidth import against_bandwidth
 from harness.bench.engine import METHODS, Instance
 from harness.bench.gpu_setup import Found, Note, Plan, tried
 from harness.bench.select_parts import ratio_row
@@ -23,6 +23,7 @@ from harness.bench.selection import (
 )
 from harness.bench.setup import Figure, Setup
 from harness.bench.views import features
+from harness.measure.bandwidth import copy_rate, step_bytes
 from harness.specs import RunSpec
 
 #: How a machine says that its memory is full: torch on a GPU, torch and Python elsewhere.

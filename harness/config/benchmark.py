@@ -45,6 +45,9 @@ def benchmark_spec(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
         "title": found["title"] or found["name"],
         "limit": fields.optional_integer("limit", limit, at_least=1),
     }
+    if found["new_tokens"] is not None:
+        exactly = dict.fromkeys(("min_new_tokens", "max_new_tokens"), found["new_tokens"])
+        found["generation"] = {**exactly, **found["generation"]}
     return BenchmarkSpec(**found)
 
 
@@ -116,6 +119,11 @@ def _some(valid: tuple[str, ...]) -> Reader:
 
 def _count(key: str, value: Any) -> int | None:
     return fields.optional_integer(key, value, at_least=1)
+
+
+def _steps(key: str, value: Any) -> int | None:
+    # The first token is the prefill's: a step makes the second.
+    return fields.optional_integer(key, value, at_least=2)
 
 
 def _media(key: str, value: Any) -> str:
@@ -224,6 +232,8 @@ READERS: dict[str, Reader] = {
     "cluster": _cluster,
     "blocks": _blocks,
     "generation": fields.table,
+    "prompt_tokens": _count,
+    "new_tokens": _steps,
     "prompt": fields.table,
     "text": _optional_text,
     "texts": _texts,

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import fields
+from harness.benchmark_spec import BenchmarkSpec
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
 from harness.config.benchmark import benchmark_spec
@@ -87,13 +88,14 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
     )
     model = _beside(model, method.draft)
+    engine = _engine(parts["engine"])
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
     return RunSpec(
         model=model,
         method=method,
-        benchmark=worded(benchmark, model.prompt),
+        benchmark=worded(_one_batch(benchmark, engine.batch_size), model.prompt),
         budget=Budget(rule=rule, ratio=share("ratio", config["ratio"])),
-        engine=_engine(parts["engine"]),
+        engine=engine,
         seed=fields.integer("seed", config["seed"], at_least=0),
         force=fields.flag("force", config["force"]),
         log=fields.choice("log", parts["log"]["name"], LOGS),
@@ -106,6 +108,17 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         log_options=fields.table("log.options", parts["log"]["options"]),
         judge=judge_spec(parts["judge"]),
     )
+
+
+def _one_batch(benchmark: BenchmarkSpec, batch_size: int) -> BenchmarkSpec:
+    """Return the benchmark; of prompts that the harness composes one batch is all, where no limit is set."""
+    if benchmark.prompt_tokens is None or benchmark.limit is not None:
+        return benchmark
+    if batch_size == AUTO_BATCH:
+        raise UserError(
+            f"engine.batch_size='auto': benchmark={benchmark.name} times a batch of the size asked for; valid: a number"
+        )
+    return replace(benchmark, limit=batch_size)
 
 
 def _plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:

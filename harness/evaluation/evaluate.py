@@ -58,6 +58,7 @@ class Evaluation:
         aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
         unparsed: answers in no form that the scorer knows; None where it does not tell.
         judge: which judge scored the answers and how that went; None where none was asked.
+        latency: times and memory of both sides where the harness composes the prompts; None elsewhere.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -75,6 +76,7 @@ class Evaluation:
     aggregation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unparsed: int | None = None
     judge: Mapping[str, Any] | None = None
+    latency: Mapping[str, Any] | None = None
 
     @property
     def time(self) -> dict[str, float | None]:
@@ -111,7 +113,7 @@ def evaluate(
     with kind.open(spec, adapter, method, prior) as opened:
         rivals = opened.rivals if reason is None else None
         done = evaluate_session(
-            spec, opened.responder, journal, progress, ranks, rivals, answered, loaded
+            spec, opened.responder, journal, progress, ranks, rivals, answered, loaded, adapter
         )
     return done if reason is None else replace(done, speedup_note=reason)
 
@@ -169,6 +171,7 @@ def evaluate_session(
     rivals: Rivals | None = None,
     answered: Callable[[], None] | None = None,
     loaded: Loaded | None = None,
+    adapter: Adapter | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -181,6 +184,7 @@ def evaluate_session(
         rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
         answered: called before that.
         loaded: what `open_benchmark` returned; None: it is called here.
+        adapter: the model, whose bytes bound what is timed of prompts that the harness composes; None: nothing is.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
@@ -198,12 +202,16 @@ def evaluate_session(
     from harness.evaluation.effects import tokens_remembered
     from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
     from harness.evaluation.judged import judging
+    from harness.evaluation.latency import Clocked
     from harness.evaluation.paired import Paired, measured
     from harness.evaluation.tasks import quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
+    clocked = None if bench.prompt_tokens is None else Clocked(bench, spec.seed)
+    if clocked is not None:
+        clocked.compose(tasks, responder.encode)
     evaluation: Evaluation | None = None
     judge = judging(spec, tasks)
     with (
@@ -217,10 +225,11 @@ def evaluate_session(
     ):
         unscored: list[Failure] = []
         for task in tasks:
-            guard_scoring(task, unscored, judge.verdict)
+            guard_scoring(task, unscored, judge.verdict if clocked is None else clocked.verdict)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks, judge.ask)
+        complete = judge.ask if clocked is None else clocked.take
+        model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete)
         results = simple_evaluate(
             model=model,
             tasks=list(tasks),
@@ -250,8 +259,11 @@ def evaluate_session(
         journal.append(*judge.entries(), *kept)
         if answered is not None:
             answered()
-        beside = Paired(None, "")
-        if rivals is not None:
+        beside, timed = Paired(None, ""), None
+        if clocked is not None and adapter is not None:
+            beside = Paired(None, "extra.latency has both sides")
+            timed = clocked.measure(model, responder, rivals, adapter)
+        elif rivals is not None:
             beside = measured(spec, rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
@@ -269,6 +281,7 @@ def evaluate_session(
             aggregation=scored.how,
             unparsed=scored.unparsed,
             judge=judge.told(),
+            latency=timed,
         )
     # Rank 0 alone has scored.
     return cast("Evaluation", ranks.gather(evaluation)[0])

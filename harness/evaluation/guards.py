@@ -22,7 +22,7 @@ def guard_scoring(
 ) -> None:
     """Make `task.process_results` skip and name a sample when it raises or gives NaN, without retries.
 
-    `beside` returns what the task scores beside the answer of a sample: a judge's verdict.
+    `beside` returns what the task scores beside the answer of a sample: a judge's verdict, or what the clock said.
 
     lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
     walks the documents in ascending order, once for each filter, so counting the calls gives the

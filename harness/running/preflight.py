@@ -8,6 +8,7 @@ from typing import Any
 from harness.admission.checkpoints import check_model
 from harness.admission.generation import check_settings
 from harness.admission.judges import check_judge
+from harness.admission.lengths import check_lengths
 from harness.admission.needs import check_needs
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
@@ -67,6 +68,7 @@ def check_method(spec: RunSpec, method: Method, digests: Digests) -> Job:
     _check_generation(spec)
     spec = kind.settle(spec, method)
     check_model(spec.model, spec.offline, digests)
+    check_lengths(spec)
     # What is fitted to a model, such as a schedule, is no part of the label.
     label = kind.identity(spec, method).label
     admitted = kind.admit(spec, method, digests)

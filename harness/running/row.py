@@ -61,6 +61,7 @@ def build_row(
             "unparsed": evaluation.unparsed,
             "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
             **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
+            **({} if evaluation.latency is None else {"latency": dict(evaluation.latency)}),
             "speedup": evaluation.speedup,
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note
@@ -96,7 +97,8 @@ def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
 
 def _reported(spec: RunSpec, values: Mapping[str, float | None]) -> dict[str, float | None]:
     # Random weights answer at random: such a row tells of times and memory, never of accuracy.
-    return dict.fromkeys(values) if spec.model.weights == "random" else _finite(values)
+    clocked = spec.benchmark.prompt_tokens is not None
+    return _finite(values) if clocked or spec.model.weights != "random" else dict.fromkeys(values)
 
 
 def _substitutes(job: Job) -> dict[str, str]:

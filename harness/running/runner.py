@@ -268,7 +268,8 @@ def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
 
 def _can_gain(job: Job) -> bool:
     """Say whether the run has something to gain on the unreduced model."""
-    return kind_of(job.method).unpaired(job.spec, job.method) is None
+    composed = job.spec.benchmark.prompt_tokens is not None  # such a row has both sides in any case
+    return not composed and kind_of(job.method).unpaired(job.spec, job.method) is None
 
 
 def _begin(job: Job, directory: RunDir) -> str:

@@ -125,6 +125,8 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "dataset": dataset if any(dataset.values()) else None,
         "data": contents.data,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
+        "prompt_tokens": benchmark.prompt_tokens,
+        "new_tokens": benchmark.new_tokens,
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
         # A table of its own: 0 is a setting, and only None is none.
         "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Query rows computed at once.
+#: Query rows computed at once, fewer where that would be more than so many products.
 BLOCK = 256
+CELLS = 2**24
 
 
 def logits(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
@@ -17,9 +18,10 @@ def logits(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     Query head h reads key head h // (H / H_kv).
     """
     exact = torch.promote_types(queries.dtype, torch.float32)
-    heads, kv_heads = queries.shape[0], keys.shape[0]
-    grouped = queries.to(exact).unflatten(0, (kv_heads, heads // kv_heads))
-    return torch.matmul(grouped, keys.to(exact).unsqueeze(1).mT).flatten(0, 1) * scaling
+    heads, n_rows, width = queries.shape
+    # The heads that read the same keys are rows of one product, so that keys are not copied for each of them.
+    grouped = queries.to(exact).reshape(keys.shape[0], -1, width)
+    return torch.bmm(grouped, keys.to(exact).mT).view(heads, n_rows, -1).mul_(scaling)
 
 
 def causal(places: Tensor, seen: Tensor) -> Tensor:
@@ -28,34 +30,50 @@ def causal(places: Tensor, seen: Tensor) -> Tensor:
 
 
 def rows(
-    queries: Tensor, keys: Tensor, scaling: float, places: Tensor, block: int = BLOCK
+    queries: Tensor,
+    keys: Tensor,
+    scaling: float,
+    places: Tensor,
+    block: int = BLOCK,
+    seen: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the attention that the queries at `places` pay to the whole prompt, (H, <= block, L) at a time.
+    """Yield the attention that the queries at `places` pay, (H, <= block, S) at a time.
+
+    Of several blocks each ends behind the last key that its queries may read: what lies beyond is zero.
 
     Args:
         queries: (H, L, D) of the prompt, rotary positions applied.
-        keys: (H_kv, L, D).
+        keys: (H_kv, S, D).
         scaling: factor of the products.
-        places: (R,) slots of the queries that are asked.
-        block: query rows computed at once.
+        places: (R,) ascending slots of the queries that are asked.
+        block: query rows computed at once, at most.
+        seen: (S,) ascending slots of the keys; None: every slot of the prompt.
 
-    Cost: O(H R L D) time, O(H block L) memory.
+    Cost: O(H R S D) time, half of it where all rows are asked; memory of the keys in fp32 and of CELLS products.
     """
-    slots = torch.arange(keys.shape[1], device=keys.device)
-    for asked in places.split(block):
-        hidden = ~causal(asked, slots)
-        found = logits(queries[:, asked], keys, scaling)
-        yield found.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+    slots = torch.arange(keys.shape[1], device=keys.device) if seen is None else seen
+    keys = keys.to(torch.promote_types(queries.dtype, torch.float32))
+    height = max(min(block, CELLS // (queries.shape[0] * len(slots))), 1)
+    for asked in places.split(height):
+        # A window is one block, and nobody waits for its device.
+        end = len(slots) if len(places) <= height else int((slots <= asked[-1]).sum())
+        found = logits(queries[:, asked], keys[:, :end], scaling)
+        yield found.masked_fill_(~causal(asked, slots[:end]), float("-inf")).softmax(dim=-1)
 
 
 def paid(
-    queries: Tensor, keys: Tensor, scaling: float, places: Tensor, block: int = BLOCK
+    queries: Tensor,
+    keys: Tensor,
+    scaling: float,
+    places: Tensor,
+    block: int = BLOCK,
+    seen: Tensor | None = None,
 ) -> Tensor:
-    """Return (H, L): what the queries at `places` pay each slot together. Arguments and cost as `rows`."""
+    """Return (H, S): what the queries at `places` pay each key together. Arguments and cost as `rows`."""
     exact = torch.promote_types(queries.dtype, torch.float32)
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
-    for attention in rows(queries, keys, scaling, places, block):
-        total += attention.sum(dim=1)
+    for attention in rows(queries, keys, scaling, places, block, seen):
+        total[:, : attention.shape[-1]] += attention.sum(dim=1)
     return total
 
 

@@ -25,7 +25,8 @@ from harness.bench.gpu_setup import SMALL, Found, Note, Plan
 from harness.bench.selection import Question, configured_methods
 from harness.bench.setup import Figure, Setup
 from harness.decoding.drafts import NOTHING
-from harness.decoding.meter import Lap, Meter
+from harness.measure import bandwidth as measured
+from harness.measure.clock import Clock
 from methods.base import Need, Site
 from methods.signals import SIGNALS
 
@@ -253,17 +254,17 @@ def test_a_step_reads_the_decoder_and_the_head_and_of_a_table_only_what_is_the_h
         )
         return SimpleNamespace(model=model, decoder=decoder)
 
-    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    assert measured.step_bytes(adapter(head)) == 4 * (16 + 400)
     head.weight = table.weight
-    assert bench_bandwidth.step_bytes(adapter(head)) == 4 * (16 + 400)
+    assert measured.step_bytes(adapter(head)) == 4 * (16 + 400)
     half: Any = adapter(nn.Linear(4, 100, bias=False).bfloat16())
-    assert bench_bandwidth.step_bytes(half) == 4 * 16 + 2 * 400
+    assert measured.step_bytes(half) == 4 * 16 + 2 * 400
 
 
 def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Meter, "run", lambda self, work: (work(), Lap(0.5, 0.1)))
-    rate = bench_bandwidth.copy_rate(torch.device("cpu"), 1000)
-    assert rate == 2 * 1000 * bench_bandwidth.COPIES / 0.5
+    monkeypatch.setattr(Clock, "totals_ms", lambda self: {"copies": 500.0})
+    rate = measured.copy_rate(torch.device("cpu"), 1000)
+    assert rate == 2 * 1000 * measured.COPIES / 0.5
 
 
 def test_a_step_is_held_against_its_bytes() -> None:

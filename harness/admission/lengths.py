@@ -1,0 +1,68 @@
+"""Whether a model can hold prompts of a length that is asked for, checked before it is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from harness.errors import Refused
+from harness.hub import cached_file
+from harness.measure.available import DeviceMemory
+from harness.measure.flops import quadratic
+from harness.specs import ModelSpec, RunSpec
+
+GIB = 2**30
+
+
+def check_lengths(spec: RunSpec) -> None:
+    """Refuse prompts that the harness composes (benchmark.prompt_tokens) where positions or memory cannot hold them.
+
+    Raises:
+        Refused: the line has what is asked for and what there is.
+    """
+    asked = spec.benchmark.prompt_tokens
+    if asked is None:
+        return
+    key, limit = f"benchmark.prompt_tokens={asked}", positions_of(spec.model)
+    if limit is not None and asked >= limit:
+        more = ", or more of model.architecture.text.max_position_embeddings"
+        raise Refused(
+            f"{key}: model={spec.model.name!r} has {limit} positions; valid: fewer than {limit}"
+            + (more if spec.model.weights == "random" else "")
+        )
+    if spec.model.device_map is not None:
+        return  # spread over what there is
+    memory = DeviceMemory(spec.model.device)
+    least, room = least_bytes(spec, asked), memory.reachable()
+    if least > room:
+        raise Refused(
+            f"{key}: weights and caches of {spec.engine.batch_size} rows take at least {least / GIB:.1f} GiB, "
+            f"{spec.model.device} has {room / GIB:.1f} GiB; valid: shorter prompts, or a smaller engine.batch_size"
+        )
+
+
+def positions_of(model: ModelSpec) -> int | None:
+    """Return the positions of the text stack as its configuration states them; None where it states none."""
+    table: Any = model.architecture
+    if model.weights != "random":
+        file = (
+            cached_file(model, "config.json") if model.path is None else model.path / "config.json"
+        )
+        table = {} if file is None else json.loads(file.read_text())
+    for part in (table.get("text_config"), table.get("text"), table):
+        if part and "max_position_embeddings" in part:
+            return int(part["max_position_embeddings"])
+    return None
+
+
+def least_bytes(spec: RunSpec, tokens: int) -> int:
+    """Return what decoder, head and caches of a batch take behind whole prompts: more is needed in any case."""
+    facts, size = spec.model.facts, getattr(torch, spec.model.dtype).itemsize
+    text = facts.text
+    # A token spends two FLOPs on every weight of a layer that it meets.
+    weights = text.layers * int(quadratic(text)[0]) // 2 + facts.vocabulary * text.hidden
+    entry = 2 * text.layers * text.kv_heads * text.head_dim
+    held = tokens + (spec.benchmark.new_tokens or 0)
+    return int(size) * (weights + spec.engine.batch_size * held * entry)

@@ -1,0 +1,161 @@
+"""Does evicting cache entries pay what their bytes promise? `python -m harness.bench.kv` (`make bench-kv`).
+
+A decoder with random weights whose cache is far larger than its weights answers prompts of two lengths behind the whole
+cache and behind what compressors leave of it, in turns in one process. A step of decoding reads weights and cache once:
+
+    allowed = (weights + whole cache) / (weights + what is left of it),
+
+which the measured gain is held against. Beside it stand what scoring and evicting cost, and what is held meanwhile.
+`--write FOLDER` leaves `bench_kv.json` and `bench_kv.md` there; `--quick` is for looking at the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.bench.kv_page import page
+from harness.bench.kv_sides import Row, Side, rows_of
+from harness.bench.speed import conditions
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+
+SCHEMA = 1
+
+#: LLaVA's layout around two wide layers: at 16k tokens 268 MB of cache, and a step reads 95 MB of weights.
+INSTANCE = (
+    "model=llava15_7b",
+    "model.weights=random",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "model.architecture.text.max_position_embeddings=65536",
+    "+model.architecture.text.head_dim=128",
+    "model.facts.text={layers: 2, hidden: 512, intermediate: 1024, heads: 8, kv_heads: 8, head_dim: 128}",
+    "model.facts.tower={layers: 1, hidden: 128, intermediate: 128, heads: 2, kv_heads: 2, head_dim: 64}",
+    "model.facts.projector=[128, 512, 512]",
+)
+
+#: Overrides of a side -> whether its score looks at a few rows of the attention, not at all of them.
+FULL = "method=none"
+OF_ROWS = ("random_kv", "snapkv", "aircache")
+ALL_ROWS = ("h2o", "elastic", "prefixkv")
+BY_HEAD = ("method=aircache", "method.params.per_head=true", "ratio=0.9")
+
+
+@dataclass(frozen=True)
+class Length:
+    """One length of prompts: which sides answer them, how often, and how long."""
+
+    tokens: int
+    sides: tuple[tuple[str, ...], ...]
+    rounds: int
+    warmup: int
+    new_tokens: int
+
+
+def evicting(names: Sequence[str], *ratios: str) -> tuple[tuple[str, ...], ...]:
+    """Return the overrides of each method at each ratio."""
+    return tuple((f"method={name}", f"ratio={ratio}") for ratio in ratios for name in names)
+
+
+#: The short prompts warm the process up for the long ones, whose prefill takes most of the time.
+FULL_PLAN = (
+    Length(
+        4096,
+        ((FULL,), *evicting(OF_ROWS, "0.5", "0.9"), BY_HEAD, *evicting(ALL_ROWS, "0.9")),
+        rounds=3,
+        warmup=1,
+        new_tokens=48,
+    ),
+    Length(
+        16384,
+        ((FULL,), ("method=aircache", "ratio=0.5"), *evicting(OF_ROWS, "0.9"), BY_HEAD),
+        rounds=3,
+        warmup=0,
+        new_tokens=48,
+    ),
+)
+QUICK_PLAN = (
+    Length(1400, ((FULL,), *evicting(OF_ROWS, "0.9"), BY_HEAD), rounds=1, warmup=0, new_tokens=4),
+)
+
+
+def adapter_of(overrides: Sequence[str]) -> Adapter:
+    """Return the loaded model of a command line."""
+    from harness.adapters.base import load_adapter  # transformers takes seconds to import
+
+    return load_adapter(_spec(overrides).model)
+
+
+def measured(plan: Sequence[Length], overrides: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
+    """Return a row of each side at each length, and what all of them share."""
+    adapter = adapter_of(overrides)
+    rows: list[Row] = []
+    for length in plan:
+        print(f"bench: {length.tokens} tokens", file=sys.stderr, flush=True)
+        sides = [Side.of(adapter, _spec([*overrides, *one])) for one in length.sides]
+        rows += rows_of(
+            adapter, sides, length.tokens, length.rounds, length.warmup, length.new_tokens
+        )
+    return rows, {"copy_bytes_per_second": rows[0].rate, "weight_bytes": rows[0].weights}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
+    if options.rounds is not None:
+        plan = tuple(replace(one, rounds=options.rounds) for one in plan)
+    overrides = tuple(options.overrides) or INSTANCE
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            rows, shared = measured(plan, overrides)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    result = {
+        "schema": SCHEMA,
+        "instance": list(overrides),
+        **shared,
+        "rows": [one.entry() for one in rows],
+        "conditions": conditions("cpu"),
+    }
+    text = page(rows, result)
+    print(text)
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
+        (options.write / "bench_kv.md").write_text(text + "\n")
+        (options.write / "bench_kv.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def _spec(overrides: Sequence[str]) -> Any:
+    command = read_command(list(overrides))
+    assert command is not None  # only requests for help compose nothing
+    return build_spec(command.cells[0])
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.kv")
+    parser.add_argument("overrides", nargs="*", help=f"the model; default: {' '.join(INSTANCE)}")
+    parser.add_argument("--quick", action="store_true", help="short prompts, a round")
+    parser.add_argument("--rounds", type=int, help="of answers that count, at each length")
+    parser.add_argument("--write", type=Path, help="folder for bench_kv.json and .md")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

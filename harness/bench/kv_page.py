@@ -1,0 +1,105 @@
+"""The page of the benchmark of cache compression: one table a length, and what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.bench.kv_sides import Row
+
+MIB = 2**20
+
+#: What scores may cost of a prefill, and what of the allowed gain must be reached at the longest prompts.
+SCORING, REACHED, TIGHT = 0.01, 0.85, 0.9
+
+HEAD = (
+    "| cache | ratio | prefill, ms | scores, ms (of prefill) | evicting, ms (above the whole cache) | step, ms "
+    "| cache, MiB | visual entries held | gain allowed | gain measured | of it |"
+)
+
+
+def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    here = result["conditions"]
+    lines = [
+        "# Cache compression: measured against what its bytes allow",
+        "",
+        f"Written by `make bench-kv`. Instance `{' '.join(result['instance'])}` on {here['device_name']} "
+        f"({here['cores']} cores, {here['threads']} threads, load {here['load_average']:.1f}), torch {here['torch']}, "
+        f"transformers {here['transformers']}. Medians over the rounds, in which every side answers once; a gain "
+        "is that of a step over the same round's behind the whole cache (geometric mean, 95 % interval), and is "
+        f"allowed by bytes: {result['weight_bytes'] / MIB:.0f} MiB of weights and the cache. A copy moved "
+        f"{result['copy_bytes_per_second'] / 1e9:.1f} GB/s, read and written both counted.",
+    ]
+    for tokens in dict.fromkeys(row.tokens for row in rows):
+        some = [row for row in rows if row.tokens == tokens]
+        lines += ["", f"## {tokens:,} tokens, {some[0].visual:,} of them visual", "", HEAD]
+        lines += ["| --- |" + " ---: |" * 10, *map(_line, some)]
+    return "\n".join([*lines, "", "## Targets", "", *targets(rows)])
+
+
+def targets(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each thing that was asked for, with what came about."""
+    longest = max(row.tokens for row in rows)
+    evicted = [row for row in rows if row.ratio > 0]
+    long = [row for row in evicted if row.tokens == longest]
+    found = [
+        _target(
+            f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: scores at most {SCORING:.0%} of prefill",
+            row.scoring_share <= SCORING,
+            f"{row.scoring_share:.2%}",
+        )
+        for row in long
+    ]
+    found += [
+        _target(
+            f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: at least {REACHED:g} of the allowed gain",
+            row.reached >= REACHED,
+            f"{row.reached:.2f}",
+        )
+        for row in long
+        if row.ratio >= TIGHT
+    ]
+    exact = all(abs(row.visual_share - (1 - row.ratio)) * row.visual < 1 for row in evicted)
+    found.append(_target("visual entries held are 1 - ratio to an entry", exact, "all sides"))
+    whole = next(row for row in rows if row.tokens == longest and row.ratio == 0).kv_bytes
+    worst = max(row.above_bytes for row in long)
+    found.append(
+        _target(
+            f"{longest:,} tokens: less than the whole cache once more while evicting",
+            worst < whole,
+            f"{worst / MIB:.0f} of {whole / MIB:.0f} MiB",
+        )
+    )
+    return found
+
+
+def _target(what: str, met: bool, value: str) -> str:
+    return f"- {'met' if met else 'missed'}: {what} ({value})"
+
+
+def _line(row: Row) -> str:
+    if row.ratio == 0:
+        cells = [row.name, "0", f"{row.prefill_ms:.0f}", "", "", f"{row.step_ms:.2f}"]
+        return _cells([*cells, f"{row.kv_bytes / MIB:.1f}", "1", "", "", ""])
+    low, high = row.gain.low, row.gain.high
+    spread = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    return _cells(
+        [
+            row.name,
+            f"{row.ratio:g}",
+            f"{row.prefill_ms:.0f}",
+            f"{row.scoring_ms:.1f} ({row.scoring_share:.2%})",
+            f"{row.evicting_ms:.0f} ({row.above_bytes / MIB:.0f} MiB)",
+            f"{row.step_ms:.2f}",
+            f"{row.kv_bytes / MIB:.1f}",
+            f"{row.visual_share:.4f}",
+            f"{row.allowed:.2f}",
+            f"{row.gain.ratio:.2f}{spread}",
+            f"{row.reached:.2f}",
+        ]
+    )
+
+
+def _cells(values: Sequence[str]) -> str:
+    return f"| {' | '.join(values)} |"

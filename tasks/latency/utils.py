@@ -1,0 +1,46 @@
+"""Functions that the task file names. lmms-eval runs this file once per name: no state here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.evaluation.synthetic import Composition, parts
+
+Doc = dict[str, Any]
+
+
+def process_docs(dataset: Any) -> Any:
+    """Returns as many numbered samples as the data file says."""
+    from datasets import Dataset
+
+    return Dataset.from_list(
+        [{"number": number} for line in dataset for number in range(line["count"])]
+    )
+
+
+def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Doc) -> list[Any]:
+    return [part for part in _parts(doc, lmms_eval_specific_kwargs) if not isinstance(part, str)]
+
+
+def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc) -> str:
+    """Returns the words behind the pictures."""
+    return str(_parts(doc, lmms_eval_specific_kwargs)[-1])
+
+
+def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Doc) -> list[dict[str, Any]]:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "url": part}
+        for part in _parts(doc, lmms_eval_specific_kwargs)
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def process_results(doc: Doc, results: list[Any]) -> dict[str, float]:
+    """Returns what the clock said: it comes behind the answer, as a judge's verdict does."""
+    return dict(json.loads(results[1]))
+
+
+def _parts(doc: Doc, settings: Doc) -> list[Any]:
+    made = Composition(settings["before"], settings["pictures"], settings["behind"])
+    return parts(made, doc["number"], settings["seed"])
