@@ -118,6 +118,15 @@ def ratio(key: str, value: Any) -> float:
     return float(value)
 
 
+def cache_ratio(key: str, value: Any) -> float:
+    """Return `value` if it is a number in [0, 1)."""
+    if not _finite(value) or not 0 <= value < 1:
+        raise UserError(
+            f"{key}={value!r} must be a number in [0, 1): the share of cache entries evicted"
+        )
+    return float(value)
+
+
 def draft_ratio(key: str, value: Any) -> float:
     """Return `value` if it is a number in [0, 1]; only a draft can do without every visual token."""
     if not _finite(value) or not 0 <= value <= 1:

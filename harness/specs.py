@@ -131,16 +131,32 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class CompressorSpec:
+    """Which cache compressor stands behind a method that drops tokens, and the share of entries that it evicts."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    ratio: float = 0.5
+
+
+@dataclass(frozen=True)
 class MethodSpec:
     """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults.
 
-    `draft` is the model that drafts, None where the method needs none.
+    `draft` is the model that drafts, None where the method needs none; `compressor` evicts cache entries of what the
+    method has left, None where nothing does.
     """
 
     name: str
     variant: str = "paper"
     params: Mapping[str, Any] = field(default_factory=dict)
     draft: ModelSpec | None = None
+    compressor: CompressorSpec | None = None
+
+    @property
+    def title(self) -> str:
+        """What rows call it: its name, and behind a plus that of its compressor."""
+        return self.name if self.compressor is None else f"{self.name}+{self.compressor.name}"
 
 
 @dataclass(frozen=True)

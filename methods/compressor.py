@@ -83,12 +83,20 @@ class CacheCompressor(Method):
         """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
         return (0, 1)
 
+    def slack(self, depth: int) -> int:
+        """Return by how many entries `allocate` may exceed its total in a decoder of `depth` layers.
+
+        Not 0 of released codes alone whose whole numbers miss the budget; a row says what was held.
+        """
+        del depth
+        return 0
+
     @abstractmethod
     def score(self, view: CacheView) -> Tensor:
         """Return (H, N) scores of the candidates, H = 1 (one choice for all heads) or H_kv; larger stays longer."""
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return (layers,) whole numbers that add up to `total`: the entries that each layer keeps, at least one.
+        """Return (layers,) whole numbers that add up to `total` (but for `slack`): what each layer keeps, at least one.
 
         Args:
             scores: of each layer, as `score` returned them.

@@ -4,19 +4,57 @@ arXiv 2412.03409. Entries are ranked as by Elastic Cache. Layers differ in how m
 attention: sorted and summed up, a layer's scores make a Lorenz curve, and one threshold p for all layers, found by
 halving, gives each the shortest prefix that reaches p. Here the search runs on each sample; the paper averages over
 a few samples beforehand. Nothing is merged.
+
+official: the released search ends where the entries that go are within five of those asked for, scales each layer's
+number to the total and cuts off its fraction, so that up to an entry a layer stays too many. It does not end where
+no threshold comes that near; here it gives up after 50 halvings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from methods.compressor import Allocation
 from methods.elastic import Elastic
+from methods.select.budgets import lorenz_curves, reaching
+
+#: Of the released search: entries that it may be off, and halvings after which it would go on for ever.
+TOLERANCE, ATTEMPTS = 5, 50
 
 
 @dataclass(frozen=True)
 class PrefixKV(Elastic):
-    """Elastic Cache's ranking under layer budgets that retain the same part of the attention."""
+    """Elastic Cache's ranking under layer budgets that retain the same part of the attention.
+
+    Attributes:
+        truncated: the released code's search and its rounding, which miss the budget by a few entries.
+    """
 
     allocation: Allocation = "lorenz"
     merged: float = 0.0
+    truncated: bool = False
+
+    def slack(self, depth: int) -> int:
+        """Return what may stay too many: a fraction a layer, and what the search is off where nothing scales it."""
+        return 2 * depth + TOLERANCE if self.truncated else 0
+
+    def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
+        """Return (layers,) whole numbers: the base's, or the released ones, at least one of each layer."""
+        if not self.truncated or self.allocation != "lorenz":
+            return super().allocate(scores, total)
+        curves = lorenz_curves(scores)
+        most = torch.tensor([len(curve) for curve in curves], dtype=torch.float64)
+        asked = float(most.sum()) - total
+        low, high = 0.0, 1.0
+        for _ in range(ATTEMPTS):
+            middle = (low + high) / 2
+            gone = most - reaching(curves, middle)
+            if abs(float(gone.sum()) - asked) < TOLERANCE:
+                break
+            low, high = (middle, high) if float(gone.sum()) > asked else (low, middle)
+        gone = (gone * (asked / max(float(gone.sum()), 1))).floor()
+        return (most - gone).clamp(min=1).long()

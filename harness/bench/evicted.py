@@ -27,7 +27,7 @@ from harness.config.compose import read_command
 from harness.errors import UserError
 from harness.kinds.lookup import as_compressor
 from harness.kinds.reducer import WHOLE
-from harness.labels import label_of
+from harness.kinds.stacking import label_of
 from harness.seedling.benchmarks import ocr_metrics, sample_objects, sample_scene, samples
 from methods.compressor import CacheCompressor, CacheView
 from methods.none import NoReduction

@@ -23,7 +23,7 @@ from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
 from harness.errors import Refused, UserError
-from harness.labels import label_of
+from harness.kinds.stacking import label_of
 from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 from methods.none import NoReduction
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapter, digests = load_adapter(specs[0].model), Digests()
         print(f"{'':56}{'  '.join(KINDS)}")
         for spec in specs:
-            name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
+            name = f"{spec.method.title} {label_of(spec)} {spec.budget.ratio:g}"
             print(f"{name:56}{_line(spec, adapter, digests)}", flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

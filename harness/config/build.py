@@ -32,6 +32,7 @@ from harness.specs import (
     REFUSED,
     TRANSPORTS,
     VARIANTS,
+    CompressorSpec,
     EngineSpec,
     MethodSpec,
     ModelSpec,
@@ -47,6 +48,7 @@ SECTIONS = {
         "media facts architecture drafts boxes"
     ),
     "method": "name variant params",
+    "compressor": "name variant params ratio",
     "budget": "rule",
     "engine": (
         "backend batch_size positions threads max_errors warmup transport patience compare graphs "
@@ -56,7 +58,9 @@ SECTIONS = {
     "judge": JUDGE,
 }
 #: Keys that only some files of a section have: those of methods with a draft model.
-OPTIONAL = {"method": ("draft", "draft_options")}
+OPTIONAL = dict.fromkeys(("method", "compressor"), ("draft", "draft_options"))
+#: A compressor of this name stands for none.
+NO_COMPRESSOR = "none"
 SCALARS = (
     *("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused"),
     "json",
@@ -78,7 +82,9 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     benchmark = benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"])
     asked = (benchmark.kind, benchmark.name)
     model = model_spec(parts["model"], asked)
-    method = _method(parts["method"], model, asked)
+    method = replace(
+        _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
+    )
     model = _beside(model, method.draft)
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
     return RunSpec(
@@ -138,6 +144,15 @@ def _method(part: Mapping[str, Any], model: ModelSpec, tasks: tuple[str, ...]) -
         key = "method.draft_options" if asked is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
     return MethodSpec(name, variant, params)
+
+
+def _compressor(part: Mapping[str, Any]) -> CompressorSpec | None:
+    name = fields.text("compressor.name", part["name"])
+    # The share counts where something is evicted; a sweep may ask for it beside cells where nothing is.
+    ratio = fields.cache_ratio("compressor.ratio", part["ratio"])
+    if name == NO_COMPRESSOR:
+        return None
+    return CompressorSpec(name, fields.table("compressor.params", part["params"]), ratio)
 
 
 def _decodes(name: str) -> bool:

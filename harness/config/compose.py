@@ -34,6 +34,9 @@ from harness.config.library import not_yaml
 from harness.errors import UserError, unknown_name
 from harness.folders import check_folder
 
+#: A second choice from the files of one group, by the short name that a command line may give it.
+SHORT = {"compressor": "method@compressor"}
+
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
@@ -81,7 +84,9 @@ def read_command(
             raise UserError(
                 f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
             )
-    overrides = sorted(options.overrides, key=lambda text: not text.startswith("model="))
+    overrides = sorted(
+        map(_in_full, options.overrides), key=lambda text: not text.startswith("model=")
+    )
     flags = [text for text in argv if text.startswith("-")]
     with _hydra() as loader:
         parsed = _parse(overrides, loader)
@@ -169,6 +174,12 @@ def _hydra() -> Iterator[ConfigLoaderImpl]:
         yield loader
 
 
+def _in_full(override: str) -> str:
+    """Return an override with the group that a short name stands for: Hydra reads two choices from conf/method."""
+    name, equals, value = override.partition("=")
+    return f"{SHORT[name]}={value}" if equals and name in SHORT else override
+
+
 def _parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
     parser = OverridesParser.create(config_loader=loader)
     parsed = []
@@ -191,8 +202,15 @@ def _check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
     picked = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
     for one in picked:
         name = one.text if isinstance(one, QuotedString) else one
+        if group == "method" and isinstance(name, list):
+            raise UserError(
+                f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
+                "entries>, each with its own ratio and compressor.ratio"
+            )
         if not isinstance(name, str) or (name not in options and not _is_task(group, name)):
-            raise unknown_name(group, str(name), options)
+            if override.package == "compressor":
+                options = ["none", *presets.configs("compressor").split(",")]
+            raise unknown_name(override.package or group, str(name), options)
 
 
 def _is_task(group: str, name: str) -> bool:

@@ -17,7 +17,7 @@ from harness.engine.layers import LayerHooks
 from harness.engine.layout import Layout, Stage
 from harness.engine.prefill import Prefill
 from harness.engine.prompt import Prompt
-from harness.engine.record import Generated, answer_lengths
+from harness.engine.record import Generated, answer_lengths, ended
 from harness.engine.recording import Told, records_of, times_of
 from harness.engine.setup import Setup
 from harness.engine.sites.base import Arguments
@@ -199,6 +199,7 @@ class Pass:
         told = Told(
             times_ms=times_of(self.clock.totals_ms(), rows, ids.shape[1] - 1),
             new_tokens=new_tokens,
+            ended=ended(ids, self._setup.adapter.end_ids),
             attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),

@@ -30,6 +30,7 @@ class Record:
         new_tokens: tokens generated, end of sequence included.
         attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
             answer; None without such a site or step.
+        ended: whether the answer ends by itself, so that the last of `new_tokens` is its end; None if nobody looked.
         held: visual entries that each layer's cache holds after prefill, where something evicts them; their sum is
             `kv_entries`. None: those of `entering`.
         spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
@@ -55,6 +56,7 @@ class Record:
     new_tokens: int
     special: int = 0
     attended: float | None = None
+    ended: bool | None = None
     held: tuple[int, ...] | None = None
     spare: int | None = None
     work: Work = NO_WORK
@@ -87,3 +89,9 @@ def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
     before = ended.long().cumsum(1) - ended.long()
     lengths: list[int] = (before == 0).sum(1).tolist()
     return lengths
+
+
+def ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
+    """Return whether each row of (B, T) holds an end of sequence."""
+    found: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
+    return found

@@ -20,7 +20,7 @@ class Told:
     Attributes:
         times_ms: of each sample.
         new_tokens: of each row.
-        attended: of each row, as in `Record`.
+        ended: of each row, as `attended`, as in `Record`.
         cache_bytes: of the whole cache after the prefill.
         shared: phases that a kept prompt had behind it.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
@@ -28,6 +28,7 @@ class Told:
 
     times_ms: Mapping[str, float]
     new_tokens: Sequence[int]
+    ended: Sequence[bool]
     attended: Sequence[float | None]
     cache_bytes: int
     shared: tuple[str, ...] = ()
@@ -63,6 +64,7 @@ def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Re
             held=None if told.held is None else held,
             kv_bytes=told.cache_bytes // (layout.rows * beams),
             new_tokens=told.new_tokens[row],
+            ended=told.ended[row],
             attended=told.attended[row],
             spare=spare[row],
             times_ms=told.times_ms,

@@ -36,6 +36,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
             "decode_attended": _attended(records),
             "spare": _spare(records),
             "acceptance": acceptance(records),
+            "discriminates": None,  # of methods that act behind the first token alone
             "speculative": None,
             "achieved": _achieved(asked, reducer, records),
         },

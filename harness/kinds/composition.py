@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from harness.engine.eviction import CacheBudget
 from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
-from harness.kinds.compressor import COMPRESSOR, cache_block, check_held
+from harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from harness.kinds.identities import identity_of
 from harness.kinds.reducer import REDUCER, WHOLE
 from harness.kinds.responders import Joined
-from harness.specs import Asked, RunSpec, Settled
+from harness.specs import Asked, MethodSpec, RunSpec, Settled
 from methods.composed import Composed
 from methods.none import NoReduction
 
@@ -29,7 +29,7 @@ class Composition:
 
     def settle(self, spec: Settled, method: Composed) -> Settled:
         """Let both refuse; the ratio is the reducer's."""
-        COMPRESSOR.settle(spec, method.compressor)
+        COMPRESSOR.settle(_behind(spec), method.compressor)
         return REDUCER.settle(spec, method.reducer)
 
     def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
@@ -68,11 +68,17 @@ class Composition:
         for record in records:
             check_held(evicting, record)
         found = REDUCER.account(asked, method.reducer, records)
-        return replace(found, extra={**found.extra, "cache": cache_block(evicting, records)})
+        return replace(found, extra={**found.extra, **cache_blocks(evicting, records)})
 
     def identity(self, asked: Asked, method: Composed) -> Identity:
         """Name both; the settings are those that concern the reducer."""
         return identity_of(asked, method, REDUCER.identity(asked, method.reducer).engine)
+
+
+def _behind(spec: Settled) -> Settled:
+    """Return the spec with the compressor's name, for its error lines."""
+    named = spec.method.compressor
+    return spec if named is None else replace(spec, method=MethodSpec(named.name))
 
 
 def _evicting(asked: Asked, method: Composed) -> CacheBudget:

@@ -82,7 +82,7 @@ class Compressor:
         for record in records:
             check_held(evicting, record)
         found = account_of(_whole(asked), NoReduction(), records)
-        return replace(found, extra={**found.extra, "cache": cache_block(evicting, records)})
+        return replace(found, extra={**found.extra, **cache_blocks(evicting, records)})
 
     def identity(self, asked: Asked, method: CacheCompressor) -> Identity:
         """Name the settings of answers of one model; positions stay, for no token leaves the prompt."""
@@ -99,7 +99,9 @@ def check_held(evicting: CacheBudget, record: Record) -> None:
     entered = sum(record.entering)
     if evicting.compressor.scope == "visual":
         acts = evicting.ratio > 0 and record.held is not None and entered > 0
-        right = sum(held) == (evicting.total(record.entering) if acts else entered)
+        asked = evicting.total(record.entering) if acts else entered
+        slack = evicting.compressor.slack(len(record.entering)) if acts else 0
+        right = asked <= sum(held) <= asked + slack
     else:
         right = all(one <= other for one, other in zip(held, record.entering, strict=True))
     if not right or record.kv_entries != sum(held):
@@ -109,16 +111,24 @@ def check_held(evicting: CacheBudget, record: Record) -> None:
         )
 
 
-def cache_block(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
-    """Return what a row says of its caches: visual entries of each layer, and the share that is left of all."""
-    held = [record.entering if record.held is None else record.held for record in records]
-    entered = sum(sum(record.entering) for record in records)
-    left = sum(map(sum, held))
-    return {
+def cache_blocks(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
+    """Return what a row says of its caches, and whether its answers can tell one way of evicting from another.
+
+    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them,
+    `first_token` the share of answers that are one token, end aside. That token knows the whole cache.
+    """
+    entered = [fmean(layer) for layer in zip(*(one.entering for one in records), strict=True)]
+    held = (one.entering if one.held is None else one.held for one in records)
+    entries = [fmean(layer) for layer in zip(*held, strict=True)]
+    alone = fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
+    block = {
         "ratio": evicting.ratio,
-        "entries": [fmean(layer) for layer in zip(*held, strict=True)],
-        "share": left / entered if entered else 1.0,
+        "entered": entered,
+        "entries": entries,
+        "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
+        "first_token": alone,
     }
+    return {"cache": block, "discriminates": alone < 1}
 
 
 def _whole(asked: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from harness.kinds.base import Identity
@@ -39,10 +39,12 @@ def identity_of(
 
 
 def params_of(method: Method) -> dict[str, Any]:
-    """Return the hyper-parameters of a method; of a composition those of each part, beside its class."""
+    """Return the hyper-parameters of a method; of a composition those of each part by its class, beside its own."""
     if len(method.parts) == 1:
         return asdict(method)
-    return {type(part).__qualname__: asdict(part) for part in method.parts}
+    values = ((field.name, getattr(method, field.name)) for field in fields(method))
+    own = {name: value for name, value in values if value not in method.parts}
+    return {**{type(part).__qualname__: asdict(part) for part in method.parts}, **own}
 
 
 def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Run:
     `units` says which samples are one unit of statistics: (task, first document) of each.
 
     `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
-    `flops` is the share of the unreduced prefill.
+    `flops` is the share of the unreduced prefill. `discriminates` is false where every answer is its first token, which
+    no eviction of cache entries can change.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Run:
     flops: float
     scores: Mapping[Key, float]
     units: Mapping[Key, Key]
+    discriminates: bool = True
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,16 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
             *notes,
             *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
             *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
+            *_alike(runs),
         ),
     )
+
+
+def _alike(runs: Sequence[Run]) -> list[str]:
+    """Return a line about curves that evict cache entries where that can change no score."""
+    names = sorted({run.name for run in runs if not run.discriminates})
+    said = "every answer is its first token, which is chosen before cache entries go: equal scores say nothing"
+    return [f"{', '.join(names)}: {said}"] if names else []
 
 
 def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
@@ -294,12 +304,14 @@ def read_run(one: Stored) -> Run:
         method=row["method"],
         policy=policy(row),
         ratio=row["ratio"],
-        place=_place(sites[0]) if sites else None,
+        # What goes from the cache too is not to be read beside random tokens alone.
+        place=_place(sites[0]) if sites and "cache" not in extra else None,
         evicts="cache" in extra and not sites,
         metric=metric,
         flops=row["flops"]["share_of_full"],
         scores={key: scoring.scores[metric] for key, scoring in found.items()},
         units={key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in found.items()},
+        discriminates=extra.get("discriminates") is not False,
     )
 
 

@@ -15,6 +15,7 @@ from harness.catalogue import build_method
 from harness.config.compose import CONF
 from harness.config.presets import register
 from harness.errors import UserError
+from harness.kinds.stacking import label_of
 from harness.labels import label
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.report.dots import draw_dots
@@ -218,7 +219,7 @@ def _balance(marks: Sequence[str]) -> int:
 def _gap(spec: RunSpec, reason: str) -> Gap:
     method = spec.method
     names = config_names({method.name}, spec.budget)
-    name = _curve_name(method.name, method.variant, method.params, spec.budget)
+    name = f"{method.title} {label_of(spec)}".strip()
     return Gap(names.get(name, name), spec.benchmark.name, spec.budget.ratio, reason)
 
 

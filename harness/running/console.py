@@ -13,6 +13,11 @@ from harness.cells import name as curve_name
 from harness.report.columns import Column, below, beside, fits
 from harness.report.speculative_table import lines, tables_of
 
+#: Beside rows of cache compressors whose scores tell nothing of them.
+SAME = (
+    "every answer is its first token, chosen before entries go: no eviction can change these scores"
+)
+
 #: Width of tables where the output is not a terminal.
 WIDTH = 180
 
@@ -28,6 +33,10 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
         parts = [_sheet(row) for row in rows]
     else:
         parts = [*_tables(shown, console.width), *tables_of(shown, _method, console.width)]
+    if not full and any(row["extra"].get("discriminates") is False for row in shown):
+        rows_so = [row for row in shown if row["extra"].get("discriminates") is False]
+        names = ", ".join(dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in rows_so))
+        parts.append(f"{names}: {SAME}")
     for part in parts:
         console.print(part)
 
@@ -65,9 +74,12 @@ def _names(group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    caches = [row["extra"].get("cache") for row in rows]
+    left = tuple("-" if cache is None else f"{cache['share']:.1%}" for cache in caches)
     return [
         Column("n", tuple(str(row["n_samples"]) for row in rows)),
         Column("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
+        *([Column("cache", left)] if any(caches) else []),
         Column("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
     ]
 
@@ -108,6 +120,11 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         f"{tokens['visual']:.4g}, asked to keep {tokens['requested_keep']:.4g}, kept {tokens['kept_final']:.4g}, "
         f"mean over layers {tokens['layer_average']:.4g}",
     )
+    cache = extra.get("cache")
+    if cache:
+        table.add_row("visual entries", _held(cache))
+    if extra.get("discriminates") is False:
+        table.add_row("", SAME)
     table.add_row(
         "prefill",
         f"{flops['prefill_exact']:.4g} FLOPs, {flops['share_of_full']:.1%} of the unreduced model",
@@ -126,6 +143,17 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     for heading, text in lines(row):
         table.add_row(heading, text)
     return table
+
+
+def _held(cache: Mapping[str, Any]) -> str:
+    """Return what is left of a cache's visual entries, of all and layer by layer."""
+    left, all_of_them = sum(cache["entries"]), sum(cache["entered"])
+    low, high = min(cache["entries"]), max(cache["entries"])
+    layers = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return (
+        f"{left:.4g} of {all_of_them:.4g} left in the KV cache ({cache['share']:.1%}, asked "
+        f"{1 - cache['ratio']:.1%}), {layers} a layer"
+    )
 
 
 def _gain(speedup: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 #: Rows that every other one is read by: nothing removed, and removed at random.
 CONTROLS = ("none", "random")
+#: The same of methods that evict cache entries.
+OF_CACHES = ("none", "random_kv")
 
 
 def next_step(
@@ -36,7 +38,11 @@ def next_step(
     if methods == ["none"]:
         line = _with(argv, method="none,random,divprune", ratio="0.5,0.9")
         return line, "what is left of it when half or nine tenths of the visual tokens go"
-    absent = [name for name in CONTROLS if name not in methods]
+    if any("+" in method for method in methods):
+        return _stacks(argv, given)
+    caches = any(row["extra"].get("cache") for row in rows)
+    controls = OF_CACHES if caches else CONTROLS
+    absent = [name for name in controls if name not in methods]
     if absent:
         asked = given.get("method") or "divprune"
         names = ",".join([*absent, *([] if asked in absent else [asked])])
@@ -72,8 +78,21 @@ def _decoders(argv: Sequence[str], given: Mapping[str, str]) -> tuple[str, str] 
     return _with(argv, method=f"{other},{asked}"), f"beside {other}, another way to draft"
 
 
+def _stacks(argv: Sequence[str], given: Mapping[str, str]) -> tuple[str, str] | None:
+    short, long = "compressor", "method@compressor"
+    asked = given.get(long) or given.get(short)
+    if asked is None or "," in asked:
+        return None
+    kept = [text for text in argv if text.partition("=")[0] not in (short, long)]
+    return _with(kept, compressor=f"none,{asked}"), "beside the same method with the whole cache"
+
+
 def _said(name: str) -> str:
-    return {"none": "the unpruned model", "random": "tokens dropped at random"}[name]
+    return {
+        "none": "the unpruned model",
+        "random": "tokens dropped at random",
+        "random_kv": "entries evicted at random",
+    }[name]
 
 
 def _with(argv: Sequence[str], **changes: str) -> str:

@@ -11,13 +11,13 @@ from harness.admission.judges import check_judge
 from harness.admission.needs import check_needs
 from harness.admission.templates import check_template
 from harness.artifacts.priors import require_prior
-from harness.catalogue import build_method
 from harness.config.library import index_of, library
 from harness.digests import Digests
 from harness.engine.guards import check_generation
 from harness.errors import Refused, UserError, unknown_name
 from harness.folders import check_files, check_folder
 from harness.kinds.lookup import kind_of
+from harness.kinds.stacking import method_of
 from harness.repositories import Copies
 from harness.running.keys import key_parts, run_key
 from harness.specs import RunSpec
@@ -50,7 +50,7 @@ def check(spec: RunSpec, digests: Digests) -> Job:
         UserError: anything else; always one line with the config key, the value and what is valid.
     """
     try:
-        return check_method(spec, build_method(spec.method.name, spec.method.params), digests)
+        return check_method(spec, method_of(spec.method), digests)
     except MethodError as error:
         # A hyper-parameter that does not fit this model, `method.params.<key>`.
         raise Refused(str(error)) from error

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from harness.labels import label_of
+from harness.kinds.stacking import label_of
 from harness.running import hints, streams
 from harness.running.waiting import Waiting
 from harness.specs import RunSpec
@@ -44,7 +44,7 @@ def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
     """Return the cells left out by reason."""
     cells: dict[str, list[str]] = {}
     for spec, reason in left_out:
-        name = f"{spec.method.name} {label_of(spec)}".strip()
+        name = f"{spec.method.title} {label_of(spec)}".strip()
         cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
         cells.setdefault(reason, []).append(cell)
     return cells

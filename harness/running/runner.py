@@ -157,7 +157,7 @@ class Runner:
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: _begin(job, directory))
         journal = _journal(job, directory).of_rank(ranks.rank)
-        title = f"{spec.method.name} {spec.budget.ratio:g} {spec.benchmark.name}"
+        title = f"{spec.method.title} {spec.budget.ratio:g} {spec.benchmark.name}"
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),

@@ -39,7 +39,7 @@ def cell_of(spec: RunSpec) -> dict[str, Any]:
     """Return what names the cell of a table that a run fills: these are keys of the row itself."""
     return {
         "model": spec.model.name,
-        "method": spec.method.name,
+        "method": spec.method.title,
         "variant": spec.method.variant,
         "benchmark": spec.benchmark.name,
         "ratio": spec.budget.ratio,

@@ -13,6 +13,9 @@ from torch import Tensor
 #: Halvings of the threshold's interval, PrefixKV.
 HALVINGS = 60
 
+#: PyramidKV: its last layer has this part of the mean.
+BETA = 20
+
 #: Of the largest share: what a layer without one counts as.
 FAINT = 1e-9
 
@@ -26,7 +29,7 @@ def uniform(scores: Sequence[Tensor], keep: float) -> Tensor:
     return torch.ones(len(scores), dtype=torch.float64)
 
 
-def pyramid(scores: Sequence[Tensor], keep: float, beta: float = 20) -> Tensor:
+def pyramid(scores: Sequence[Tensor], keep: float, beta: float = BETA) -> Tensor:
     """Return shares that fall linearly from the first layer to the last: PyramidKV (arXiv 2406.02069).
 
     The last layer has keep / beta entries, the first 2 keep less that, or all there are where that is more than there
@@ -67,10 +70,7 @@ def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
     A layer's candidates, the best first, make up a growing part of its total. The threshold on that part is halved in
     until the layers that reach it hold `keep` entries on average, or as close to it as whole entries come.
     """
-    curves = []
-    for layer in scores:
-        found = _shared(layer).sort(descending=True).values
-        curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
+    curves = lorenz_curves(scores)
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -79,6 +79,15 @@ def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
         else:
             low = middle
     return reaching(curves, low) / keep
+
+
+def lorenz_curves(scores: Sequence[Tensor]) -> list[Tensor]:
+    """Return of each layer (N,) how large a part of its attention the best 1, 2, ... N entries hold together."""
+    curves = []
+    for layer in scores:
+        found = _shared(layer).sort(descending=True).values
+        curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
+    return curves
 
 
 def reaching(curves: Sequence[Tensor], threshold: float) -> Tensor:

@@ -177,8 +177,9 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     assert params == {
         "FastV": alone.row["settings"]["method"]["params"],
         "KeepCache": {"allocation": "uniform", "scope": "visual", "tau": 0.25},
+        "cache_ratio": 0.0,
     }
-    assert both.row["extra"]["label"] == "FastV() KeepCache(tau=0.25)"
+    assert both.row["extra"]["label"] == "KeepCache(tau=0.25)"
     # Each part's hyper-parameters, class and code make another run of it.
     others = [Composed(FASTV, KeepCache(tau=0.5)), Composed(Uniform(), KeepCache(tau=0.25)), FASTV]
     keys = {check_method(alone.job.spec, one, Digests()).key for one in others}

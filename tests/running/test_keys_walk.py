@@ -16,6 +16,7 @@ from harness.catalogue import METHODS, build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
+from harness.kinds.stacking import method_of
 from harness.paths import ROOT
 from harness.running import keys
 from harness.running.keys import key_parts, run_key
@@ -86,6 +87,7 @@ BASES = {
     "reducer": ("method=fastv", "ratio=0.5"),
     "random weights": ("method=fastv", "ratio=0.5", "model=llava15_7b", "model.weights=random"),
     "decoder": ("method=pearl",),
+    "stack": ("method=fastv", "ratio=0.5", "compressor=aircache"),
     "boxes": ("method=fastv", "ratio=0.5", "benchmark=refcoco_val"),
     "judged": (
         *("method=fastv", "ratio=0.5", "benchmark=llava_bench", "judge.model=somebody"),
@@ -101,6 +103,9 @@ BASES = {
 VALUES: dict[str, Any] = {
     "method.name": "divprune",
     "method.params": {"K": 3},
+    "method.compressor.name": "h2o",
+    "method.compressor.params": {"alpha": 0.5},
+    "method.compressor.ratio": 0.75,
     "budget.rule": "flops",
     "budget.ratio": 0.25,
     "benchmark.derived": {"total": Derived("sum", ("accuracy", "unparsed"))},
@@ -177,8 +182,7 @@ def other(old: Any) -> Any:
 
 @cache
 def built(name: str) -> Method:
-    spec = bases()[name]
-    return build_method(spec.method.name, spec.method.params)
+    return method_of(bases()[name].method)
 
 
 @cache
@@ -192,12 +196,18 @@ def changes_key(base: str, path: str) -> bool:
     if old is MISSING:
         return False
     new = VALUES.get(path, other(old))
-    method = build_method("fastv", new) if (base, path) == PARAMS else built(base)
-    return run_key(key_parts(put(spec, path, new), method, DIGESTS)) != key_of(base)
+    changed = put(spec, path, new)
+    method = method_of(changed.method) if (base, path) in BUILT else built(base)
+    return run_key(key_parts(changed, method, DIGESTS)) != key_of(base)
 
 
 DIGESTS = Digests()
-PARAMS = ("reducer", "method.params")
+#: What the method is built from, beside its name.
+BUILT = {
+    ("reducer", "method.params"),
+    ("stack", "method.compressor.params"),
+    ("stack", "method.compressor.ratio"),
+}
 FOUND = {path for spec in bases().values() for path in walk(spec)}
 #: Without what is a description of its own in one of the runs.
 PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for one in FOUND))
@@ -213,7 +223,13 @@ def test_the_walk_reaches_every_description() -> None:
     reached = {path.rpartition(".")[0] for path in PATHS}
     assert reached >= {
         *("", "model", "model.facts", "model.facts.text", "model.facts.tower", "model.video"),
-        *("method", "method.draft", "method.draft.facts.text", "method.draft.video"),
+        *(
+            "method",
+            "method.compressor",
+            "method.draft",
+            "method.draft.facts.text",
+            "method.draft.video",
+        ),
         *("benchmark", "budget", "engine"),
     }
 

@@ -1,0 +1,116 @@
+"""Layer budgets as released code has them, against its steps written out one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.catalogue import build_method
+from methods.compressor import CacheCompressor
+
+
+def built(name: str, **params: object) -> CacheCompressor:
+    method = build_method(name, params)
+    assert isinstance(method, CacheCompressor)
+    return method
+
+
+def released_pyramid(mean: int, n: int, depth: int, window: int, beta: int = 20) -> list[int]:
+    """Entries of each layer, the window aside, step by step."""
+    if n + window < 2 * mean:
+        return [mean] * depth
+    low = mean // beta
+    high = mean * 2 - low
+    if high >= n:
+        high = n
+        low = mean * 2 - high
+    steps = (high - low) // (depth - 1)
+    return [high - layer * steps for layer in range(depth)]
+
+
+@pytest.mark.parametrize("depth", [2, 6, 28, 32])
+@pytest.mark.parametrize(("mean", "n"), [(120, 4000), (120, 200), (40, 60), (5, 144), (1, 144)])
+def test_whole_steps_are_the_released_ones(depth: int, mean: int, n: int) -> None:
+    method = built("pyramidkv", whole_steps=True)
+    found = method.allocate([torch.zeros(1, n)] * depth, mean * depth)
+    expected = [max(1, one) for one in released_pyramid(mean, n, depth, window=8)]
+    assert found.tolist() == expected
+    assert 0 <= sum(expected) - mean * depth <= method.slack(depth)
+
+
+def test_the_released_pyramid_overshoots_by_as_much_as_was_published() -> None:
+    """128 entries with a window of 8 in 32 layers become 133.5 on average."""
+    layers = [torch.zeros(1, 4000)] * 32
+    found = built("pyramidkv", whole_steps=True).allocate(layers, 120 * 32)
+    assert float(found.double().mean()) + 8 == 133.5
+    assert int(built("pyramidkv").allocate(layers, 120 * 32).sum()) == 120 * 32
+    assert built("pyramidkv").slack(32) == 0
+
+
+def test_layers_of_different_lengths_share_exactly() -> None:
+    layers = [torch.zeros(1, 40)] * 2 + [torch.zeros(1, 20)] * 4
+    method = built("pyramidkv", whole_steps=True)
+    assert int(method.allocate(layers, 80).sum()) == 80
+
+
+def released_prefix(scores: list[list[float]], total: int) -> list[int]:
+    """Entries of each layer: forgotten ones are searched for, scaled, and cut off."""
+    size = sum(map(len, scores))
+    asked = size - total
+    low, high, forgotten = 0.0, 1.0, [0] * len(scores)
+    for _ in range(50):
+        p = (low + high) / 2
+        forgotten = []
+        for layer in scores:
+            ranked, whole = sorted(layer, reverse=True), sum(layer)
+            held, count = 0.0, 0
+            while count < len(layer) and (count == 0 or held / whole < p):
+                held += ranked[count]
+                count += 1
+            forgotten.append(len(layer) - count)
+        if abs(sum(forgotten) - asked) < 5:
+            break
+        if sum(forgotten) > asked:
+            low = p
+        else:
+            high = p
+    scale = asked / max(sum(forgotten), 1)
+    return [
+        max(1, len(layer) - int(gone * scale))
+        for layer, gone in zip(scores, forgotten, strict=True)
+    ]
+
+
+def uneven(seed: int, depth: int, n: int) -> list[Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    return [
+        torch.rand(1, n, generator=noise, dtype=torch.float64) ** (1 + layer)
+        for layer in range(depth)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 8), st.integers(6, 60), st.floats(0.05, 0.95))
+def test_the_truncated_search_is_the_released_one(
+    seed: int, depth: int, n: int, share: float
+) -> None:
+    layers, method = uneven(seed, depth, n), built("prefixkv", truncated=True)
+    total = max(depth, round(share * depth * n))
+    found = method.allocate(layers, total)
+    assert found.tolist() == released_prefix([layer[0].tolist() for layer in layers], total)
+    assert 0 <= int(found.sum()) - total <= method.slack(depth)
+
+
+def test_the_truncated_search_misses_the_budget_and_ends_where_layers_are_alike() -> None:
+    layers, method = uneven(1, 8, 60), built("prefixkv", truncated=True)
+    totals = range(40, 400, 9)
+    assert any(int(method.allocate(layers, total).sum()) > total for total in totals)
+    assert all(int(built("prefixkv").allocate(layers, total).sum()) == total for total in totals)
+    # Sixteen layers that are all alike lose sixteen entries at once: no threshold comes within five.
+    alike = [torch.rand(1, 30, generator=torch.Generator().manual_seed(0))] * 16
+    for total in (100, 136, 200):
+        found = method.allocate(alike, total)
+        assert 0 <= int(found.sum()) - total <= method.slack(16)
