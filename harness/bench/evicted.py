@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool2d
 
 from harness.bench.kept import shown
 from harness.calibration.images import question
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 #: The first scenes of seedling_ocr, and the digits of each that are told apart.
 FIRST, SCENES, PLACES = 4_000_000, 100, 4
+
+#: Patches along an edge of the embedded model's raster.
+SIDE = 12
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,8 @@ def pages() -> Iterator[Page]:
     """Yield the scenes."""
     for asked in samples("seedling_ocr", "test", 0, FIRST, SCENES):
         scene = sample_scene(asked)
-        side, pixels = 12, scene.image.shape[0]
         boxes = [one.box for one in sample_objects(asked) if one.kind == "digit"]
-        digits = tuple(shown([box], side, pixels) for box in boxes)
+        digits = tuple(shown([box], SIDE, scene.image.shape[0]) for box in boxes)
         yield Page(asked, question(scene.to_pil(), asked["question"]), digits)
 
 
@@ -196,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     try:
-        cells = ["-m", "+experiment=kv", "method=${configs:compressor}", "ratio=0.9", *overrides]
+        cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
         command = read_command([*cells, "benchmark=seedling_ocr"])
         assert command is not None  # flags of the command line are read_command's to refuse
         specs = [build_spec(cell) for cell in command.cells]
@@ -216,8 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     noise = torch.Generator().manual_seed(0)
     for name, rank in (
         ("what the answer attends to", lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0)),
-        ("random, digits' patches never", lambda page, paid: _drawn(page, noise, -1.0)),
-        ("random, digits' patches first", lambda page, paid: _drawn(page, noise, 1.0)),
+        ("random, digits' patches never", lambda page, paid: _drawn(noise, -_own(page))),
+        ("random, and their neighbours never", lambda page, paid: _drawn(noise, -_around(page))),
+        ("random, digits' patches first", lambda page, paid: _drawn(noise, _own(page))),
     ):
         ranked = [
             Told(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
@@ -227,10 +231,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _drawn(page: Page, noise: torch.Generator, sign: float) -> Tensor:
-    """Return (N,) random scores, those of the digits' patches above (1) or below (-1) all others."""
-    own = torch.stack(page.digits).any(dim=0)
-    return torch.rand(len(own), generator=noise) + sign * own
+def _drawn(noise: torch.Generator, shift: Tensor) -> Tensor:
+    """Return (N,) random scores below 1, shifted."""
+    return torch.rand(len(shift), generator=noise) + shift
+
+
+def _own(page: Page) -> Tensor:
+    """Return (N,): 1.0 where a digit is."""
+    return torch.stack(page.digits).any(dim=0).float()
+
+
+def _around(page: Page) -> Tensor:
+    """Return (N,): 1.0 where a digit is, or beside one."""
+    return max_pool2d(_own(page).view(1, SIDE, SIDE), 3, stride=1, padding=1).flatten()
 
 
 if __name__ == "__main__":

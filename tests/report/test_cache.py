@@ -131,7 +131,7 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     rows = {line.split(" | ")[0]: line.strip("|").split(" | ") for line in page.splitlines()}
     tokens, entries, flops, ms, size, share = rows["| clever+aircache"][4:]
     assert (tokens, entries, flops, ms) == ("50.0 %", "5.0 %", "50.0 %", "10.0")
-    assert (size, share.strip()) == ("107 KiB", "11.5 %")
+    assert (size, share.strip()) == ("107 KiB", "11.6 %")
     alone = [line for line in page.splitlines() if line.startswith("| aircache | - | 0.9 |")]
     assert len(alone) == 1
     assert "| 100.0 % | 10.0 % | 100.0 % | 20.0 |" in alone[0]
