@@ -23,7 +23,10 @@ from harness.store import RunDir
 #: Method without reduction, and methods that no paper proposes: the floor every other is read by.
 FULL = "none"
 FLOOR = "random"
-CONTROLS = (FLOOR, "uniform", "pooled")
+CONTROLS = (FLOOR, "uniform", "pooled", "random_kv", "uniform_kv", "recent_kv")
+
+#: Random choices: of tokens, of cache entries.
+FLOORS = (FLOOR, "random_kv")
 
 #: Bootstrap resamples for one cell of a table; the end points move by about 0.1 standard errors.
 RESAMPLES = 2000
@@ -32,6 +35,8 @@ RESAMPLES = 2000
 @dataclass(frozen=True)
 class Run:
     """One row with the contribution of each sample to the headline; tokens go first at layer `place`.
+
+    `evicts` says whether cache entries go and no token does.
 
     `units` says which samples are one unit of statistics: (task, first document) of each.
 
@@ -45,6 +50,7 @@ class Run:
     policy: str
     ratio: float
     place: int | None
+    evicts: bool
     metric: str
     flops: float
     scores: Mapping[Key, float]
@@ -164,7 +170,7 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
     most = max(one.row["n_samples"] for one in rows)
     whole = [one for one in rows if one.row["n_samples"] == most]
     newest = one_of_each(whole)
-    runs = [_read(one) for one in newest]
+    runs = [read_run(one) for one in newest]
     if len({frozenset(run.scores) for run in runs}) > 1:
         raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
     if any(run.units != runs[0].units for run in runs):
@@ -182,7 +188,11 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
     plain = next((name for name, run in first.items() if run.method == FULL), None)
     unpruned = {} if plain is None else groups.pop(plain)
     full = unpruned[min(unpruned)] if unpruned else None
-    floors = {(run.policy, run.place): name for name, run in first.items() if run.method == FLOOR}
+    floors = {
+        (run.policy, run.place, run.evicts): name
+        for name, run in first.items()
+        if run.method in FLOORS
+    }
     costs = {
         name: {ratio: _cost(runs, name, ratio) for ratio in ratios}
         for name, ratios in groups.items()
@@ -224,9 +234,14 @@ def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
     return fmean(run.flops for run in runs if (run.name, run.ratio) == (name, ratio))
 
 
-def _floor(run: Run, floors: Mapping[tuple[str, int | None], str], nearest: bool) -> str | None:
-    """Return the name of the random dropping that a run is compared with: at its place, under its policy."""
-    ours = {place: name for (policy, place), name in floors.items() if policy == run.policy}
+def _floor(
+    run: Run, floors: Mapping[tuple[str, int | None, bool], str], nearest: bool
+) -> str | None:
+    """Return the name of the random choice that a run is compared with: at its place, under its policy."""
+    alike = (run.policy, run.evicts)
+    ours = {
+        place: name for (policy, place, evicts), name in floors.items() if (policy, evicts) == alike
+    }
     if run.place in ours or not nearest or not run.place:
         return ours.get(run.place)
     place = run.place
@@ -268,7 +283,12 @@ def _mean(scores: Iterable[float]) -> Interval:
     return mean_interval(np.asarray(list(scores)), resamples=RESAMPLES)
 
 
-def _read(one: Stored) -> Run:
+def read_run(one: Stored) -> Run:
+    """Return a row with its samples' contributions.
+
+    Raises:
+        UserError: the run does not have them all.
+    """
     row, extra = one.row, one.row["extra"]
     metric = extra["headline"]
     found = {
@@ -293,6 +313,7 @@ def _read(one: Stored) -> Run:
         ratio=row["ratio"],
         # What goes from the cache too is not to be read beside random tokens alone.
         place=_place(sites[0]) if sites and "cache" not in extra else None,
+        evicts="cache" in extra and not sites,
         metric=metric,
         flops=row["flops"]["share_of_full"],
         scores={key: scoring.scores[metric] for key, scoring in found.items()},

@@ -38,8 +38,8 @@ COLUMNS = 2
 PLOT, AROUND, LINE, LETTER = (3.7, 3.3), 1.0, 0.17, 0.068
 
 
-def draw(panels: Sequence[Panel]) -> Figure:
-    """Return the figure; a method keeps its colour and marker over all panels.
+def draw(panels: Sequence[Panel], along: str = "visual tokens kept") -> Figure:
+    """Return the figure; a method keeps its colour and marker over all panels, `along` says what the shares are of.
 
     Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
     """
@@ -55,6 +55,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
     for place, axes in enumerate(grid.flat):
         if place < len(panels):
             _draw_panel(axes, panels[place], looks, LINE / tall)
+            axes.set_xlabel(f"{along} (%)")
         else:
             axes.set_axis_off()
     return figure
@@ -93,7 +94,6 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, dict[str, object]], g
     axes.xaxis.set_major_locator(FixedLocator(kept))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
-    axes.set_xlabel("visual tokens kept (%)")
     axes.set_ylabel(f"{panel.metric} (%)")
     axes.set_title(panel.benchmark, loc="left", fontsize=10.5, fontweight="bold", pad=20)
     note = f"{panel.metric}, {panel.n_samples} samples, 95 % intervals"

@@ -142,7 +142,7 @@ def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]
         parts.append(f"## {group.title[0].upper()}{group.title[1:]}\n")
         if group.floor.place:
             parts.append(EARLIER.format(layer=group.floor.place))
-        parts.append(_table(panel, group, names))
+        parts.append(gains(panel, group, names))
     parts += said(panel)
     if gaps:
         parts += ["## Left out\n", _left_out(gaps)]
@@ -171,7 +171,8 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
     return "\n".join(lines)
 
 
-def _table(panel: Panel, group: Group, names: Mapping[str, str]) -> str:
+def gains(panel: Panel, group: Group, names: Mapping[str, str]) -> str:
+    """Return a table of scores by ratio, each with what it is above or below random; random itself first."""
     lines = [
         "| method | " + " | ".join(_share(ratio) for ratio in panel.ratios) + " |",
         "| --- |" + " ---: |" * len(panel.ratios),

@@ -15,7 +15,7 @@ def test_tests_that_are_told_apart_exist() -> None:
 
 def test_every_recipe_makes_something_and_runs_it() -> None:
     names = [page.name for page in pages(ROOT)]
-    assert names == ["CONTRIBUTING.md", "benchmark.md", "decoder.md", "model.md"]
+    assert names == ["CONTRIBUTING.md", "benchmark.md", "compressor.md", "decoder.md", "model.md"]
     for page in pages(ROOT):
         assert {"write", "run"} <= {step.action for step in steps_of(page)}, page.name
 

@@ -1,0 +1,49 @@
+"""docs/kv.md: its table has every compressor with what the code says, and names tests that there are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness.catalogue import build_method, names_of
+from harness.paths import ROOT
+from methods.compressor import CacheCompressor
+
+PAGE = (ROOT / "docs" / "kv.md").read_text()
+TESTS = [*(ROOT / "tests" / "methods").glob("test_*.py"), ROOT / "tests/engine/test_eviction.py"]
+DEFINED = {
+    name: path for path in TESTS for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+}
+ROWS = {
+    cells[0].strip().strip("[").split("]")[0]: [cell.strip() for cell in cells]
+    for line in PAGE.splitlines()
+    if line.startswith("| [") and len(cells := line.strip("|").split(" | ")) == 6
+}
+
+
+@pytest.mark.parametrize("name", names_of(CacheCompressor))
+def test_a_compressor_has_a_row_that_says_what_the_code_does(name: str) -> None:
+    method = build_method(name, {})
+    assert isinstance(method, CacheCompressor)
+    row = ROWS[name]
+    assert row[0] == f"[{name}](../methods/{name}.py)"
+    assert row[3] == ("apart" if method.by_head else "together")
+    assert row[4] == method.allocation.replace("_", " ")
+
+
+def test_the_tests_that_the_page_names_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert len(named) > 10
+    assert named <= set(DEFINED)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("pyramidkv", "prefixkv")])
+def test_a_named_test_speaks_of_the_method(name: str) -> None:
+    """Of the two left out, which inherit their score, the score's test runs the other class."""
+    for test in re.findall(r"`(test_\w+)`", ROWS[name][5]):
+        text = DEFINED[test].read_text()
+        body = text[text.index(f"def {test}(") :].split("\ndef ")[0].lower()
+        cls = type(build_method(name, {})).__name__.lower()
+        said = f"{name}|{cls}" + "|elite" * (name == "aircache")
+        assert re.search(said, body), test
