@@ -85,7 +85,8 @@ def test_the_share_is_the_ratio_behind_the_first_step() -> None:
 @pytest.mark.parametrize("direction", ["low_to_high", "high_to_low"])
 def test_the_shares_of_d3tom_t_have_the_ratio_as_their_mean(ratio, direction) -> None:
     first, *rest = D3ToMT(direction=direction).ratios(ratio, 32)
-    assert first == 0 and len(rest) == 31
+    assert first == 0
+    assert len(rest) == 31
     assert fmean(rest) == pytest.approx(ratio, abs=1e-12)
     assert {round(min(rest), 9), round(max(rest), 9)} == {
         round(max(0.0, 2 * ratio - 1), 9),
