@@ -1,4 +1,4 @@
-"""Denoising steps: the prompt and an answer of masks and words run through the decoder stack together, without a cache."""
+"""Denoising steps: prompt and answer, masks and words, run through the decoder stack together, without a cache."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Layout:
         return replace(self, **repeated)
 
     def followed_by(self, count: int) -> Layout:
-        """Return the layout of the same prompts with `count` further tokens behind each, which are text and no words."""
+        """Return the layout of the same prompts with `count` tokens more behind each, which are text and no words."""
         new = self.valid.new_ones(self.rows, count)
         text = tuple(number + count for number in self.text)
         return replace(self, valid=torch.cat([self.valid, new], 1), text=text)

@@ -17,7 +17,7 @@ from harness.engine.layers import LayerHooks
 from harness.engine.layout import Layout, Stage
 from harness.engine.prefill import Prefill
 from harness.engine.prompt import Prompt
-from harness.engine.record import Generated, answer_lengths
+from harness.engine.record import Generated, Record, answer_lengths
 from harness.engine.recording import Told, records_of, times_of
 from harness.engine.setup import Setup
 from harness.engine.sites.base import Arguments
