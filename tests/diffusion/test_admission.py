@@ -24,6 +24,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
     ("overrides", "line"),
     [
         ("method=vanilla_sd", "denoises its answers"),
+        ("method=autoregressive", "denoises its answers"),
         ("method=h2o ratio=0.5", "denoises its answers"),
         ("method=tome ratio=0.5", "inside the vision tower"),
         ("method=d3tom ratio=1", "ratio=1"),
@@ -39,7 +40,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("+model.generation.num_beams=2", "num_beams=2 is of models that say one token"),
         ("+model.generation.prefix_cache=true", "prefix_cache=true"),
         ("engine.rescore=true", "engine.rescore=true"),
-        ("model.facts.text.causal=true", "model.facts.text.causal=true"),
+        ("+model.facts.text.causal=true", "model.facts.text.causal=true"),
         ("model.facts.diffusion.mask_id=104", "mask_id=104 is no token; valid: 0 to 103"),
     ],
 )
