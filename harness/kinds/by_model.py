@@ -68,5 +68,6 @@ class ByModel:
         return self._of(asked).account(asked, method, records)
 
     def identity(self, asked: Asked, method: Method) -> Identity:
-        """Choose."""
-        return self._of(asked).identity(asked, method)
+        """Choose; what is refused has a name all the same."""
+        kind = self.ordinary if self.denoising is None else self._of(asked)
+        return kind.identity(asked, method)
