@@ -52,6 +52,33 @@ class StackFacts:
 
 
 @dataclass(frozen=True)
+class DiffusionFacts:
+    """What a masked-diffusion model says of its answers: all words at once, unveiled step by step.
+
+    The logits in a place are of the token that stands there, not of the next one.
+
+    Attributes:
+        mask_id: token that stands where nothing has been said yet.
+        end_ids: tokens that end an answer; what stands behind the first of them is no part of it.
+        forbidden_ids: tokens that are never said; the mask itself never is.
+        prefix_cache: whether the model was trained so that the prompt sees itself alone: then its keys and values may
+            be kept from step to step.
+    """
+
+    mask_id: int
+    end_ids: tuple[int, ...]
+    forbidden_ids: tuple[int, ...] = ()
+    prefix_cache: bool = False
+
+    @classmethod
+    def from_config(cls, facts: Mapping[str, Any]) -> DiffusionFacts:
+        """Build from the `facts.diffusion` block of conf/model/<name>.yaml."""
+        values = dict(facts)
+        ends, forbidden = values.pop("end_ids"), values.pop("forbidden_ids", ())
+        return cls(end_ids=tuple(ends), forbidden_ids=tuple(forbidden), **values)
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What validation, budgets and the FLOPs counter must know.
 
@@ -68,6 +95,8 @@ class ModelFacts:
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
         deepstack: tower layers whose output goes to the decoder, too: what a projector of its own makes of the n-th is
             added to the visual tokens behind decoder layer n. Each projector has the widths of `projector`.
+        diffusion: of a model that denoises its answers, whose `text` is not causal then; None: it says one token after
+            another.
     """
 
     text: StackFacts
@@ -81,19 +110,21 @@ class ModelFacts:
     signals: frozenset[str]
     patch_tokens: bool = False
     deepstack: tuple[int, ...] = ()
+    diffusion: DiffusionFacts | None = None
 
     @classmethod
     def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:
         """Build from the `facts` block of conf/model/<name>.yaml."""
         values = dict(facts)
-        stem = values.pop("stem", None)
+        stem, diffusion = values.pop("stem", None), values.pop("diffusion", None)
         return cls(
-            text=StackFacts(**{"gated": True, "causal": True, **values.pop("text")}),
+            text=StackFacts(**{"gated": True, "causal": diffusion is None, **values.pop("text")}),
             tower=_tower(values.pop("tower")),
             stem=None if stem is None else _tower(stem),
             projector=tuple(values.pop("projector")),
             signals=frozenset(values.pop("signals")),
             deepstack=tuple(values.pop("deepstack", ())),
+            diffusion=None if diffusion is None else DiffusionFacts.from_config(diffusion),
             **values,
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 from harness.digests import Digests, digest
 from harness.hub import cached_commit
+from harness.paths import rooted
 from harness.specs import CHECKPOINT, ModelSpec
 
 #: Files of a model directory that shape its input or output.
@@ -31,7 +33,11 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
 
 
 def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
-    """Return the hash of the chat template that a model without a checkpoint takes from a directory, if it does."""
-    if model.conversation != CHECKPOINT or model.path is None:
-        return []
-    return [digests.file(file) for file in model.path.glob("chat_template.jinja")]
+    """Return hashes of what a model without a checkpoint takes from directories: a chat template, a processor."""
+    taken: list[Path] = []
+    if model.conversation == CHECKPOINT and model.path is not None:
+        taken += model.path.glob("chat_template.jinja")
+    if "processor" in model.architecture:
+        folder = rooted(model.architecture["processor"])
+        taken += sorted([*folder.glob("*.json"), *folder.glob("*.jinja")])
+    return [digests.file(file) for file in taken]

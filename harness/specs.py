@@ -101,7 +101,8 @@ class ModelSpec:
         media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
-        architecture: what the configuration needs beside the facts, in transformers' words.
+        architecture: what the configuration needs beside the facts, in transformers' words; `processor` is a folder
+            whose processor stands beside random weights, in place of one that reads bytes.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
 from harness.errors import UserError, unknown_name
+from harness.paths import rooted
 from harness.registry import Registry
 from harness.specs import CHECKPOINT
 
@@ -97,6 +99,9 @@ class Adapter(Parts):
         self.processor = processor
         self.spec = spec
         self.facts = spec.facts
+        if spec.facts.diffusion is not None:
+            # How the library, and harness/engine/visibility.py with it, learns that every token sees every other.
+            self.decoder.config.is_causal = False
         tokenizer = processor.tokenizer
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
@@ -179,9 +184,9 @@ class Adapter(Parts):
         """
         cls.check_settings(spec)
         if spec.weights == "random":
-            tokenizer = byte_tokenizer()
+            processor = cls.random_processor(spec)
+            tokenizer = processor.tokenizer
             config = cls.configuration(spec, tokenizer)
-            processor = cls.new_processor(spec, tokenizer)
         else:
             check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
@@ -198,6 +203,14 @@ class Adapter(Parts):
         adapter = cls(model, processor, spec)
         check_facts(adapter)
         return adapter
+
+    @classmethod
+    def random_processor(cls, spec: ModelSpec) -> Any:
+        """Return the processor beside random weights: of the folder `architecture.processor`, else one of bytes."""
+        folder = spec.architecture.get("processor")
+        if folder is None:
+            return cls.new_processor(spec, byte_tokenizer())
+        return cls.load_processor(replace(spec, path=rooted(folder)))
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:

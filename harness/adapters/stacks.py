@@ -44,11 +44,17 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
         kv_heads=_key_width(attention, output.in_features) // head_dim,
         head_dim=head_dim,
         gated=body.gated,
-        causal=bool(getattr(attention, "is_causal", False)),
+        causal=_causal(attention),
         window_layers=window_layers,
         first_intermediate=None if first == body else first.width,
         experts=body.experts,
     )
+
+
+def _causal(attention: Any) -> bool:
+    """Return whether an attention looks back alone: its configuration's word goes before its own, as in the library."""
+    own = getattr(attention, "is_causal", False)
+    return bool(getattr(getattr(attention, "config", None), "is_causal", own))
 
 
 def linear_widths(module: nn.Module) -> tuple[int, ...]:

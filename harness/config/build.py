@@ -183,6 +183,11 @@ def build_draft(
     what the target chooses is for both of them, and so is its prompt set if the draft has it. It computes in the
     target's type, which the machine at hand has.
     """
+    if target.facts.diffusion is not None:
+        raise UserError(
+            f"method: a draft guesses one token after another, and model={target.name} denoises its answers; valid: a "
+            "method that drops tokens, such as d3tom"
+        )
     if asked is None and not target.drafts:
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"

@@ -155,9 +155,30 @@ def _facts(part: dict[str, Any]) -> ModelFacts:
         fields.integer(f"model.facts.{name}", part[name], at_least=1)
     for layer in part.get("deepstack", ()):
         fields.integer("model.facts.deepstack", layer, at_least=0)
+    _check_diffusion(facts)
     fields.flag("model.facts.patch_tokens", part.get("patch_tokens", False))
     fields.choice("model.facts.class_attention", part["class_attention"], CLASS_ATTENTION)
     return facts
+
+
+def _check_diffusion(facts: ModelFacts) -> None:
+    """Raise UserError unless what denoises sees both ways, and names tokens that it has."""
+    key, own = "model.facts.diffusion", facts.diffusion
+    if (own is None) != facts.text.causal:
+        raise UserError(
+            f"model.facts.text.causal={str(facts.text.causal).lower()} with {key}={'null' if own is None else 'set'}: "
+            "a model that denoises sees both ways, and no other does; valid: leave causal out"
+        )
+    if own is None:
+        return
+    fields.flag(f"{key}.prefix_cache", own.prefix_cache)
+    named = {"mask_id": (own.mask_id,), "end_ids": own.end_ids, "forbidden_ids": own.forbidden_ids}
+    for name, ids in named.items():
+        for number in ids:
+            if fields.integer(f"{key}.{name}", number, at_least=0) >= facts.vocabulary:
+                raise UserError(
+                    f"{key}.{name}={number} is no token; valid: 0 to {facts.vocabulary - 1} (model.facts.vocabulary)"
+                )
 
 
 def _device(value: Any) -> str:

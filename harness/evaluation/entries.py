@@ -70,6 +70,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "loop": _text,
     "accepted": is_table,
     "decoding": is_table,
+    "denoising": is_table,
 }
 
 

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from harness.errors import UserError
 from harness.kinds.base import Kind
+from harness.kinds.by_model import ByModel
 from harness.kinds.composition import COMPOSITION
 from harness.kinds.compressor import COMPRESSOR
 from harness.kinds.decoder import DECODER
-from harness.kinds.denoiser import DENOISER
+from harness.kinds.denoiser import DENOISER, DENOISING_ONLY
 from harness.kinds.reducer import REDUCER
 from methods.base import Decoder, Method, TokenReducer
 from methods.composed import Composed
@@ -20,11 +21,11 @@ from methods.denoiser import DenoisingReducer
 M = TypeVar("M", bound=Method)
 
 KINDS: Mapping[type[Any], Kind[Any]] = {
-    TokenReducer: REDUCER,
-    Decoder: DECODER,
-    CacheCompressor: COMPRESSOR,
-    DenoisingReducer: DENOISER,
-    Composed: COMPOSITION,
+    TokenReducer: ByModel(REDUCER, DENOISER),
+    Decoder: ByModel(DECODER),
+    CacheCompressor: ByModel(COMPRESSOR),
+    DenoisingReducer: ByModel(DENOISING_ONLY, DENOISER),
+    Composed: ByModel(COMPOSITION),
 }
 
 
@@ -41,6 +42,11 @@ def as_reducer(method: Method) -> TokenReducer | None:
     """Return a method that drops tokens in one prefill, for commands about these; None if it is of another kind."""
     own = _base_of(method) is TokenReducer  # and not one that is asked at every denoising step
     return method if own and isinstance(method, TokenReducer) else None
+
+
+def as_denoiser(method: Method) -> DenoisingReducer | None:
+    """Return a method that is asked at every denoising step, for commands about these; None for another kind."""
+    return method if isinstance(method, DenoisingReducer) else None
 
 
 def as_decoder(method: Method) -> Decoder | None:

@@ -1,0 +1,85 @@
+"""The D3ToM paper's own count of a denoising run (AAAI 2026, arXiv 2511.12280, equations 12 to 26).
+
+Its "FLOPs" are MULTIPLY-ADDS of the decoder layers alone, full-width keys, three-matrix MLP, every pair of tokens:
+
+    C(n) = 4 n d^2 + 2 n^2 d + 3 n d m                                                          (13), (22)
+
+Visual tokens are counted as fractions, as the printed figures are. A run is a sum over its T steps: the first is whole
+for methods that wait for deciders, and for FastV, and is not for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DenoisingCost:
+    """One model and one answer.
+
+    Attributes:
+        hidden: d.
+        intermediate: m.
+        layers: L.
+        steps: T.
+        visual: N_v, visual tokens.
+        text: N_p + N_g, tokens of prompt and answer.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    steps: int
+    visual: float
+    text: float
+
+    def layer(self, visual: float) -> float:
+        """Return C(n) of one layer on `visual` visual tokens and the text."""
+        return self._attention(visual) + self._mlp(visual)
+
+    def whole(self) -> float:
+        """Return the cost of a run in which every token stays (14), (23)."""
+        return self.steps * self._step()
+
+    def merging(self, ratios: Sequence[float], K: int) -> float:
+        """Return the cost of D3ToM (15) to (17): inside layer K the attention sees all tokens, the MLP what is left.
+
+        Args:
+            ratios: share merged at each step; 0 is a whole step.
+            K: layer in which tokens merge.
+        """
+        return sum(self._merging_step(ratio, K) if ratio else self._step() for ratio in ratios)
+
+    def pruning(self, ratio: float, K: int) -> float:
+        """Return the cost of FastV (24): before layer K the share `ratio` goes, but for the first step."""
+        left = (1 - ratio) * self.visual
+        step = K * self.layer(self.visual) + (self.layers - K) * self.layer(left)
+        return self._step() + (self.steps - 1) * step
+
+    def pyramid(self, ratio: float, stages: int = 4, excess: float = 1.5) -> float:
+        """Return the cost of PyramidDrop (25): each of equal stages keeps the share 1.5 (1 - ratio) of the last."""
+        share = excess * (1 - ratio)
+        per_stage = [self.layer(share**stage * self.visual) for stage in range(stages)]
+        return self.steps * self.layers / stages * sum(per_stage)
+
+    def before(self, ratio: float) -> float:
+        """Return the cost of VisionZip (26): the share `ratio` goes before the decoder, at every step."""
+        return self.steps * self.layers * self.layer((1 - ratio) * self.visual)
+
+    def _step(self) -> float:
+        return self.layers * self.layer(self.visual)
+
+    def _merging_step(self, ratio: float, K: int) -> float:
+        left = (1 - ratio) * self.visual
+        split = self._attention(self.visual) + self._mlp(left)
+        similarities = 2 * ratio * self.visual * left * self.hidden  # (15)
+        behind = (self.layers - K - 1) * self.layer(left)
+        return K * self.layer(self.visual) + split + behind + similarities
+
+    def _attention(self, visual: float) -> float:
+        n = visual + self.text
+        return 4 * n * self.hidden**2 + 2 * n**2 * self.hidden
+
+    def _mlp(self, visual: float) -> float:
+        return 3 * (visual + self.text) * self.hidden * self.intermediate
