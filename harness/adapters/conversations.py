@@ -98,7 +98,7 @@ class Frame:
         own = "" if self.system is None else self._around("system", self.system)
         said = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
-            said = f"{{% set said %}}{said}{{% endset %}}{{{{ said | trim }}}}"
+            said = f"{{% set text %}}{said}{{% endset %}}{{{{ text | trim }}}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
             f"{{{{ {_literal(self.lead)} }}}}"
