@@ -74,8 +74,8 @@ class DiffusionFacts:
     def from_config(cls, facts: Mapping[str, Any]) -> DiffusionFacts:
         """Build from the `facts.diffusion` block of conf/model/<name>.yaml."""
         values = dict(facts)
-        lists = {name: tuple(values.pop(name, ())) for name in ("end_ids", "forbidden_ids")}
-        return cls(**values, **lists)
+        ends, forbidden = values.pop("end_ids"), values.pop("forbidden_ids", ())
+        return cls(end_ids=tuple(ends), forbidden_ids=tuple(forbidden), **values)
 
 
 @dataclass(frozen=True)

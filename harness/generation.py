@@ -23,6 +23,9 @@ SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 #: What sampling means where nothing is said of it: the library's defaults, stated so that a row can tell them.
 SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 
+#: Settings of answers that are denoised (harness/diffusion/settings.py), which `generate` does not have.
+DENOISING = ("steps", "block_length", "schedule", "shift", "prefix_cache")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -78,7 +81,7 @@ def check_names(key: str, given: Iterable[str]) -> None:
 
 @cache
 def _known() -> frozenset[str]:
-    return frozenset(GenerationConfig().to_dict())
+    return frozenset(GenerationConfig().to_dict()) | frozenset(DENOISING)
 
 
 def cut(text: str, until: tuple[str, ...]) -> str:

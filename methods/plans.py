@@ -61,12 +61,15 @@ class Plan:
             None for methods whose rule always has.
         order: (B, K) at `tower` sites, places in `kept` in the order in which the next site's `sequence` has them; the
             tokens themselves stay ascending. None: ascending there, too.
+        entering: at `block` sites, whether what merges are the states that entered the layer, to which each kept token
+            then adds what its own attention put out; otherwise the states behind the attention merge.
     """
 
     kept: Tensor
     merge: Assignment | Mixture | None = None
     spare: Tensor | None = None
     order: Tensor | None = None
+    entering: bool = False
 
     def check(self, n_tokens: int, keep: int | None) -> None:
         """Raise PlanError unless `kept` is strictly ascending, inside [0, n_tokens) and exactly `keep` wide.

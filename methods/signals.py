@@ -34,6 +34,10 @@ SIGNALS: Mapping[str, str] = {
     "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
     "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
+    "decider_attention": "(B, N) attention that the answer's tokens unveiled in the step before pay each visual token "
+    "in the site's own layer, mean over heads, sum over those tokens, fp32; at `block` sites of denoising steps",
+    "layer_normed": "(B, N, D) visual tokens as they enter the site's layer, after that layer's input norm; at `block` "
+    "sites",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",
     "text_queries": "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
     "text_keys": "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",

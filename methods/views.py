@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Where = Literal["tower", "vision", "prefix", "layer", "cache", "decode"]
+Where = Literal["tower", "vision", "prefix", "layer", "block", "cache", "decode"]
 
 #: Kinds of site that take effect on the input of decoder layer 0.
 BEFORE_DECODER: tuple[Where, ...] = ("tower", "vision", "prefix")
@@ -25,7 +25,8 @@ class Site:
 
     `tower` is the inside of the vision tower's block `layer` (0-based), between its attention and its MLP; `vision` is
     the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
-    the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `cache` the
+    the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `block` the
+    inside of decoder layer `layer`, between its attention, which still sees every token, and its MLP, `cache` the
     key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in which one new token
     enters decoder layer `layer`, when the layers below still see every entry of the cache.
     """
@@ -38,6 +39,8 @@ class Site:
         """The decoder layer whose input gets shorter: 0 for all that happens before; None: the prompt stays whole."""
         if self.where in BEFORE_DECODER:
             return 0
+        if self.where == "block":
+            return self.layer + 1
         return self.layer if self.where == "layer" else None
 
 

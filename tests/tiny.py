@@ -36,6 +36,7 @@ def tiny_spec(adapter: str, **changes: Any) -> ModelSpec:
         class_attention=changes.pop("class_attention", "token"),
         rotary_axes=changes.pop("rotary_axes", 1),
         signals=frozenset(SIGNALS),
+        diffusion=changes.pop("diffusion", None),
     )
     spec = ModelSpec(
         name="tiny",

@@ -214,7 +214,7 @@ class Adapter(Parts):
 
     @classmethod
     def random_processor(cls, spec: ModelSpec) -> Any:
-        """Return the processor beside random weights: that of the folder `architecture.processor`, else one of bytes."""
+        """Return the processor beside random weights: of the folder `architecture.processor`, else one of bytes."""
         folder = spec.architecture.get("processor")
         if folder is None:
             return cls.new_processor(spec, byte_tokenizer(cls.special))

@@ -44,6 +44,7 @@ FROM_ZERO = Valid("a number of at least 0", lambda value: _number(value) and val
 SHARE = Valid("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
 SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
 BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
+SCHEDULE = Valid("linear, shift or cosine", lambda value: value in ("linear", "shift", "cosine"))
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
 
 #: Of settings not listed here the library's own check, at the first sample, has to do.
@@ -78,6 +79,11 @@ VALUES: Mapping[str, Valid] = {
     "guidance_scale": NUMBER,
     "no_repeat_ngram_size": COUNT_OR_NONE,
     "encoder_no_repeat_ngram_size": COUNT_OR_NONE,
+    "steps": COUNT,
+    "block_length": COUNT,
+    "schedule": SCHEDULE,
+    "shift": POSITIVE,
+    "prefix_cache": FLAG,
 }
 
 

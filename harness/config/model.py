@@ -166,8 +166,8 @@ def _check_diffusion(facts: ModelFacts) -> None:
     key, own = "model.facts.diffusion", facts.diffusion
     if (own is None) != facts.text.causal:
         raise UserError(
-            f"model.facts.text.causal={str(facts.text.causal).lower()} with {key}={'null' if own is None else 'set'}: a "
-            "model that denoises sees both ways, and no other does; valid: leave causal out"
+            f"model.facts.text.causal={str(facts.text.causal).lower()} with {key}={'null' if own is None else 'set'}: "
+            "a model that denoises sees both ways, and no other does; valid: leave causal out"
         )
     if own is None:
         return

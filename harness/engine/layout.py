@@ -68,6 +68,12 @@ class Layout:
                 repeated[one.name] = tuple(entry for entry in value for _ in range(times))
         return replace(self, **repeated)
 
+    def followed_by(self, count: int) -> Layout:
+        """Return the layout of the same prompts with `count` tokens more behind each, which are text and no words."""
+        new = self.valid.new_ones(self.rows, count)
+        text = tuple(number + count for number in self.text)
+        return replace(self, valid=torch.cat([self.valid, new], 1), text=text)
+
     def on(self, device: torch.device) -> Layout:
         """Return the layout with its tensors on `device`."""
         if self.valid.device == device:

@@ -17,7 +17,7 @@ from harness.engine.layers import LayerHooks
 from harness.engine.layout import Layout, Stage
 from harness.engine.prefill import Prefill
 from harness.engine.prompt import Prompt
-from harness.engine.record import Generated, answer_lengths
+from harness.engine.record import Generated, Record, answer_lengths
 from harness.engine.recording import Told, records_of, times_of
 from harness.engine.setup import Setup
 from harness.engine.sites.base import Arguments
@@ -35,13 +35,15 @@ class Pass:
     What a site does is in harness/engine/sites; a pass calls the sites before the model runs, where the decoder stack
     is entered and in front of its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or
     if the back end wants explicit masks; otherwise all hooks but the one that looks whether logits are finite are gone
-    after the prefill. Several passes over one prompt, each with its step number, are what a denoising run would be.
+    after the prefill. Several passes over one prompt, each with its step number, are a denoising run: these keep no
+    cache, and end with the decoder stack.
 
     Args:
         setup: method, model and settings.
         layout: of the batch.
         samples: one id for each row.
         prompt: to start from; None: the model starts from pixels.
+        step: number of the denoising step.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class Pass:
         layout: Layout,
         samples: tuple[str, ...],
         prompt: Prompt | None = None,
+        step: int = 0,
     ) -> None:
         self._setup = setup
         self._decoder = setup.adapter.decoder
         self._prompt = prompt
-        self._prefill = Prefill(setup, layout, samples)
+        self._prefill = Prefill(setup, layout, samples, step)
         self._sites = opened(self._prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
         self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
@@ -150,6 +153,8 @@ class Pass:
         self._prefill.running = False
         self.clock.stop("prefill")
         cache = output.past_key_values
+        if cache is None:
+            return
         stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
         if self._eviction is not None:
             with self.clock.phase("select"):
@@ -185,6 +190,19 @@ class Pass:
             NonFiniteLogits: they hold NaN or infinity.
         """
         self._finite.check(self._prefill.samples, lengths)
+
+    def step_records(self) -> tuple[Record, ...]:
+        """Return what a denoising step did to each row; nothing is cached, and time is counted by whoever steps."""
+        rows = self._prefill.layout.rows
+        told = Told(
+            times_ms=times_of(self.clock.totals_ms(), rows, 1),
+            new_tokens=[0] * rows,
+            attended=[None] * rows,
+            cache_bytes=0,
+            shared=("vision",),
+            held=[[0] * rows] * len(self._decoder.layers),
+        )
+        return records_of(self._prefill, self._sites, told)
 
     def finish(self, ids: Tensor, logits: tuple[Tensor, ...] | None) -> Generated:
         """Close the clock and say what happened to each row. `ids` (B, T) are the new tokens.

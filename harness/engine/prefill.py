@@ -9,7 +9,15 @@ from torch import Tensor
 
 from harness.engine.deepstack import DeepStack, take_over
 from harness.engine.layout import Layout, Stage, take
-from harness.engine.reduce import Decision, TokensOf, decide, hide, row_generators, shrink
+from harness.engine.reduce import (
+    Decision,
+    Halves,
+    TokensOf,
+    decide,
+    hide,
+    row_generators,
+    shrink,
+)
 from harness.engine.setup import Setup
 from harness.measure.clock import Clock
 
@@ -17,20 +25,24 @@ from harness.measure.clock import Clock
 class Prefill:
     """What the sites of one pass share: the stages so far, and the one way to ask the method and to follow its plans.
 
-    The tokens alive are described by a growing list of stages. A denoising run would make one of these a step and hand
-    its number on to `decide`, which shows it as `view.step`.
+    The tokens alive are described by a growing list of stages. A denoising run makes one of these a step; methods see
+    its number as `view.step`.
 
     Args:
         setup: method, model and settings.
         layout: of the batch.
         samples: one id for each row.
+        step: number of the denoising step, 0 for a prefill.
 
     Raises:
         BudgetError: a row's budget cannot be met.
     """
 
-    def __init__(self, setup: Setup, layout: Layout, samples: tuple[str, ...]) -> None:
+    def __init__(
+        self, setup: Setup, layout: Layout, samples: tuple[str, ...], step: int = 0
+    ) -> None:
         self.setup = setup
+        self.step = step
         self.layout = layout
         self.samples = samples
         self.clock = Clock(*setup.adapter.devices, enabled=setup.timed)
@@ -91,7 +103,11 @@ class Prefill:
         return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
 
     def decide(
-        self, number: int, tokens_of: TokensOf, merge_onto: TokensOf | None = None
+        self,
+        number: int,
+        tokens_of: TokensOf,
+        merge_onto: TokensOf | None = None,
+        halves: Halves | None = None,
     ) -> Decision:
         """Ask the method for its plans at site `number`, one for each row of the batch as it runs.
 
@@ -99,6 +115,7 @@ class Prefill:
             number: of the site.
             tokens_of: gives the visual tokens of some rows.
             merge_onto: gives what is merged where features do not stand for tokens one to one.
+            halves: at `block` sites, what merges in place of the tokens where a plan says so.
 
         Raises:
             PlanError: a plan breaks its contract.
@@ -117,6 +134,8 @@ class Prefill:
                 generators=row_generators(setup.seed, names, number),
                 tokens_of=tokens_of,
                 merge_onto=merge_onto,
+                step=self.step,
+                halves=halves,
             )
 
     def advance(self, first: int, decision: Decision) -> Tensor | None:

@@ -42,6 +42,7 @@ class Record:
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
         decoding: how a speculative decoder came to the answer, as `DecodingRecord.entry` has it
             (harness/decoding/records.py).
+        denoising: steps of a denoised answer, as `DenoisingRecord.entry` has it (harness/diffusion/records.py).
     """
 
     sample: str
@@ -63,6 +64,7 @@ class Record:
     origin: Tensor | None = field(default=None, repr=False, compare=False)
     accepted: Mapping[str, float | None] | None = None
     decoding: Mapping[str, Any] | None = None
+    denoising: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,14 @@ TokensOf = Callable[[Rows, int], Tensor]
 
 
 @dataclass(frozen=True)
+class Halves:
+    """Where a layer runs in halves: the visual tokens as they entered it, and what its attention put out for them."""
+
+    entering: TokensOf
+    put_out: TokensOf
+
+
+@dataclass(frozen=True)
 class Merged:
     """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
 
@@ -68,6 +76,7 @@ def decide(
     tokens_of: TokensOf,
     merge_onto: TokensOf | None = None,
     step: int = 0,
+    halves: Halves | None = None,
 ) -> Decision:
     """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
 
@@ -84,6 +93,7 @@ def decide(
         tokens_of: gives the visual tokens of some rows.
         merge_onto: at a site that shows features, gives the tokens that are merged in rows where those are blends.
         step: denoising step.
+        halves: at `block` sites, what plans may merge in place of the view's tokens (`Plan.entering`).
 
     Raises:
         PlanError: a plan breaks its contract.
@@ -121,7 +131,11 @@ def decide(
         if plan.merge is not None:
             onto = None if of_features else merge_onto
             tokens = view.tokens if onto is None else onto(rows, n_tokens)
+            if plan.entering and halves is not None:
+                tokens = halves.entering(rows, n_tokens)
             values = plan.merge.apply(tokens, plan.kept.shape[1])
+            if plan.entering and halves is not None:
+                values = values + take(halves.put_out(rows, n_tokens), plan.kept, -2)
             merged.append(Merged(rows, plan.kept, values, plan.merge, of_features))
     if len(pieces) == 1 and isinstance(pieces[0][0], slice):
         kept = pieces[0][1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,6 +77,9 @@ class Session:
         UserError: the model's attention or layers are not supported.
     """
 
+    #: Whether it runs denoising steps, which methods of every prefill take as well.
+    steps: ClassVar[bool] = False
+
     def __init__(
         self,
         adapter: Parts,
@@ -90,7 +93,7 @@ class Session:
         timed: bool = True,
         evicting: Evicting | None = None,
     ) -> None:
-        if not method.in_one_prefill:
+        if not method.in_one_prefill and not self.steps:
             raise MethodError(
                 f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
             )

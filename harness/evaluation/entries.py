@@ -69,6 +69,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "shared": _texts,
     "accepted": is_table,
     "decoding": is_table,
+    "denoising": is_table,
 }
 
 

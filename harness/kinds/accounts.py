@@ -27,7 +27,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
     """
     facts = asked.model.facts
     return Account(
-        tokens={**token_means(records), "positions": _positions(records)},
+        tokens={**token_means(records), "positions": positions(records)},
         flops=flops_block(flops_of(facts, records)),
         kv_bytes=sum(record.kv_bytes for record in records) / len(records),
         extra={
@@ -37,6 +37,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
             "spare": _spare(records),
             "acceptance": acceptance(records),
             "speculative": None,
+            "diffusion": None,
             "achieved": _achieved(asked, reducer, records),
         },
     )
@@ -98,6 +99,6 @@ def _attended(records: Sequence[Record]) -> float | None:
     return fmean(found) if found else None
 
 
-def _positions(records: Sequence[Record]) -> float:
+def positions(records: Sequence[Record]) -> float:
     """Return the mean positions of the prompt that images take: visual tokens, newlines and separators."""
     return fmean(record.visual + record.special for record in records)

@@ -1,16 +1,28 @@
-"""Methods that drop visual tokens at each denoising step; no model here denoises, so none of them may act yet."""
+"""Methods on a model that denoises its answers: visual tokens leave anew at each step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+from harness.admission.signals import check_signals
+from harness.diffusion.budgets import step_budgets
+from harness.diffusion.settings import Denoising
+from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
+from harness.engine.positions import closes_gaps
 from harness.errors import Refused
+from harness.generation import DEFAULT_NEW_TOKENS
+from harness.kinds.accounts import positions
 from harness.kinds.base import Account, Admitted, Identity, Opened
 from harness.kinds.identities import answering_settings, identity_of
-from harness.kinds.reducer import REDUCER
+from harness.kinds.reducer import REDUCER, WHOLE
+from harness.kinds.responders import Joined
+from harness.measure.flops import flops_block
 from harness.specs import Asked, RunSpec, Settled
+from methods.base import TokenReducer
 from methods.denoiser import DenoisingReducer
 from methods.none import NoReduction
 
@@ -22,7 +34,109 @@ if TYPE_CHECKING:
 
 
 class Denoiser:
-    """Implements Kind for methods.denoiser.DenoisingReducer."""
+    """Implements Kind for every method that drops tokens, on a model that denoises."""
+
+    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Refuse what belongs to a prefill or to the engine's other ways; what acts nowhere has the ratio 0."""
+        model, name, facts = spec.model, spec.method.name, spec.model.facts
+        if facts.rotary_axes > 1 or facts.deepstack:
+            raise Refused(
+                f"model={model.name!r} denoises, and its positions have several axes or its tower feeds the decoder's "
+                "first layers, which denoising steps do not carry out; valid: model.facts.rotary_axes=1, no deepstack"
+            )
+        check_signals(model, method, name, TokenReducer)
+        depth = facts.text.layers
+        if method.tower_sites(facts.tower.layers) or method.decode_site(depth) is not None:
+            raise Refused(
+                f"method={name!r} acts inside the vision tower or in the steps of a cache, and model={model.name!r} "
+                "denoises its answers; valid: d3tom, or a method that drops tokens behind the projector, such as fastv"
+            )
+        if spec.engine.rescore:
+            raise Refused(
+                f"engine.rescore=true judges answers one token after another, and model={model.name!r} denoises them; "
+                "valid: false"
+            )
+        closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
+        return spec if method.all_sites(facts.tower.layers, depth) else replace(spec, budget=WHOLE)
+
+    def admit(
+        self, spec: RunSpec, method: TokenReducer, digests: Digests
+    ) -> Admitted[TokenReducer]:
+        """Check settings of the answer and the budget of each step, as far as the task says nothing else."""
+        how = Denoising.of({"max_new_tokens": DEFAULT_NEW_TOKENS, **_said(spec)})
+        if how.prefix_cache:
+            raise Refused(
+                "generation.prefix_cache=true keeps the prompt's keys and values from step to step, which is not "
+                "carried out; valid: false"
+            )
+        facts = spec.model.facts
+        for budget in set(step_budgets(method, spec.budget, facts, how.steps)):
+            budget.check(method, facts)
+        return Admitted(method)
+
+    @contextmanager
+    def open(
+        self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+    ) -> Iterator[Opened]:
+        """Open a session for steps."""
+        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        from harness.diffusion.loop import denoising
+
+        with denoising(asked, adapter, method, asked.budget, prior) as denoiser:
+            yield Opened(Joined(adapter, denoiser))
+
+    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
+        """Time whole runs: a step is no prefill."""
+        del asked, method
+        return "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
+
+    def account(self, asked: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+        """Count what the steps left, and the arithmetic of whole runs."""
+        facts, told = asked.model.facts, steps_of(records)
+        found = [verified(method, asked.budget, facts, record) for record in records]
+        kept = [
+            fmean((step or (record.visual,))[-1] for step in one.kept[1:] or one.kept)
+            for one, record in zip(told, records, strict=True)
+        ]
+        sites = method.all_sites(facts.tower.layers, facts.text.layers)
+        return Account(
+            tokens={
+                "visual": fmean(record.visual for record in records),
+                "requested_keep": fmean(kept),
+                "kept_final": fmean(kept),
+                "layer_average": fmean(fmean(one.entering) for one in told),
+                "kv_entries": 0.0,
+                "positions": positions(records),
+            },
+            flops=flops_block(run_flops(method, facts, record) for record in records),
+            kv_bytes=0.0,
+            extra={
+                "sites": [
+                    {"where": site.where, "layer": site.layer, **_mean_kept(told, number)}
+                    for number, site in enumerate(sites)
+                ],
+                "adaptive": method.adaptive,
+                "decode_attended": None,
+                "spare": None,
+                "acceptance": None,
+                "speculative": None,
+                "diffusion": diffusion_block(records),
+                "achieved": {rule: fmean(one[rule] for one in found) for rule in found[0]},
+            },
+        )
+
+    def identity(self, asked: Asked, method: TokenReducer) -> Identity:
+        """Name the settings of answers of one model."""
+        facts = asked.model.facts
+        acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
+        return identity_of(asked, method, answering_settings(asked.engine, acts))
+
+
+class DenoisingOnly:
+    """Implements Kind for methods.denoiser.DenoisingReducer on a model that says one token after another.
+
+    Such a method may act nowhere there; then the whole model answers.
+    """
 
     def settle(self, spec: Settled, method: DenoisingReducer) -> Settled:
         """Refuse to act where there are no denoising steps; what acts nowhere has the ratio 0."""
@@ -43,7 +157,7 @@ class Denoiser:
 
     def open(
         self, asked: Asked, adapter: Adapter, method: DenoisingReducer, prior: Prior | None = None
-    ) -> AbstractContextManager[Opened]:
+    ) -> Any:
         """Answer with every token."""
         del method
         return REDUCER.open(asked, adapter, NoReduction(), prior)
@@ -64,3 +178,13 @@ class Denoiser:
 
 
 DENOISER = Denoiser()
+DENOISING_ONLY = DenoisingOnly()
+
+
+def _said(spec: RunSpec) -> dict[str, Any]:
+    return {name: value for name, value in spec.generation.items() if value is not None}
+
+
+def _mean_kept(told: Sequence[Any], number: int) -> dict[str, float]:
+    kept = fmean(fmean(step[number] for step in one.kept[1:] or one.kept) for one in told)
+    return {"requested": kept, "kept": kept}

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from harness.errors import UserError
 from harness.kinds.base import Kind
+from harness.kinds.by_model import ByModel
 from harness.kinds.composition import COMPOSITION
 from harness.kinds.compressor import COMPRESSOR
 from harness.kinds.decoder import DECODER
-from harness.kinds.denoiser import DENOISER
+from harness.kinds.denoiser import DENOISER, DENOISING_ONLY
 from harness.kinds.reducer import REDUCER
 from methods.base import Decoder, Method, TokenReducer
 from methods.composed import Composed
@@ -20,11 +21,11 @@ from methods.denoiser import DenoisingReducer
 M = TypeVar("M", bound=Method)
 
 KINDS: Mapping[type[Any], Kind[Any]] = {
-    TokenReducer: REDUCER,
-    Decoder: DECODER,
-    CacheCompressor: COMPRESSOR,
-    DenoisingReducer: DENOISER,
-    Composed: COMPOSITION,
+    TokenReducer: ByModel(REDUCER, DENOISER),
+    Decoder: ByModel(DECODER),
+    CacheCompressor: ByModel(COMPRESSOR),
+    DenoisingReducer: ByModel(DENOISING_ONLY, DENOISER),
+    Composed: ByModel(COMPOSITION),
 }
 
 

@@ -155,6 +155,11 @@ def head_flops(facts: ModelFacts, positions: int = 1) -> int:
     return 2 * positions * facts.text.hidden * facts.vocabulary
 
 
+def mlp_flops(stack: StackFacts) -> int:
+    """Return the exact FLOPs that the MLP of one layer spends on each token."""
+    return _mlp(stack)
+
+
 def paper_layer_macs(hidden: int, intermediate: int, tokens: int) -> int:
     """Return one layer's 4nd^2 + 2n^2d + 2ndm multiply-adds, as in FastV (arXiv 2403.06764)."""
     return 4 * tokens * hidden**2 + 2 * tokens**2 * hidden + 2 * tokens * hidden * intermediate

@@ -39,6 +39,7 @@ class At(TokenReducer):
         (Site("prefix"), 0),
         (Site("layer", 0), 0),
         (Site("layer", 4), 4),
+        (Site("block", 4), 5),
         (Site("cache", 4), None),
         (Site("decode", 4), None),
     ],

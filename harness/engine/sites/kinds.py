@@ -7,6 +7,7 @@ from itertools import groupby
 
 from harness.engine.prefill import Prefill
 from harness.engine.sites.base import Sites
+from harness.engine.sites.block import BlockSites
 from harness.engine.sites.layer import LayerSites
 from harness.engine.sites.prefix import PrefixSites
 from harness.engine.sites.tower import TowerSites
@@ -19,6 +20,7 @@ KINDS: Mapping[str, type[Sites]] = {
     "vision": VisionSites,
     "prefix": PrefixSites,
     "layer": LayerSites,
+    "block": BlockSites,
 }
 
 

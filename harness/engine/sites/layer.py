@@ -1,6 +1,6 @@
 """`layer` sites: they shorten the hidden states that enter their decoder layer, and with them all later layers.
 
-Layers below still see every token, and their caches stay long. `LayerSites._gathered` is where hidden states lose
+Layers below still see every token, and their caches stay long. `shortened` is where hidden states lose
 tokens between layers; what a family adds to them behind later layers follows by itself (harness/engine/deepstack.py). A
 sweep that forks one prefill at layer K would keep the states, tables and mask that arrive there.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.engine.layout import take
 from harness.engine.masks import prefill_mask
 from harness.engine.positions import closed, rotary_at
+from harness.engine.prefill import Prefill
 from harness.engine.reduce import Decision, write_merged
 from harness.engine.sites.base import Arguments, Sites
 from harness.engine.sites.prefix import ask_before_decoder
@@ -43,22 +44,22 @@ class LayerSites(Sites):
             with prefill.clock.phase("select"):
                 prefill.setup.signals.reach(site, before, hidden, before.rotary or rotary)
             decision = prefill.decide(number, prefill.tokens(hidden))
-            hidden = self._gathered(layer, decision, hidden, rotary)
+            hidden = shortened(prefill, layer, decision, hidden, rotary)
         return hidden
 
-    def _gathered(
-        self, layer: int, decision: Decision, hidden: Tensor, rotary: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Apply a decision to the hidden states (B, M, D) that enter a layer."""
-        prefill, decoder = self.prefill, self.prefill.setup.adapter.decoder
-        before = prefill.stage
-        hidden = write_merged(hidden, before.slots, decision)
-        index = prefill.advance(layer, decision)
-        stage = prefill.stage
-        if index is not None:
-            hidden = take(hidden, index, -2)
-            stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
-            stage.mask = prefill_mask(decoder.config, hidden, stage.valid, stage.padded)
-        if prefill.setup.renumber and stage is not before:
-            stage.rotary = rotary_at(decoder.rotary_emb, hidden, closed(stage.valid))
-        return hidden
+
+def shortened(
+    prefill: Prefill, first: int, decision: Decision, hidden: Tensor, rotary: tuple[Tensor, ...]
+) -> Tensor:
+    """Apply a decision that holds from layer `first` on to hidden states (B, M, D), and prepare that layer's tables."""
+    decoder, before = prefill.setup.adapter.decoder, prefill.stage
+    hidden = write_merged(hidden, before.slots, decision)
+    index = prefill.advance(first, decision)
+    stage = prefill.stage
+    if index is not None:
+        hidden = take(hidden, index, -2)
+        stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
+        stage.mask = prefill_mask(decoder.config, hidden, stage.valid, stage.padded)
+    if prefill.setup.renumber and stage is not before:
+        stage.rotary = rotary_at(decoder.rotary_emb, hidden, closed(stage.valid))
+    return hidden

@@ -1,0 +1,1 @@
+"""Masked-diffusion decoding: a whole answer of masks, unveiled step by step."""

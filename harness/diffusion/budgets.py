@@ -1,0 +1,56 @@
+"""The budget of each denoising step, from that of a run."""
+
+from __future__ import annotations
+
+from harness.budget import Budget, BudgetError
+from harness.facts import ModelFacts
+from harness.measure.schedule import shortened_layer
+from methods.base import TokenReducer
+from methods.denoiser import DenoisingReducer
+
+#: A share of 1, with which a schedule may end, keeps one token: a sequence has to merge into something.
+_NEARLY_ALL = 1 - 2.0**-30
+
+
+def step_budgets(
+    method: TokenReducer, budget: Budget, facts: ModelFacts, steps: int
+) -> tuple[Budget, ...]:
+    """Return the budget of each of `steps` steps.
+
+    A method of every prefill has the run's in each of them. One of denoising steps has shares of its own, whose mean
+    over the steps behind the first is what the rule asks for: `kept` of the tokens behind its site, `average` of those
+    that enter a layer, mean over the layers.
+
+    Raises:
+        BudgetError: the rule cannot be followed step by step, or the ratio cannot be reached.
+    """
+    sites = method.all_sites(facts.tower.layers, facts.text.layers)
+    if not isinstance(method, DenoisingReducer) or not sites:
+        return (budget,) * steps
+    return tuple(
+        Budget("kept", min(ratio, _NEARLY_ALL))
+        for ratio in method.ratios(base_ratio(method, budget, facts), steps)
+    )
+
+
+def base_ratio(method: DenoisingReducer, budget: Budget, facts: ModelFacts) -> float:
+    """Return the mean share removed behind the site, at the steps that remove any.
+
+    Raises:
+        BudgetError: as `step_budgets`.
+    """
+    name, depth = type(method).__name__, facts.text.layers
+    (site,) = method.sites(depth)
+    whole = shortened_layer(site) / depth
+    if budget.rule == "flops":
+        raise BudgetError(
+            f"budget='flops' cannot be followed by {name}, whose share changes from step to step; valid: kept, average"
+        )
+    ratio = budget.ratio if budget.rule == "kept" else budget.ratio / (1 - whole)
+    if ratio >= 1:
+        high = 1.0 if budget.rule == "kept" else 1 - whole
+        raise BudgetError(
+            f"ratio={budget.ratio:g} leaves no token under budget={budget.rule}: {name} acting inside layer "
+            f"{site.layer} of {depth} reaches 0 <= ratio < {high:g}"
+        )
+    return ratio

@@ -1,0 +1,88 @@
+"""What a denoised answer leaves in its sample's record: counts of each step beside those of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from harness.diffusion.settings import Denoising
+from harness.engine.record import Record
+
+
+@dataclass(frozen=True)
+class DenoisingRecord:
+    """One sample's steps.
+
+    Attributes:
+        length: places of the answer.
+        reveals: places unveiled at each step.
+        kept: visual tokens left behind each site, for each step.
+        entering: visual tokens that entered a decoder layer, mean over the layers, for each step.
+    """
+
+    length: int
+    reveals: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...]
+    entering: tuple[float, ...]
+
+    def entry(self) -> dict[str, Any]:
+        """Return what a journal keeps."""
+        return {
+            "length": self.length,
+            "reveals": list(self.reveals),
+            "kept": [list(step) for step in self.kept],
+            "entering": list(self.entering),
+        }
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> DenoisingRecord:
+        """Read what a journal kept."""
+        return cls(
+            int(entry["length"]),
+            tuple(map(int, entry["reveals"])),
+            tuple(tuple(map(int, step)) for step in entry["kept"]),
+            tuple(map(float, entry["entering"])),
+        )
+
+
+def record_of(
+    steps: Sequence[Record], how: Denoising, new_tokens: int, vision_ms: float, steps_ms: float
+) -> Record:
+    """Return the record of one sample from those of its steps.
+
+    What a prefill's record says of sites and layers is the last step's here; nothing is cached. All steps together are
+    the time of decoding, and none is that of a prefill.
+
+    Args:
+        steps: the sample's record of each step.
+        how: the settings.
+        new_tokens: of the answer, its end included.
+        vision_ms: milliseconds of the sample before the decoder.
+        steps_ms: milliseconds of all its steps.
+    """
+    last = steps[-1]
+    selecting = sum(step.times_ms["select"] for step in steps)
+    told = DenoisingRecord(
+        how.length,
+        how.reveals,
+        tuple(s.kept for s in steps),
+        tuple(fmean(s.entering) for s in steps),
+    )
+    times = {
+        "vision": vision_ms,
+        "select": selecting,
+        "prefill": 0.0,
+        "decode": steps_ms,
+        "decode_per_token": steps_ms / how.length,
+    }
+    return replace(
+        last,
+        text=last.text - how.length,
+        new_tokens=new_tokens,
+        times_ms=times,
+        shared=(),
+        held=None,
+        denoising=told.entry(),
+    )

@@ -1,0 +1,137 @@
+"""The figures of a row whose answers were denoised; docs/diffusion.md defines each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from harness.budget import Budget, BudgetMismatch
+from harness.diffusion.budgets import step_budgets
+from harness.diffusion.records import DenoisingRecord
+from harness.facts import ModelFacts
+from harness.measure.flops import (
+    Components,
+    SampleFlops,
+    head_flops,
+    mlp_flops,
+    paper_flops,
+    projector_flops,
+    text_flops,
+    tower_flops,
+)
+from harness.measure.schedule import achieved, frame_of
+from harness.measure.work import Work
+from methods.base import TokenReducer
+
+if TYPE_CHECKING:
+    from harness.engine.record import Record
+
+
+def diffusion_block(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what `extra.diffusion` holds.
+
+    Values of single steps are there where all samples had equally many: means over the samples.
+    """
+    told = steps_of(records)
+    found: dict[str, Any] = {
+        "steps": fmean(len(one.reveals) for one in told),
+        "length": fmean(one.length for one in told),
+        "layer_average": fmean(fmean(one.entering) for one in told),
+        "layer_average_behind_first": fmean(
+            fmean(one.entering[1:] or one.entering) for one in told
+        ),
+    }
+    even = len({len(one.reveals) for one in told}) == 1
+    found["per_step"] = (
+        {
+            "reveals": [fmean(step) for step in zip(*(one.reveals for one in told), strict=True)],
+            "kept": [
+                fmean((kept or (record.visual,))[-1] for kept, record in step)
+                for step in zip(
+                    *(
+                        [(kept, r) for kept in one.kept]
+                        for one, r in zip(told, records, strict=True)
+                    ),
+                    strict=True,
+                )
+            ],
+            "layer_average": [
+                fmean(step) for step in zip(*(one.entering for one in told), strict=True)
+            ],
+        }
+        if even
+        else None
+    )
+    return found
+
+
+def steps_of(records: Sequence[Record]) -> list[DenoisingRecord]:
+    """Return what the records say of their steps.
+
+    Raises:
+        ValueError: an answer was not denoised.
+    """
+    found = [one.denoising for one in records if one.denoising is not None]
+    if len(found) != len(records):
+        raise ValueError(f"{len(records) - len(found)} of {len(records)} answers were not denoised")
+    return [DenoisingRecord.from_entry(one) for one in found]
+
+
+def verified(
+    method: TokenReducer, budget: Budget, facts: ModelFacts, record: Record
+) -> dict[str, float]:
+    """Compare each step of one sample with its budget; return the equivalent tokens under each rule.
+
+    They are means over the steps behind the first, in which methods of denoising steps remove nothing.
+
+    Raises:
+        BudgetMismatch: a step kept another number of tokens than its budget asked for.
+    """
+    (told,) = steps_of([record])
+    text = record.text + told.length
+    budgets = step_budgets(method, budget, facts, len(told.kept))
+    for step, (kept, own) in enumerate(zip(told.kept, budgets, strict=True)):
+        asked = own.keep(method, facts, record.visual, text)
+        if not method.adaptive and kept != asked:
+            raise BudgetMismatch(
+                f"sample {record.sample}, denoising step {step}: kept {kept}, requested {asked}"
+            )
+    behind = told.kept[1:] or told.kept
+    found = [achieved(method, facts, record.visual, text, kept) for kept in behind]
+    return {
+        rule: fmean(getattr(one, rule) for one in found) for rule in ("kept", "average", "flops")
+    }
+
+
+def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> SampleFlops:
+    """Count one sample's whole run: tower and projector once, decoder and head at every step.
+
+    Inside a layer that runs in halves the MLP has fewer tokens than the attention.
+    """
+    (told,) = steps_of([record])
+    text, steps = record.text + told.length, len(told.kept)
+    frame = frame_of(method, facts, record.visual, text)
+    sites = method.all_sites(facts.tower.layers, facts.text.layers)
+    entering = [frame.entering(kept) for kept in told.kept]
+    halves = sum(
+        mlp_flops(facts.text) * (record.visual - kept[number])
+        for kept in told.kept
+        for number, site in enumerate(sites)
+        if site.where == "block"
+    )
+    work, full = Work(*record.work), (record.visual,) * facts.text.layers
+    head = steps * head_flops(facts, told.length)
+    decoder = sum(text_flops(facts, counts, text) for counts in entering) - halves
+    untouched = work.untouched()
+
+    def parts(work: Work, decoder: int) -> Components:
+        projector = projector_flops(facts, work.units, work.reprojected)
+        return Components(tower_flops(facts, work), projector, decoder, head)
+
+    return SampleFlops(
+        exact=parts(work, decoder),
+        exact_full=parts(untouched, steps * text_flops(facts, full, text)),
+        paper=sum(paper_flops(facts, counts, text) for counts in entering),
+        paper_full=steps * paper_flops(facts, full, text),
+    )

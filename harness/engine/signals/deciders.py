@@ -1,0 +1,66 @@
+"""What a `block` site reads in a denoising step: `decider_attention`, `layer_normed`.
+
+The attention is that of the site's own layer, which has just run; the states are those that entered it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.engine.layout import Stage
+from harness.engine.probe import Watcher, attention_rows
+from harness.engine.signals.producer import Asked, InDecoder
+from harness.engine.signals.states import Reached
+from methods.base import MethodError
+
+#: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
+DECIDERS = "deciders"
+
+
+class DeciderAttention(InDecoder):
+    """From the tokens unveiled in the step before, summed up."""
+
+    _deciders: Tensor | None = None
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Note who decides."""
+        super().begin(inputs)
+        self._deciders = inputs.get(DECIDERS)
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the attention of the site's own layer."""
+        index = self.site.layer if self.need.layer is None else self.need.layer
+        return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
+
+    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the rows of the answer's tokens, and add up those that decide."""
+        if self._deciders is None:
+            raise MethodError("decider_attention is there in denoising steps alone")
+        deciders = self._deciders.to(query.device)
+        first = query.shape[2] - deciders.shape[1]
+        slots = torch.arange(first, query.shape[2], device=query.device)
+        sees = self.context.visibility.sees(slots, key.shape[2])
+        visible = (sees & stage.valid.unsqueeze(1)).unsqueeze(1)
+        rows = attention_rows(query[:, :, first:], key, scaling, visible)
+        return self.per_token(stage, (rows * deciders.unsqueeze(2)).sum(1))
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n)."""
+        return asked.chosen(self.found)
+
+
+class LayerNormed(Reached):
+    """Visual tokens after the layer's own input norm."""
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Take the visual tokens and norm them."""
+        layer = self.context.parts.decoder.layers[self.site.layer]
+        self._found = layer.input_layernorm(self.per_token(stage, hidden))
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n, D)."""
+        return asked.chosen(self.found)

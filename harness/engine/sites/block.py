@@ -1,0 +1,74 @@
+"""`block` sites: they shorten the states between a decoder layer's attention and its MLP.
+
+The layer runs in two halves, in the place of its own forward for as long as the pass lasts: its attention still sees
+every token, its MLP and all later layers what is left. Layers are those with a norm in front of each half, which all
+families here have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from harness.engine.prefill import Prefill
+from harness.engine.reduce import Halves
+from harness.engine.sites.base import Numbered, Sites
+from harness.engine.sites.layer import shortened
+from methods.base import MethodError
+
+#: What a layer must hold to be run in halves.
+PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+
+
+class BlockSites(Sites):
+    """The method sees the states behind the attention."""
+
+    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+        super().__init__(prefill, sites)
+        layers = prefill.setup.adapter.decoder.layers
+        self._numbers = {site.layer: number for number, site in sites}
+        self._modules = {site.layer: layers[site.layer] for _, site in sites}
+        for layer, module in self._modules.items():
+            lacking = [name for name in PARTS if not hasattr(module, name)]
+            if lacking:
+                raise MethodError(
+                    f"decoder layer {layer} cannot run in halves: {type(module).__name__} has no {', '.join(lacking)}"
+                )
+        self._rotary: tuple[Tensor, ...] = ()
+
+    def open(self) -> None:
+        """Put the halves in the place of the layers' own forward."""
+        for layer, module in self._modules.items():
+            module.__dict__["forward"] = partial(self._forward, layer)
+
+    def close(self) -> None:
+        """Give the layers their own forward back."""
+        for module in self._modules.values():
+            module.__dict__.pop("forward", None)
+
+    def layers(self) -> Sequence[int]:
+        """Return the sites' layers."""
+        return list(self._modules)
+
+    def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
+        """Note what enters the layer."""
+        if layer in self._modules:
+            prefill, site = self.prefill, dict(self.sites)[self._numbers[layer]]
+            before = prefill.stage.move(hidden.device)
+            self._rotary = before.rotary or rotary
+            with prefill.clock.phase("select"):
+                prefill.setup.signals.reach(site, before, hidden, self._rotary)
+        return hidden
+
+    def _forward(self, layer: int, hidden: Tensor, **kwargs: Any) -> Tensor:
+        module, prefill = self._modules[layer], self.prefill
+        put_out, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **kwargs)
+        attended = hidden + put_out
+        halves = Halves(prefill.tokens(hidden), prefill.tokens(put_out))
+        decision = prefill.decide(self._numbers[layer], prefill.tokens(attended), halves=halves)
+        attended = shortened(prefill, layer + 1, decision, attended, self._rotary)
+        behind: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
+        return behind

@@ -1,0 +1,72 @@
+"""A kind that is carried out one way on a model that denoises, and another on one that says one token after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.diffusion.settings import check_none
+from harness.errors import Refused
+from harness.kinds.base import Account, Admitted, Identity, Kind, Opened
+from harness.specs import Asked, RunSpec, Settled
+from methods.base import Method
+
+if TYPE_CHECKING:
+    from harness.adapters.base import Adapter
+    from harness.artifacts.priors import Prior
+    from harness.digests import Digests
+    from harness.engine.record import Record
+
+
+@dataclass(frozen=True)
+class ByModel:
+    """Implements Kind.
+
+    Attributes:
+        ordinary: on a model that says one token after another.
+        denoising: on one that denoises; None: there is no such run.
+    """
+
+    ordinary: Kind[Any]
+    denoising: Kind[Any] | None = None
+
+    def _of(self, asked: Asked) -> Kind[Any]:
+        if asked.model.facts.diffusion is None:
+            return self.ordinary
+        if self.denoising is None:
+            raise Refused(
+                f"method={asked.method.name!r} needs a model that says one token after another, and "
+                f"model={asked.model.name!r} denoises its answers; valid: a method that drops tokens, such as d3tom"
+            )
+        return self.denoising
+
+    def settle(self, spec: Settled, method: Method) -> Settled:
+        """Choose, and refuse settings of the other kind of model."""
+        kind = self._of(spec)
+        if kind is self.ordinary and isinstance(spec, RunSpec):
+            check_none(spec.generation, spec.model.name)
+        return kind.settle(spec, method)
+
+    def admit(self, spec: RunSpec, method: Method, digests: Digests) -> Admitted[Any]:
+        """Choose."""
+        return self._of(spec).admit(spec, method, digests)
+
+    def open(
+        self, asked: Asked, adapter: Adapter, method: Method, prior: Prior | None = None
+    ) -> AbstractContextManager[Opened]:
+        """Choose."""
+        return self._of(asked).open(asked, adapter, method, prior)
+
+    def unpaired(self, asked: Asked, method: Method) -> str | None:
+        """Choose."""
+        return self._of(asked).unpaired(asked, method)
+
+    def account(self, asked: Asked, method: Method, records: Sequence[Record]) -> Account:
+        """Choose."""
+        return self._of(asked).account(asked, method, records)
+
+    def identity(self, asked: Asked, method: Method) -> Identity:
+        """Choose."""
+        return self._of(asked).identity(asked, method)

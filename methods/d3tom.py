@@ -1,0 +1,98 @@
+"""D3ToM: decider-guided dynamic token merging for diffusion MLLMs (AAAI 2026, arXiv 2511.12280).
+
+At each denoising step, between attention and MLP of decoder layer K, the answer's tokens unveiled in the step before
+(the deciders D, eq. 4) rank the visual tokens by what they pay them in that layer, A being the mean over heads:
+
+    s_j  = sum_{i in D} A_ij                                                       (5), (6)
+    keep = the N_keep tokens with the highest s_j, the lower index first           (7)
+    c(i) = argmax_{j in keep} cos(z_i, z_j)       for every other visual token i   (9)
+    h_j <- h_j + sum_{i: c(i) = j} h_i                                             (10)
+
+    paper    (state=attended, similarity=attended): h and z are the states behind the layer's attention
+    official (state=entering, similarity=normed):   h are the states x that entered the layer, and a kept token then
+             adds its own attention's output: h_j = x_j + sum x_i + att_j; z is the layer's input norm of x
+
+The merged sequence is this step's alone: the next one starts from every visual token again. Before the first step
+nobody is unveiled, so it runs whole. The released code also counts the positions of the tokens left from 0 on behind
+layer K; engine.positions=method does so, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.base import Assignment, Need, Plan, Positions, Site, View
+from methods.checks import require, require_finite
+from methods.denoiser import DenoisingReducer
+from methods.select.merging import slot_sizes
+from methods.select.ranking import rows_of, top
+
+Merging = Literal["sum", "mean"]
+State = Literal["attended", "entering"]
+Similarity = Literal["attended", "normed"]
+
+
+@dataclass(frozen=True)
+class D3ToM(DenoisingReducer):
+    """Merges what the deciders look at least into what they look at most.
+
+    Attributes:
+        K: decoder layer inside which tokens merge; its attention still sees all of them.
+        merging: whether a group's states are added up (eq. 10) or averaged.
+        state: which states merge.
+        similarity: which states are compared.
+    """
+
+    K: int = 3
+    merging: Merging = "sum"
+    state: State = "attended"
+    similarity: Similarity = "attended"
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        for name, kinds in (("merging", Merging), ("state", State), ("similarity", Similarity)):
+            value, valid = getattr(self, name), get_args(kinds)
+            require(value in valid, name, value, ", ".join(valid))
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the inside of layer K."""
+        valid = f"0 to {depth - 2} (the model has {depth} decoder layers)"
+        require(0 <= self.K < depth - 1, "K", self.K, valid)
+        return (Site("block", self.K),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the deciders' rows, and the normed states if they are what is compared."""
+        del site
+        rows = Need("decider_attention")
+        return (rows, Need("layer_normed")) if self.similarity == "normed" else (rows,)
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps behind layer K, as the released code."""
+        del depth
+        return "renumbered"
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep the `keep` highest and merge the others into them. Cost: O(N log N + N keep D)."""
+        kept = top(view.signals["decider_attention"].float(), keep)
+        compared = view.signals["layer_normed"] if self.similarity == "normed" else view.tokens
+        slot = nearest_kept(compared, kept)
+        weight = slot.new_ones(slot.shape, dtype=compared.dtype)
+        if self.merging == "mean":
+            weight = 1 / slot_sizes(slot).to(weight.dtype)
+        return Plan(kept, Assignment(slot, weight), entering=self.state == "entering")
+
+
+def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:
+    """Return (B, N) the slot among `kept` (B, K) that each token goes to: a kept one to its own, others by cosine.
+
+    Of equal cosines the lower index wins. Cost: O(N K D).
+    """
+    units = normalize(states.float() if states.element_size() < 4 else states, dim=-1)
+    cosine = require_finite(units @ units[rows_of(kept), kept].transpose(1, 2), "cosine of states")
+    slot = cosine.argmax(dim=2)
+    own = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
+    return slot.scatter(1, kept, own)

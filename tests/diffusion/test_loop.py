@@ -1,0 +1,129 @@
+"""Whole denoised answers: against a loop written out, in batches and alone, and what their records say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.budget import Budget, BudgetError, BudgetMismatch
+from harness.diffusion.budgets import step_budgets
+from harness.diffusion.loop import Denoiser
+from harness.diffusion.records import DenoisingRecord
+from harness.diffusion.summary import diffusion_block, verified
+from harness.engine.denoising import DenoisingSession
+from methods.d3tom import D3ToM
+from methods.d3tom_t import D3ToMT
+from methods.fastv import FastV
+from methods.none import NoReduction
+from tests.diffusion import models
+from tests.tiny import CHATS
+
+HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
+
+
+def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
+    budget = Budget("kept", ratio)
+    with DenoisingSession(adapter, method, budget) as session:
+        denoiser = Denoiser(session, adapter, method, budget)
+        names = names or [str(n) for n in range(len(chats))]
+        return denoiser.generate(adapter.encode(chats), names, **{**HOW, **how})
+
+
+def written_out(adapter, chat):
+    """Two blocks of three places, two steps each: two places, then one."""
+    inputs = adapter.encode([chat])
+    with DenoisingSession(adapter, NoReduction(), Budget("kept", 0.0)) as session:
+        prompt = session.prompt(inputs).arguments["inputs_embeds"]
+    ids, logits_of = [models.MASK] * 6, []
+    for block in ([0, 1, 2], [3, 4, 5]):
+        for count in (2, 1):
+            words = adapter.model.get_input_embeddings()(torch.tensor([ids]))
+            with torch.inference_mode():
+                x = adapter.decoder(
+                    inputs_embeds=torch.cat([prompt, words], 1), use_cache=False
+                ).last_hidden_state
+                logits = adapter.model.lm_head(x[:, -6:])[0]
+            logits_of.append(logits)
+            allowed = logits.clone()
+            allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
+            sure, word = allowed.softmax(-1).max(-1)
+            left = [place for place in block if ids[place] == models.MASK]
+            for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:
+                ids[place] = int(word[place])
+    return ids, torch.stack(logits_of)
+
+
+def test_an_answer_is_that_of_the_loop_written_out(adapter) -> None:
+    for chat in CHATS:
+        expected, logits = written_out(adapter, chat)
+        found = answers(adapter, NoReduction(), 0.0, [chat], output_logits=True)
+        length = found.records[0].new_tokens
+        assert found.ids[0, :length].tolist() == expected[:length]
+        assert length == (expected.index(models.END) + 1 if models.END in expected else 6)
+        assert torch.equal(found.logits[0].view(logits.shape), logits)
+
+
+@pytest.mark.parametrize("method", [D3ToM(K=1), D3ToMT(K=1)])
+def test_ratio_0_has_the_plain_logits_at_every_step(adapter, method) -> None:
+    plain = answers(adapter, NoReduction(), 0.0, output_logits=True)
+    found = answers(adapter, method, 0.0, output_logits=True)
+    assert torch.equal(found.ids, plain.ids)
+    assert torch.equal(found.logits, plain.logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_batch_equals_its_rows_alone(adapter, temperature) -> None:
+    method = D3ToMT(K=1)
+    together = answers(adapter, method, 0.6, output_logits=True, temperature=temperature)
+    for row, chat in enumerate(CHATS):
+        alone = answers(
+            adapter, method, 0.6, [chat], [str(row)], output_logits=True, temperature=temperature
+        )
+        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-10
+        assert together.ids[row].tolist() == alone.ids[0].tolist()
+        assert together.records[row].denoising == alone.records[0].denoising
+
+
+def test_records_tell_each_step(adapter) -> None:
+    method, budget = D3ToMT(K=1), Budget("kept", 0.5)
+    found = answers(adapter, method, 0.5)
+    for record in found.records:
+        told = DenoisingRecord.from_entry(record.denoising)
+        n = record.visual
+        assert told.kept == ((n,), (n,), (n // 2,), (1,))
+        assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
+        assert verified(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
+    block = diffusion_block(found.records)
+    assert block["per_step"]["reveals"] == [2, 1, 2, 1]
+    assert block["steps"] == 4
+    with pytest.raises(BudgetMismatch, match="denoising step 1"):
+        verified(method, Budget("kept", 0.9), adapter.facts, found.records[0])
+
+
+def test_a_method_of_every_prefill_acts_at_every_step(adapter) -> None:
+    told = answers(adapter, FastV(K=2, queries="mean"), 0.5, CHATS[:1]).records[0].denoising
+    assert told["kept"] == [[8]] * 4
+
+
+def test_the_average_rule_counts_all_layers(adapter) -> None:
+    """Inside layer 1 of 5, two layers are entered by every token."""
+    budgets = step_budgets(D3ToM(K=1), Budget("average", 0.3), adapter.facts, 4)
+    assert [one.ratio for one in budgets] == pytest.approx([0, 0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("budget", "line"),
+    [
+        (Budget("average", 0.6), "leaves no token under budget=average.*0 <= ratio < 0.6"),
+        (Budget("kept", 1.0), "leaves no token under budget=kept"),
+        (Budget("flops", 0.5), "budget='flops' cannot be followed by D3ToM"),
+    ],
+)
+def test_a_ratio_that_leaves_no_token_is_refused(adapter, budget, line) -> None:
+    with pytest.raises(BudgetError, match=line):
+        step_budgets(D3ToM(K=1), budget, adapter.facts, 4)

@@ -1,0 +1,129 @@
+"""D3ToM's choice and merging against its equations written out token by token, and the shares of D3ToM-t."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import pytest
+import torch
+
+from methods.base import MethodError, Site, View
+from methods.d3tom import D3ToM
+from methods.d3tom_t import D3ToMT
+
+
+def view_of(scores, states, normed=None) -> View:
+    tokens = torch.as_tensor(states, dtype=torch.float64)[None]
+    signals = {"decider_attention": torch.as_tensor(scores, dtype=torch.float64)[None]}
+    if normed is not None:
+        signals["layer_normed"] = torch.as_tensor(normed, dtype=torch.float64)[None]
+    grid = torch.zeros(1, tokens.shape[1], 4, dtype=torch.long)
+    return View(Site("block", 3), tokens, grid, signals, step=1)
+
+
+def merged(method: D3ToM, view: View, keep: int) -> tuple[list[int], torch.Tensor]:
+    plan = method.answer(view, keep)
+    assert plan.merge is not None
+    return plan.kept[0].tolist(), plan.merge.apply(view.tokens, keep)[0]
+
+
+def written_out(scores, states, compared, keep, mean) -> tuple[list[int], list[list[float]]]:
+    """Equations (7), (9) and (10), one token after the other."""
+    n = len(scores)
+    kept = sorted(sorted(range(n), key=lambda j: (-scores[j], j))[:keep])
+
+    def cosine(a, b):
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        return dot / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+    groups = {j: [j] for j in kept}
+    for i in range(n):
+        if i not in groups:
+            groups[max(kept, key=lambda j: (cosine(compared[i], compared[j]), -j))].append(i)
+    found = []
+    for j in kept:
+        total = [sum(column) for column in zip(*(states[i] for i in groups[j]), strict=True)]
+        found.append([value / len(groups[j]) if mean else value for value in total])
+    return kept, found
+
+
+@pytest.mark.parametrize(("merging", "last"), [("sum", (3.1, 1.9)), ("mean", (0.775, 0.475))])
+def test_a_worked_example(merging, last) -> None:
+    """Two deciders and five tokens: 0, 2 and 4 all go to 3."""
+    rows = torch.tensor([(0.3, 0.25, 0.2, 0.15, 0.1), (0.1, 0.4, 0.05, 0.3, 0.15)])
+    states = [(1.0, 0.0), (0.0, 1.0), (0.9, 0.1), (0.2, 0.8), (1.0, 1.0)]
+    kept, found = merged(D3ToM(merging=merging), view_of(rows.sum(0), states), 2)
+    assert kept == [1, 3]
+    torch.testing.assert_close(found, torch.tensor([(0.0, 1.0), last], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("merging", ["sum", "mean"])
+@pytest.mark.parametrize("similarity", ["attended", "normed"])
+@pytest.mark.parametrize("keep", [1, 3, 9])
+def test_the_plan_is_that_of_the_equations(merging, similarity, keep) -> None:
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.rand(9, generator=generator, dtype=torch.float64).mul(4).round().div(4)
+        states, normed = torch.randn(2, 9, 5, generator=generator, dtype=torch.float64)
+        compared = states if similarity == "attended" else normed
+        expected, values = written_out(
+            scores.tolist(), states.tolist(), compared.tolist(), keep, merging == "mean"
+        )
+        method = D3ToM(merging=merging, similarity=similarity)
+        kept, found = merged(method, view_of(scores, states, normed), keep)
+        assert kept == expected
+        assert (found - torch.tensor(values, dtype=torch.float64)).abs().max() < 1e-9
+
+
+def test_the_share_is_the_ratio_behind_the_first_step() -> None:
+    assert D3ToM().ratios(0.75, 4) == (0.0, 0.75, 0.75, 0.75)
+    assert D3ToM().ratios(0.75, 1) == (0.0,)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("direction", ["low_to_high", "high_to_low"])
+def test_the_shares_of_d3tom_t_have_the_ratio_as_their_mean(ratio, direction) -> None:
+    first, *rest = D3ToMT(direction=direction).ratios(ratio, 32)
+    assert first == 0
+    assert len(rest) == 31
+    assert fmean(rest) == pytest.approx(ratio, abs=1e-12)
+    assert {round(min(rest), 9), round(max(rest), 9)} == {
+        round(max(0.0, 2 * ratio - 1), 9),
+        round(min(1.0, 2 * ratio), 9),
+    }
+    ascending = direction == "low_to_high"
+    assert rest == sorted(rest, reverse=not ascending)
+
+
+def test_the_released_shares_fall_and_miss_the_mean() -> None:
+    rest = D3ToMT(direction="released").ratios(0.8, 4)[1:]
+    assert rest == pytest.approx([0.6 + 0.4 * (1 - t / 4) for t in (1, 2, 3)])
+
+
+def test_nothing_is_dropped_at_ratio_0() -> None:
+    for method in (D3ToM(), D3ToMT(), D3ToMT(direction="released")):
+        assert set(method.ratios(0.0, 8)) == {0.0}
+
+
+def test_too_few_steps_for_a_slope_have_the_ratio_itself() -> None:
+    assert D3ToMT().ratios(0.75, 2) == (0.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"merging": "max"}, "method.params.merging"),
+        ({"state": "none"}, "method.params.state"),
+        ({"similarity": "keys"}, "method.params.similarity"),
+        ({"direction": "up"}, "method.params.direction"),
+    ],
+)
+def test_unknown_choices_are_refused(changes, named) -> None:
+    with pytest.raises(MethodError, match=named):
+        D3ToMT(**changes)
+
+
+def test_the_last_layer_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"method.params.K=5 is out of range; valid: 0 to 4"):
+        D3ToM(K=5).sites(6)
