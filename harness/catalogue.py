@@ -72,8 +72,17 @@ METHODS = Catalogue()
 
 
 def names_of(base: type[object]) -> tuple[str, ...]:
-    """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them."""
-    return tuple(name for name in METHODS.names() if issubclass(METHODS.load(name), base))
+    """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them.
+
+    What is asked at every denoising step is of another kind than what is asked once, though it answers with the same.
+    """
+    found = {name: METHODS.load(name) for name in METHODS.names()}
+    return tuple(
+        name
+        for name, one in found.items()
+        if issubclass(one, base)
+        and one.in_one_prefill == getattr(base, "in_one_prefill", one.in_one_prefill)
+    )
 
 
 def build_method(name: str, params: Mapping[str, Any]) -> Method:

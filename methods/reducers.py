@@ -89,6 +89,11 @@ class TokenReducer(Method):
         """
         return (share,) * n_sites
 
+    def ratios(self, ratio: float, steps: int) -> tuple[float, ...] | None:
+        """Return the share removed at each of `steps` denoising steps; None: the run's budget holds in each."""
+        del ratio, steps
+        return None
+
     @abstractmethod
     def plan(self, view: View, keep: int) -> Plan:
         """Choose `keep` of the view's N tokens, 1 to N; a pure function of its arguments."""

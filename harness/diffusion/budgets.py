@@ -6,7 +6,6 @@ from harness.budget import Budget, BudgetError
 from harness.facts import ModelFacts
 from harness.measure.schedule import shortened_layer
 from methods.base import TokenReducer
-from methods.denoiser import DenoisingReducer
 
 #: A share of 1, with which a schedule may end, keeps one token: a sequence has to merge into something.
 _NEARLY_ALL = 1 - 2.0**-30
@@ -25,16 +24,14 @@ def step_budgets(
         BudgetError: the rule cannot be followed step by step, or the ratio cannot be reached.
     """
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
-    if not isinstance(method, DenoisingReducer) or not sites:
+    if not sites or method.ratios(0.0, steps) is None:
         return (budget,) * steps
-    return tuple(
-        Budget("kept", min(ratio, _NEARLY_ALL))
-        for ratio in method.ratios(base_ratio(method, budget, facts), steps)
-    )
+    ratios = method.ratios(base_ratio(method, budget, facts), steps)
+    return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
 
 
-def base_ratio(method: DenoisingReducer, budget: Budget, facts: ModelFacts) -> float:
-    """Return the mean share removed behind the site, at the steps that remove any.
+def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float:
+    """Return the mean share that a method of denoising steps removes behind its site, at the steps that remove any.
 
     Raises:
         BudgetError: as `step_budgets`.

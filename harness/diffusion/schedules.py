@@ -15,8 +15,8 @@ def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[
     """Return the places unveiled at each of `steps` steps: at least one each, `places` together.
 
     `linear` deals them out evenly, what is left over to the first steps. The others follow a curve sigma(t) on
-    t = n / steps: differences of floor(sigma(t) places), each at least 1; what is then too much is taken one by one from
-    the front, round and round; and the whole is reversed in time, so that a curve that rises early unveils late.
+    t = n / steps: differences of floor(sigma(t) places), each at least 1; what is then too much is taken one by one
+    from the front, round and round; and the whole is reversed in time, so that a curve that rises early unveils late.
 
     | schedule | sigma(t)                                                                      |
     | -------- | ----------------------------------------------------------------------------- |

@@ -22,8 +22,9 @@ def candidates(
         temperature: 0 takes the likeliest, the lower id of equals.
         generators: one CPU generator for each row.
     """
-    scores = logits.double()
-    scores[..., list(silent)] = float("-inf")
+    never = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    never[list(silent)] = True
+    scores = logits.double().masked_fill(never, float("-inf"))
     chosen = scores
     if temperature > 0:
         drawn = [torch.rand(scores.shape[1:], generator=g, dtype=torch.double) for g in generators]

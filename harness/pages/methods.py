@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
 from harness.config.compose import CONF
-from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
+from harness.kinds.lookup import as_compressor, as_decoder, as_denoiser, as_reducer
 from harness.pages.proofs import Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Method, Site, TokenReducer
 from methods.compressor import CacheCompressor
+from methods.denoiser import DenoisingReducer
 
 #: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32
@@ -67,6 +68,17 @@ last slots that the last column names. L: tokens of the prompt, w and E: of a wi
 `tests/engine/test_eviction.py` answers against those of the whole cache with the rest hidden, in six families.
 """
 
+DENOISERS = """\
+## Denoising: visual tokens that leave anew at each step
+
+For models that denoise their answers (`model.facts.diffusion`). A site inside a layer lies between its attention, which
+still sees every token, and its MLP. The ratio is the mean over all steps but the first, which runs whole. Methods of
+the first table act at every step on such a model, the first one included, if they act behind the projector.
+
+`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `tests/diffusion` a step of
+the engine against one written out in double precision and whole answers against a loop written out.
+"""
+
 CONFIGS = """\
 ## Config files
 
@@ -83,6 +95,7 @@ def page(root: Path = ROOT) -> str:
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
     decoders = [_decoder_row(name) for name in names_of(Decoder)]
     compressors = [_compressor_row(name) for name in names_of(CacheCompressor)]
+    denoisers = [_reducer_row(name, tests) for name in names_of(DenoisingReducer)]
     evicts = ("compressor", "budgets", "heads choose", "cost", "paper", "first, last slots")
     ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
     files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
@@ -94,6 +107,8 @@ def page(root: Path = ROOT) -> str:
             _table((*ways, "cost", "paper"), decoders),
             COMPRESSORS,
             _table(evicts, compressors),
+            DENOISERS,
+            _table(head, denoisers),
             CONFIGS,
             _table(("file", "method", "variant", "what it is"), files),
         ]
@@ -101,7 +116,8 @@ def page(root: Path = ROOT) -> str:
 
 
 def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
-    method = as_reducer(build_method(name, {}))
+    built = build_method(name, {})
+    method = as_reducer(built) or as_denoiser(built)
     assert method is not None  # by its name
     sites = method.all_sites(BLOCKS, DEPTH)
     step = method.decode_site(DEPTH)

@@ -38,9 +38,7 @@ def test_a_cosine_unveils_few_places_at_first() -> None:
 
 
 def test_blocks_follow_one_another() -> None:
-    how = Denoising.of(
-        {"max_new_tokens": 8, "block_length": 4, "steps": 4, "schedule": "linear"}
-    )
+    how = Denoising.of({"max_new_tokens": 8, "block_length": 4, "steps": 4, "schedule": "linear"})
     assert how.reveals == (2, 2, 2, 2)
     assert Denoising.of({"max_new_tokens": 5}).reveals == (1,) * 5
 

@@ -36,6 +36,7 @@ from harness.specs import AnswerSpec, EngineSpec, MethodSpec, RunSpec
 from methods.base import Method, MethodError, Site
 from methods.composed import Composed
 from methods.compressor import CacheCompressor
+from methods.denoiser import DenoisingReducer
 from methods.fastv import FastV
 from methods.none import NoReduction
 from methods.uniform import Uniform
@@ -309,7 +310,8 @@ def test_bases_say_of_themselves_what_the_config_asks() -> None:
     for name in METHODS.names():
         method = build_method(name, {})
         decoder = as_decoder(method)
-        reduces = decoder is None and not isinstance(method, CacheCompressor)
+        other = isinstance(method, CacheCompressor | DenoisingReducer)
+        reduces = decoder is None and not other
         assert (as_reducer(method) is not None) == reduces
         assert method.drafts == METHODS.load(name).drafts == (decoder is not None)
         assert method.takes_draft == (decoder is not None and decoder.source == "model")

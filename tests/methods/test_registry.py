@@ -18,6 +18,7 @@ from harness.errors import UserError
 from harness.paths import ROOT
 from methods.base import Decoder, TokenReducer
 from methods.compressor import CacheCompressor
+from methods.denoiser import DenoisingReducer
 from methods.fastv import FastV
 
 CONF = ROOT / "conf" / "method"
@@ -56,7 +57,9 @@ def test_every_name_loads_and_builds_with_the_defaults(name: str):
 def test_names_come_kind_by_kind():
     reducers, decoders = names_of(TokenReducer), names_of(Decoder)
     compressors = names_of(CacheCompressor)
-    assert sorted([*reducers, *decoders, *compressors]) == list(METHODS.names())
+    denoisers = names_of(DenoisingReducer)
+    assert sorted([*reducers, *decoders, *compressors, *denoisers]) == list(METHODS.names())
+    assert {"d3tom", "d3tom_t"} <= set(denoisers)
     assert {"fastv", "specvlm", "none"} <= set(reducers)
     assert {"autoregressive", "specvlm_sd", "std"} <= set(decoders)
     assert {"aircache", "h2o", "random_kv"} <= set(compressors)

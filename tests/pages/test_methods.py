@@ -14,6 +14,7 @@ from harness.pages.proofs import KINDS, Subject, kinds_of
 from harness.paths import ROOT
 from methods.base import Decoder, Site, TokenReducer
 from methods.compressor import CacheCompressor
+from methods.denoiser import DenoisingReducer
 
 PAGE = ROOT / "docs" / "methods.md"
 FILES = sorted((CONF / "method").glob("*.yaml"))
@@ -37,7 +38,12 @@ def test_the_page_is_what_the_code_says(text: str) -> None:
 
 
 def test_every_method_and_every_config_file_has_a_row(text: str) -> None:
-    for base, width in ((TokenReducer, 6), (Decoder, 9), (CacheCompressor, 6)):
+    for base, width in (
+        (TokenReducer, 6),
+        (Decoder, 9),
+        (CacheCompressor, 6),
+        (DenoisingReducer, 6),
+    ):
         for name in names_of(base):
             assert len(cells_of(text, f"[{name}](")) == width
     for path in CONF.joinpath("method").glob("*.yaml"):
