@@ -71,24 +71,28 @@ class Family:
 
 def random_model(spec: ModelSpec) -> Any:
     """The model of a spec with random weights."""
-    adapter, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
+    adapter = ADAPTERS.load(spec.adapter)
+    tokenizer = byte_tokenizer(adapter.special)
     config = adapter.configuration(spec, tokenizer)
     return build_random(adapter.model_class, config, tokenizer, spec)
 
 
-def save_tiny(spec: ModelSpec, folder: Path) -> Path:
-    """Save a tiny model with real processor and tokenizer; its attention is sharper than the nearly uniform default."""
-    model = random_model(spec)
-    processor = ADAPTERS.load(spec.adapter).new_processor(spec, byte_tokenizer())
+def sharpen(model: Any) -> None:
+    """Make random weights matter: attention that is not nearly uniform, biases and norms that are not constant."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # the same model in every run: what fails once fails again
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.mul_(6.0)
-            elif (
-                parameter.std() == 0
-            ):  # biases and norms are constant when fresh, newlines may be empty
+            elif parameter.std() == 0:  # constant when fresh; newlines may be empty
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def save_tiny(spec: ModelSpec, folder: Path) -> Path:
+    """Save a tiny model with real processor and tokenizer; its attention is sharper than the nearly uniform default."""
+    model = random_model(spec)
+    processor = ADAPTERS.load(spec.adapter).random_processor(spec)
+    sharpen(model)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -15,7 +15,12 @@ Pack = Callable[[Tensor], Tensor]
 
 
 def packed_item(
-    pack: Pack, shape: tuple[int, int], side: int, first: int, class_token: bool
+    pack: Pack,
+    shape: tuple[int, int],
+    side: int,
+    first: int,
+    class_token: bool,
+    view: int | None = None,
 ) -> Item:
     """Describe one image: its global view, then its crops stitched to one plane, each row ended by a newline token.
 
@@ -25,18 +30,22 @@ def packed_item(
         side: patches along a tile's edge.
         first: number of the image's first projector unit; the global view's come first.
         class_token: whether the tower adds one token to each tile.
+        view: tokens along the global view's edge, where the packing pools tiles; None: as many as patches.
 
-    Where the packing shrinks a large plane, each token blends four patches. Interpolation is linear, so the coordinates
-    that come out say which four, and with what weight.
+    Where the packing pools tiles, or shrinks a large plane, each token blends four patches. Interpolation is linear, so
+    the coordinates that come out say which four, and with what weight.
     """
     patches, tiles = side**2, 1 + shape[0] * shape[1]
-    raster = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    raster, whole = (
+        torch.cartesian_prod(torch.arange(edge), torch.arange(edge))
+        for edge in (side, view or side)
+    )
     corner = torch.cartesian_prod(torch.arange(shape[0]), torch.arange(shape[1])) * side
     corner = torch.cat([torch.zeros(1, 2, dtype=torch.long), corner])
     packed = pack((corner[:, None] + raster).double())
     newline = packed[:, 0].isnan()
     prunable = ~newline
-    cropped = torch.arange(len(packed)) >= patches
+    cropped = torch.arange(len(packed)) >= len(whole)
     low = packed.nan_to_num().floor().long()
     part = packed.nan_to_num() - low
 
@@ -59,7 +68,7 @@ def packed_item(
         source = torch.where(share > 0, torch.stack([unit(c) for c in corners], 1), source)
     n_tokens = patches + int(class_token)
     return Item(
-        grid=_grid(newline, cropped, raster),
+        grid=_grid(newline, cropped, whole),
         source=source,
         share=share,
         prunable=prunable,

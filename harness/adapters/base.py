@@ -23,7 +23,7 @@ from harness.adapters.loading import (
     warn_of_template,
 )
 from harness.adapters.placement import WHOLE, Box, Sight
-from harness.adapters.random_weights import build_random, byte_tokenizer
+from harness.adapters.random_weights import SPECIAL, build_random, byte_tokenizer
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
@@ -45,6 +45,8 @@ ADAPTERS.add("qwen2_5_vl", "harness.adapters.qwen2_5_vl:Qwen25VLAdapter")
 ADAPTERS.add("qwen3_vl", "harness.adapters.qwen3_vl:Qwen3VLAdapter")
 ADAPTERS.add("internvl", "harness.adapters.internvl:InternVLAdapter")
 ADAPTERS.add("deepseek_ocr", "harness.adapters.deepseek_ocr:DeepseekOcrAdapter")
+ADAPTERS.add("llada_v", "harness.adapters.llada_v:LladaVAdapter")
+ADAPTERS.add("lavida", "harness.adapters.lavida:LavidaAdapter")
 
 
 class Adapter(Parts):
@@ -63,6 +65,12 @@ class Adapter(Parts):
 
     #: What a checkpoint's config.json may give as `model_type`; empty: what the class itself writes.
     checkpoint_types: ClassVar[tuple[str, ...]] = ()
+
+    #: From patterns of a release's tensor names to the library's; empty: the library knows them.
+    renames: ClassVar[Mapping[str, str]] = {}
+
+    #: Special tokens of the tokenizer beside random weights.
+    special: ClassVar[Sequence[str]] = SPECIAL
 
     #: Whether chats may hold videos.
     takes_video: ClassVar[bool] = False
@@ -199,7 +207,7 @@ class Adapter(Parts):
         if spec.weights == "random":
             model = build_random(cls.model_class, config, tokenizer, spec)
         else:
-            model = load_checkpoint(cls.model_class, config, spec)
+            model = load_checkpoint(cls.model_class, config, spec, cls.renames)
         adapter = cls(model, processor, spec)
         check_facts(adapter)
         return adapter
@@ -209,7 +217,7 @@ class Adapter(Parts):
         """Return the processor beside random weights: of the folder `architecture.processor`, else one of bytes."""
         folder = spec.architecture.get("processor")
         if folder is None:
-            return cls.new_processor(spec, byte_tokenizer())
+            return cls.new_processor(spec, byte_tokenizer(cls.special))
         return cls.load_processor(replace(spec, path=rooted(folder)))
 
     @classmethod

@@ -2,8 +2,9 @@
 
 A template is a frame, which stands around the turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
-`phi3-chat`, `internvl2_5`), Qwen's README, DeepSeek-OCR's release. Hub checkpoints carry others: LLaVA-1.5's is without
-the system sentence, LLaVA-OneVision's without system turn and with other white space.
+`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `llava_llada`), Qwen's README, DeepSeek-OCR's release. Hub
+checkpoints carry others: LLaVA-1.5's is without the system sentence, LLaVA-OneVision's without system turn and with
+other white space.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ CLOSE = (
     "{% for part in turn.content if part.type != 'text' %}{{ '<' + part.type + '>' }}{% endfor %}"
     "{% for part in turn.content if part.type == 'text' %}{{ '\\n' + part.text }}{% endfor %}"
 )
+
+#: Media first and nothing between them nor behind, as the code of LaViDa and LLaDA-V leaves them where their tokenizer
+#: puts no begin token in front of a text: it drops the first token of whatever stands behind a picture.
+FLUSH = TAGGED.replace(" + ('\\n' if loop.last else ' ')", "")
 
 #: Media where they stand in the turn, nothing around them, as Qwen's own template.
 BARE = (
@@ -78,6 +83,7 @@ class Frame:
         ends: what stands after it.
         answer: what the model goes on from.
         lead: what stands before everything.
+        trim: whether white space at both ends of a message goes.
     """
 
     system: str | None
@@ -85,17 +91,19 @@ class Frame:
     ends: Mapping[str, str]
     answer: str
     lead: str = ""
+    trim: bool = False
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
         own = "" if self.system is None else self._around("system", self.system)
+        said = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
+        if self.trim:
+            said = f"{{% set text %}}{said}{{% endset %}}{{{{ text | trim }}}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
             f"{{{{ {_literal(self.lead)} }}}}"
             f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(own)} }}}}{{% endif %}}"
-            "{% for turn in messages %}{{ heads[turn.role] }}"
-            f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
-            "{{ ends[turn.role] }}{% endfor %}"
+            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{said}{{{{ ends[turn.role] }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
         )
 
@@ -120,9 +128,17 @@ def alike(message: str | None, heads: Mapping[str, str], end: str, lead: str = "
 
 _CHATML = roles("<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n")
 _PHI3 = roles("<|system|>\n", "<|user|>\n", "<|assistant|>\n")
+_LLAMA3 = {
+    role: f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+    for role in ("system", "user", "assistant")
+}
 _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_LLADA = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
 )
 _INTERNVL2 = (
     "你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
@@ -132,6 +148,14 @@ _INTERNVL2_5 = (
     "你是书生·万象，英文名是InternVL，"
     "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
 )
+
+
+def _llada(asked: str = "") -> Frame:
+    """Return the frame of LaViDa and LLaDA-V; `asked` ends every question."""
+    end = "<|eot_id|>"
+    ends = roles(end, f"{asked}{end}", end)
+    return Frame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
+
 
 FRAMES: Mapping[str, Frame] = {
     "vicuna_v1": Frame(
@@ -153,6 +177,9 @@ FRAMES: Mapping[str, Frame] = {
     # The space is a token: Llama's tokenizer puts it before the first special token, a converted tokenizer does not.
     "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
     "internvl2_5": alike(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+    "llada": _llada(),
+    "llada_no_think": _llada(" /no_think"),
+    "llada_think": _llada(" /think"),
 }
 
 

@@ -57,6 +57,8 @@ class LlavaOnevisionAdapter(Adapter):
         vision = model.config.vision_config
         self._side: int = vision.image_size // vision.patch_size
         self._pooling = Pooling.read(self._pool, self._side**2)
+        #: Tokens along the edge of one view of an image.
+        self._view = self._side
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -132,7 +134,9 @@ class LlavaOnevisionAdapter(Adapter):
                         size, config.image_grid_pinpoints, config.vision_config.image_size
                     )
                 images.append(
-                    packed_item(partial(self._pack, size), shape, self._side, first, False)
+                    packed_item(
+                        partial(self._pack, size), shape, self._side, first, False, self._view
+                    )
                 )
                 first += images[-1].work.units
         videos: list[Item] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,13 +104,16 @@ def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
         )
 
 
-def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
+def load_checkpoint(
+    model_class: Any, config: Any, spec: ModelSpec, renames: Mapping[str, str] | None = None
+) -> Any:
     """Return the model of a run, on its device or spread over several.
 
     Args:
         model_class: the transformers class of the family.
         config: its configuration.
         spec: the model's part of the run.
+        renames: from patterns of the checkpoint's tensor names to the library's, applied one after the other.
 
     Raises:
         UserError: the checkpoint cannot be found or read, or its tensors do not match the architecture.
@@ -128,6 +131,7 @@ def load_checkpoint(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             output_loading_info=True,
             # Reported and refused below, by name; the library's own error names no tensor.
             ignore_mismatched_sizes=True,
+            key_mapping=dict(renames) if renames else None,
             **options,
         )
     except MALFORMED as error:

@@ -12,15 +12,18 @@ from harness.errors import UserError
 HALF = [0.5, 0.5, 0.5]
 
 
-def build_processor(processor_class: Any, config: Any, tokenizer: Any) -> Any:
-    """Return a processor that fits a configuration of the family."""
+def build_processor(
+    processor_class: Any,
+    config: Any,
+    tokenizer: Any,
+    picture_class: Any = LlavaOnevisionImageProcessor,
+) -> Any:
+    """Return a processor that fits a configuration of the family; `picture_class` resizes images."""
     side = config.vision_config.image_size
     size = {"height": side, "width": side}
     pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
     return processor_class(
-        image_processor=LlavaOnevisionImageProcessor(
-            **pixels, image_grid_pinpoints=config.image_grid_pinpoints
-        ),
+        image_processor=picture_class(**pixels, image_grid_pinpoints=config.image_grid_pinpoints),
         video_processor=LlavaOnevisionVideoProcessor(**pixels),
         tokenizer=tokenizer,
         num_image_tokens=(side // config.vision_config.patch_size) ** 2,

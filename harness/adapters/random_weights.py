@@ -42,18 +42,23 @@ def build_random(model_class: Any, config: Any, tokenizer: Any, spec: ModelSpec)
 
 
 def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of special tokens and the 256 bytes, without merges: any text in any language round-trips."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+    """Return a tokenizer of special tokens and the 256 bytes, without merges: any text in any language round-trips.
+
+    Args:
+        special: the tokens of padding, beginning and end, of which some may be the same, then all others.
+    """
+    padding, begin, end, *others = special
+    tokens = dict.fromkeys([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=[*special[3:]],
+        pad_token=padding,
+        bos_token=begin,
+        eos_token=end,
+        additional_special_tokens=others,
     )
 
 

@@ -1,0 +1,53 @@
+"""LaViDa and LLaDA-V in the loop: pictures of other shapes in one batch, plain and with tokens merged at each step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.diffusion.loop import Denoiser
+from harness.diffusion.records import DenoisingRecord
+from harness.engine.denoising import DenoisingSession
+from methods.d3tom import D3ToM
+from methods.none import NoReduction
+from tests.adapters.test_llada import expected, reference_of
+from tests.families.llada import DENOISING, adapter_of
+
+
+def answers(name: str, method, ratio: float, rows: list[int]):
+    adapter, budget = adapter_of(name), Budget("kept", ratio)
+    chats = [DENOISING[name].chats[row] for row in rows]
+    with DenoisingSession(adapter, method, budget) as session:
+        return Denoiser(session, adapter, method, budget).generate(
+            adapter.encode(chats),
+            [str(row) for row in rows],
+            max_new_tokens=4,
+            block_length=4,
+            steps=2,
+            output_logits=True,
+        )
+
+
+@pytest.mark.parametrize("name", ["llada_v", "lavida"])
+def test_the_first_step_sees_the_description_s_prompt_and_masks(name: str) -> None:
+    reference, facts = reference_of(name), adapter_of(name).facts.diffusion
+    found = answers(name, NoReduction(), 0.0, [0, 1])
+    for row in (0, 1):
+        masks = reference.words([facts.mask_id] * 4)
+        logits = reference.text(torch.cat([expected(name)[row], masks]))[-4:]
+        first = found.logits[row].view(-1, *logits.shape)[0]
+        assert float((first - logits).abs().max() / logits.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llada_v", "lavida", "lavida_video"])
+def test_merging_at_each_step_leaves_a_batch_its_rows(name: str) -> None:
+    rows = list(range(len(DENOISING[name].chats)))
+    together = answers(name, D3ToM(K=1), 0.5, rows)
+    for row in rows:
+        alone = answers(name, D3ToM(K=1), 0.5, [row])
+        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-4
+        record = together.records[row]
+        told = DenoisingRecord.from_entry(record.denoising)
+        assert told.kept == ((record.visual,), ((record.visual + 1) // 2,))  # halves are rounded up
+        assert record.denoising == alone.records[0].denoising

@@ -1,0 +1,202 @@
+"""LaViDa and LLaDA-V: tiny instances saved as their releases are, since they load as released.
+
+They denoise their answers, so they stand apart from the families that say one token after another.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.adapters.base import Adapter
+from harness.adapters.llada_v import SPECIAL
+from harness.adapters.random_weights import byte_tokenizer
+from harness.facts import DiffusionFacts, StackFacts
+from harness.specs import ModelSpec, VideoSpec
+from tests.families.onevision import FRAMES, video, watch
+from tests.tiny import (
+    DEPTH,
+    SHAPES,
+    VOCABULARY,
+    Family,
+    chat,
+    load_tiny,
+    picture,
+    random_model,
+    sharpen,
+    tiny_spec,
+)
+
+FAMILIES: dict[str, Family] = {}
+
+TEXT = StackFacts(DEPTH, 32, 48, 4, 4, 8, gated=True, causal=False)
+THETA = 500000.0
+#: Pixels along an edge of a tile, and planes of crops, height before width. LaViDa's patches are odd in number, as 27.
+SIDES = {"llada_v": 28, "lavida": 35}
+PLANES = {
+    "llada_v": [[rows * 28, columns * 28] for columns in (1, 2, 3) for rows in (1, 2, 3)],
+    "lavida": [[70, 35], [35, 70], [70, 70], [35, 105], [105, 35]],
+}
+RATIOS = {"llada_v": "anyres_max_2", "lavida": "anyres_max_9"}
+
+#: The special tokens of a release's tokenizer, which knows no placeholders; the first is padding and end at once.
+_TOKENS = [token for token in SPECIAL if token not in ("<image>", "<video>")]
+_KNOWN = list(dict.fromkeys(_TOKENS))
+
+
+def _spec(name: str) -> ModelSpec:
+    side = SIDES[name]
+    spec = tiny_spec(
+        name,
+        text=TEXT,
+        class_attention="mean",
+        architecture={
+            "text": {
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1.0e-5,
+                "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+            },
+            "vision": {"image_size": side, "patch_size": 7, "vision_use_head": False},
+            "model": {
+                "image_grid_pinpoints": PLANES[name],
+                "vision_aspect_ratio": RATIOS[name],
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+            },
+        },
+        video=VideoSpec(frames=FRAMES),
+    )
+    mask, *ends = map(_KNOWN.index, ("<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"))
+    denoises = DiffusionFacts(mask, tuple(ends), prefix_cache=name == "lavida")
+    return replace(spec, facts=replace(spec.facts, diffusion=denoises))
+
+
+#: Three rows that need left padding: pictures of other shapes, two in one row, a small one.
+_CHATS = (*SHAPES, chat("w0", picture(4, 20, 31)))
+
+DENOISING = {
+    "llada_v": Family(_spec("llada_v"), _CHATS),
+    "llada_v_video": Family(_spec("llada_v"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
+    "lavida": Family(_spec("lavida"), _CHATS),
+    "lavida_video": Family(_spec("lavida"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
+}
+
+#: Inside of a text layer: the library's names and LLaDA's.
+_LLADA = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "q_proj",
+    "self_attn.k_proj": "k_proj",
+    "self_attn.v_proj": "v_proj",
+    "self_attn.o_proj": "attn_out",
+    "post_attention_layernorm": "ff_norm",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
+}
+
+
+def released(name: str, llada: bool) -> str:
+    """A tensor's name in a release: LaViDa's has LLaDA's own names, LLaDA-V's those of Llama."""
+    parts = name.removesuffix(".weight").split(".")
+    if name.startswith("model.language_model.layers."):
+        inside = ".".join(parts[4:])
+        if llada:
+            return f"model.transformer.blocks.{parts[3]}.{_LLADA[inside]}.weight"
+        return f"model.layers.{parts[3]}.{inside}.weight"
+    if name.startswith("model.vision_tower."):
+        return f"model.vision_tower.vision_tower.vision_model.{name.removeprefix('model.vision_tower.')}"
+    for part, number in (("linear_1", 0), ("linear_2", 2)):
+        if name.startswith(f"model.multi_modal_projector.{part}."):
+            return f"model.mm_projector.{number}.{parts[-1] if parts[-1] == 'bias' else 'weight'}"
+    if name == "model.image_newline":
+        return name
+    names = {
+        "model.language_model.embed_tokens.weight": ("model.embed_tokens", "model.transformer.wte"),
+        "model.language_model.norm.weight": ("model.norm", "model.transformer.ln_f"),
+        "lm_head.weight": ("lm_head", "model.transformer.ff_out"),
+    }
+    return f"{names[name][llada]}.weight"
+
+
+def config_json(name: str) -> dict[str, Any]:
+    """What config.json of a release states."""
+    if name == "lavida":
+        return {
+            "model_type": "llava_llada",
+            "d_model": 32,
+            "mlp_hidden_size": 48,
+            "n_layers": DEPTH,
+            "n_heads": 4,
+            "n_kv_heads": 4,
+            "vocab_size": VOCABULARY,
+            "embedding_size": VOCABULARY,
+            "max_sequence_length": 2048,
+            "rope": True,
+            "rope_theta": THETA,
+            "rms_norm_eps": 1e-5,
+            "layer_norm_type": "rms",
+            "activation_type": "silu",
+            "mm_projector_type": "mlp2x_gelu",
+            "mm_vision_select_layer": -2,
+            "mm_patch_merge_type": "spatial_unpad",
+            "image_aspect_ratio": "anyres",
+            "image_grid_pinpoints": "[(35, 70), (70, 35), (70, 70), (105, 35), (35, 105)]",
+        }
+    return {
+        "model_type": "llava_llada",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "rope_theta": THETA,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_select_layer": -2,
+        "mm_patch_merge_type": "spatial_unpad",
+        "image_aspect_ratio": "anyres_max_2",
+        "image_grid_pinpoints": "(1x1),...,(3x3)",
+    }
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="espalier-llada-")
+
+
+@cache
+def tensors_of(name: str) -> dict[str, Tensor]:
+    """The tensors of a release by its own names."""
+    model = random_model(DENOISING[name].spec)
+    sharpen(model)
+    return {released(key, name == "lavida"): value for key, value in model.state_dict().items()}
+
+
+@cache
+def saved_release(name: str) -> Path:
+    """Write a release to disk: tensors, config.json and tokenizer without placeholders, and nothing of the library."""
+    folder = Path(_folder().name) / name
+    folder.mkdir()
+    tensors = {key: value.contiguous() for key, value in tensors_of(name).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config_json(name)))
+    byte_tokenizer(_TOKENS).save_pretrained(folder)
+    return folder
+
+
+@cache
+def adapter_of(name: str, dtype: str = "float64", attention: str = "sdpa") -> Adapter:
+    """The adapter of a tiny release, loaded as a real one is."""
+    spec = DENOISING[name].spec
+    return load_tiny(spec, saved_release(spec.adapter), dtype, attention)
