@@ -26,6 +26,7 @@ from harness.seedling.training.denoising_stage import (
     batch_loss,
     move_average,
     packed_rows,
+    shown_alone,
     single_rows,
     train_denoising,
 )
@@ -209,6 +210,11 @@ def test_single_rows_keep_captions_apart(rows):
             assert (question.family == "caption") == captions
 
 
+def test_single_rows_come_every_few_steps_and_then_always():
+    plan = {"packed_until": 6, "alone_every": 3}
+    assert [step for step in range(9) if shown_alone(step, plan)] == [2, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["packed", "alone"])
 def test_steps_lower_the_loss(rows, alone):
     torch.manual_seed(0)
@@ -269,7 +275,14 @@ def test_sampler_unmasks_the_surest_places_first(model, opened):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch):
     """Stopped in the packed part and continued through the switch to single rows: the same bits."""
-    small = {"steps": 3, "packed_until": 2, "warmup": 1, "batch": 1, "save_every": 2}
+    small = {
+        "steps": 3,
+        "packed_until": 2,
+        "alone_every": 9,
+        "warmup": 1,
+        "batch": 1,
+        "save_every": 2,
+    }
     mix = {
         "mixes": [{"attr": 1, "exist": 1}],
         "validate_every": 2,

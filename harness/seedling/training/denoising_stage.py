@@ -80,6 +80,16 @@ def single_rows(
     return found
 
 
+def shown_alone(step: int, plan: dict[str, Any]) -> bool:
+    """Whether a step shows one dialogue a row: every so many steps at first, in all of them later.
+
+    Packed rows teach most for their cost. The others are what a benchmark shows, and some of them from the
+    start make every checkpoint one that can answer.
+    """
+    last = plan["alone_every"] - 1
+    return bool(step >= plan["packed_until"] or step % plan["alone_every"] == last)
+
+
 def masked_logits(
     model: Any,
     visual: torch.Tensor,
@@ -138,32 +148,28 @@ def move_average(average: Any, model: Any, step: int, decay: float) -> None:
 
 
 @torch.no_grad()
-def validation(
-    model: Any, tower: Any, scenes: Scenes, plan: dict[str, Any], alone: bool
-) -> dict[str, Any]:
+def validation(model: Any, tower: Any, scenes: Scenes, plan: dict[str, Any]) -> dict[str, Any]:
     """Returns the loss over validation scenes under fixed noise, and scores of sampled answers.
+
+    Both show one dialogue at a time, as a benchmark does.
 
     Args:
         model: The averaged model.
         tower: The vision tower.
         scenes: Scene source.
         plan: The recipe's "denoising"; "validation" says how many scenes and which questions.
-        alone: Whether the image sees the dialogue.
     """
     asked = plan["validation"]
     mixes = {"mixes": plan["mixes"]}
     drawn = draw(scenes, tower, "val", 0, range(asked["scenes"]), mixes)
     rng = np.random.default_rng(0)
-    parts = packed_rows(drawn.questions)
-    if alone:
-        parts = single_rows(drawn.questions, 10 * asked["scenes"], asked["scenes"], rng)
+    parts = single_rows(drawn.questions, 10 * asked["scenes"], asked["scenes"], rng)
     visual = model.model.multi_modal_projector(drawn.features)
-    found: dict[str, Any] = {
-        "loss": batch_loss(model, visual, None, parts, plan, alone, rng).item()
-    }
+    loss = batch_loss(model, visual, None, parts, plan, True, rng)
+    found: dict[str, Any] = {"loss": loss.item()}
     questions = QuestionSet(model, "val", asked["scenes"], asked["questions"])
-    for name, opened in (("full", True), ("prefix", False)) if alone else (("packed", True),):
-        sampler = Sampler(asked["steps_per_token"], alone, opened)
+    for name, opened in (("full", True), ("prefix", False)):
+        sampler = Sampler(asked["steps_per_token"], opened=opened)
         scores = questions.scores(model, None, sampler.decode, asked["rooms"])
         found[name] = {key: mean for key, (mean, _) in scores.items() if "/" not in key}
     return found
@@ -195,7 +201,7 @@ def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     losses: list[float] = []
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
-        alone = step >= plan["packed_until"]
+        alone = shown_alone(step, plan)
         index = worker.share(step, plan["batch"], plan["first_index"])
         drawn = draw(scenes, tower, "train", seed, index, plan)
         rng = np.random.default_rng([seed, 7, step, worker.rank])
@@ -224,4 +230,4 @@ def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
             state = {"model": model.state_dict(), "average": average.state_dict(), "step": done}
             save_checkpoint(out / "denoising.pt", {**state, "optimiser": optimiser.state_dict()})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validation(average, tower, scenes, plan, alone))
+            log.write(step=done, val=validation(average, tower, scenes, plan))
