@@ -67,14 +67,16 @@ def export(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
         out: Run folder.
         unfinished: Whether checkpoints from before the stage's last step are taken too.
     """
+    exported = []
     for name, source in SOURCES.items():
         state = load_checkpoint(out / source.file)
         if state is not None and (unfinished or state["step"] == recipe[source.stage]["steps"]):
             export_model(name, state[source.weights], weights_dir(name), source.config)
+            exported.append(name)
     files = [weights_dir(name) / "model.safetensors" for name in LAYERS]
     lines = [f"{file_sha256(f)}  {f.parent.name}/{f.name}" for f in files if f.exists()]
     SUMS.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if (out / "log.jsonl").exists():
+    if exported and (out / "log.jsonl").exists():
         LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
 
 
