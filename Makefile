@@ -70,7 +70,7 @@ quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and p
 sweep: $(STAMP)  ## every method against random on all embedded benchmarks: docs/sweep
 	$(PY) run.py +experiment=sweep $(ARGS)
 
-train-seedling: $(STAMP)  ## train the embedded models from scratch (about two hours on two cores)
+train-seedling: $(STAMP)  ## train the embedded models from scratch (some hours on two cores)
 	$(PY) -m harness.seedling.training all $(ARGS)
 
 clean:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
 NAMES = ("seedling", "seedling_full", "seedling_draft")
-LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2}
+"""The models that answer word by word."""
+DENOISER = "seedling_diffusion"
+"""The model that answers by denoising; its layers are those of "seedling"."""
+LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2, DENOISER: 6}
 VISUAL_TOKENS = (WIDTH // PATCH) ** 2
 FEATURE_LAYER = -2
 """Hidden state of the tower the language model reads, as in LLaVA."""
@@ -37,9 +40,9 @@ CHAT_TEMPLATE = (
 
 
 def weights_dir(name: str = "seedling") -> Path:
-    """Returns the folder of a shipped model, one of :data:`NAMES`."""
-    if name not in NAMES:
-        raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(NAMES)}")
+    """Returns the folder of a shipped model, one of :data:`LAYERS`."""
+    if name not in LAYERS:
+        raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(LAYERS)}")
     return Path(__file__).parent / "weights" / name
 
 
@@ -47,7 +50,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     """Builds a randomly initialised model.
 
     Args:
-        name: "seedling" or "seedling_full" (6 language layers), "seedling_draft" (2).
+        name: One of :data:`LAYERS`.
         init_range: Standard deviation of the language model's initial weights.
 
     Returns:

@@ -38,6 +38,8 @@ TOKEN_ID: dict[str, int] = {word: i for i, word in enumerate(VOCABULARY)}
 PAD, BOS, EOS, UNK, IMAGE = (TOKEN_ID[word] for word in _SPECIAL[:5])
 USER, ASSISTANT = TOKEN_ID["USER:"], TOKEN_ID["ASSISTANT:"]
 FIRST_LOCATION = TOKEN_ID["<loc_0>"]
+MASK = TOKEN_ID["<extra_0>"]
+"""What stands for a word not yet known, in the model trained by denoising."""
 
 _LOCATION = re.compile(r"<loc_(\d+)>")
 

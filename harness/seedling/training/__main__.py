@@ -9,19 +9,31 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from harness.seedling.training.denoising_gate import gate_denoiser
+from harness.seedling.training.denoising_stage import train_denoising
 from harness.seedling.training.draft_stage import train_draft
 from harness.seedling.training.language_stage import FORKS, train_language
 from harness.seedling.training.release import export, gate
 from harness.seedling.training.runtime import load_recipe, run_workers
 from harness.seedling.training.tower_stage import train_tower
 
-STAGES = ("tower", "language", "mixtures", "draft", "export", "gate")
+STAGES = (
+    "tower",
+    "language",
+    "mixtures",
+    "draft",
+    "export",
+    "denoising",
+    "export",
+    "gate",
+    "gate_denoising",
+)
 
 
-def run_stage(stage: str, out: Path, split: str) -> None:
-    """Runs one stage of the recipe."""
-    recipe = load_recipe()
-    workers = recipe["workers"]
+def run_stage(stage: str, options: argparse.Namespace) -> None:
+    """Runs one stage of the recipe, with the recipe's number of processes unless told otherwise."""
+    recipe, out = load_recipe(), options.out
+    workers = options.workers or recipe["workers"]
     if stage == "tower":
         run_workers(train_tower, workers, recipe, out)
     elif stage in ("language", *FORKS):
@@ -29,22 +41,30 @@ def run_stage(stage: str, out: Path, split: str) -> None:
         run_workers(train_language, workers, recipe, out, branch)
     elif stage == "draft":
         run_workers(train_draft, workers, recipe, out)
+    elif stage == "denoising":
+        run_workers(train_denoising, workers, recipe, out)
     elif stage == "export":
-        export(recipe, out)
+        export(recipe, out, options.unfinished)
+    elif stage == "gate_denoising":
+        gate_denoiser(recipe, options.split)
     else:
-        gate(recipe, out, split)
+        gate(recipe, out, options.split)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, "subsets", "all"])
+    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
-    parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gate")
+    parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
+    parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
+    parser.add_argument(
+        "--unfinished", action="store_true", help="export checkpoints before their last step too"
+    )
     options = parser.parse_args(arguments)
     stages = STAGES if options.stage == "all" else (options.stage,)
     for stage in stages:
-        run_stage(stage, options.out, options.split)
+        run_stage(stage, options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,9 +30,13 @@ from harness.seedling.vocabulary import ASSISTANT, EOS, PAD, VOCABULARY, encode
 
 MAX_NEW_TOKENS = {"attr": 3, "exist": 3, "count": 3, "rec": 6, "ocr": 8, "caption": 80}
 RANDOM_SEED = 12345
+BATCH = 64
+"""Questions answered at a time."""
 Scores = dict[str, tuple[float, int]]
 Keep = Callable[[Layout], np.ndarray]
 """Chooses the visual tokens of B scenes to keep: sorted numbers ``(B, k)``."""
+Decode = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, int], list[str]]
+"""Answers questions of equal length, as :func:`greedy_answers` does."""
 
 
 def random_keep(split: str, index: Iterable[int], count: int) -> Keep:
@@ -165,16 +169,20 @@ class QuestionSet:
             self.features = torch.cat([patch_features(tower, chunk)[:, 1:] for chunk in chunks])
             self.visual = model.model.multi_modal_projector(self.features)
 
-    def answers(self, model: Any, keep: Keep | None = None, batch: int = 64) -> list[str]:
-        """Answers every question greedily.
+    def answers(
+        self,
+        model: Any,
+        keep: Keep | None = None,
+        decode: Decode = greedy_answers,
+        rooms: Mapping[str, int] = MAX_NEW_TOKENS,
+    ) -> list[str]:
+        """Answers every question, one answer per entry of ``asked``.
 
         Args:
             model: The model.
             keep: Chooser of the visual tokens to keep, or None for all.
-            batch: Questions at a time.
-
-        Returns:
-            One answer per entry of ``asked``.
+            decode: How answers come out of the model.
+            rooms: Most tokens of an answer, by family.
         """
         visual, kept = self.visual, np.tile(np.arange(VISUAL_TOKENS), (len(self.index), 1))
         if keep is not None:
@@ -187,25 +195,27 @@ class QuestionSet:
             groups[asked.question.family, len(ids)].append((place, ids))
         answers = [""] * len(self.asked)
         for (family, _), items in groups.items():
-            for start in range(0, len(items), batch):
-                part = items[start : start + batch]
+            for start in range(0, len(items), BATCH):
+                part = items[start : start + BATCH]
                 rows = torch.tensor([self.asked[place].row for place, _ in part])
                 words = torch.tensor([ids for _, ids in part])
-                found = greedy_answers(
-                    model,
-                    visual[rows],
-                    positions[rows] + len(PREFIX),
-                    words,
-                    MAX_NEW_TOKENS[family],
-                )
+                seats = positions[rows] + len(PREFIX)
+                found = decode(model, visual[rows], seats, words, rooms[family])
                 for (place, _), answer in zip(part, found, strict=True):
                     answers[place] = answer
         return answers
 
-    def scores(self, model: Any, keep: Keep | None = None) -> Scores:
+    def scores(
+        self,
+        model: Any,
+        keep: Keep | None = None,
+        decode: Decode = greedy_answers,
+        rooms: Mapping[str, int] = MAX_NEW_TOKENS,
+    ) -> Scores:
         """Returns (mean score, number of questions) per family and per "family/template"."""
+        answers = self.answers(model, keep, decode, rooms)
         scores: dict[str, list[float]] = defaultdict(list)
-        for asked, answer in zip(self.asked, self.answers(model, keep), strict=True):
+        for asked, answer in zip(self.asked, answers, strict=True):
             score = score_answer(asked, answer)
             scores[asked.question.family].append(score)
             scores[f"{asked.question.family}/{asked.question.template}"].append(score)

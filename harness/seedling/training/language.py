@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from harness.seedling.model import VISUAL_TOKENS, normalise
 from harness.seedling.questions import Question, ask, question_streams
-from harness.seedling.scenes import COLOUR_NAMES, Scenes
+from harness.seedling.scenes import COLOUR_NAMES, SceneObject, Scenes
 from harness.seedling.sprites import SHAPES
 from harness.seedling.targets import PatchTargets, patch_targets
 from harness.seedling.tower import patch_features
@@ -38,6 +38,55 @@ class Batch:
     dialogues: list[list[Question | Drill]]
 
 
+@dataclass
+class Drawn:
+    """Images with questions about them.
+
+    Attributes:
+        features: Tower features without the class token ``(B, N, D)``.
+        targets: Patch labels.
+        objects: The objects of each image.
+        questions: The questions about each image.
+    """
+
+    features: torch.Tensor
+    targets: PatchTargets
+    objects: list[tuple[SceneObject, ...]]
+    questions: list[list[Question]]
+
+
+def draw(
+    scenes: Scenes,
+    tower: Any,
+    split: str,
+    seed: int,
+    index: Sequence[int],
+    plan: dict[str, Any],
+    min_objects: int = 3,
+) -> Drawn:
+    """Draws scenes, asks about them and runs the frozen tower.
+
+    Args:
+        scenes: Scene source.
+        tower: The vision tower.
+        split: "train", "val" or "test".
+        seed: Scene seed.
+        index: Scene indices.
+        plan: "mixes" (questions per family; images take them in turn), and optionally "distort".
+        min_objects: Fewest objects in a scene.
+    """
+    layout, images = scenes.batch(
+        split, seed, index, min_objects=min_objects, distort=plan.get("distort", False)
+    )
+    objects = [layout.objects(row) for row in range(len(index))]
+    mixes = [plan["mixes"][int(number) % len(plan["mixes"])] for number in index]
+    streams = question_streams(split, seed, index)
+    questions = [ask(*about) for about in zip(objects, streams, mixes, strict=True)]
+    with torch.no_grad():
+        features = patch_features(tower, normalise(images))[:, 1:]
+    return Drawn(features, patch_targets(layout), objects, questions)
+
+
 def make_batch(
     scenes: Scenes,
     tower: Any,
@@ -48,7 +97,7 @@ def make_batch(
     weights: dict[str, float],
     min_objects: int = 3,
 ) -> Batch:
-    """Draws scenes, asks about them and runs the frozen tower.
+    """Draws a batch as :func:`draw` does, with the drills of the plan, and packs it.
 
     Args:
         scenes: Scene source.
@@ -56,26 +105,17 @@ def make_batch(
         split: "train", "val" or "test".
         seed: Scene seed.
         index: Scene indices.
-        plan: "mixes" (questions per family; images take them in turn), and optionally "drills" and
-            "distort".
+        plan: See :func:`draw`; optionally with "drills".
         weights: Loss weights, see :func:`pack`.
         min_objects: Fewest objects in a scene.
     """
-    layout, images = scenes.batch(
-        split, seed, index, min_objects=min_objects, distort=plan.get("distort", False)
-    )
-    rng = np.random.default_rng([seed, int(index[0])])
-    dialogues = []
-    for row, stream in enumerate(question_streams(split, seed, index)):
-        objects = layout.objects(row)
-        mix = plan["mixes"][int(index[row]) % len(plan["mixes"])]
-        items: list[Question | Drill] = list(ask(objects, stream, mix))
-        if "drills" in plan:
+    drawn = draw(scenes, tower, split, seed, index, plan, min_objects)
+    dialogues: list[list[Question | Drill]] = [list(asked) for asked in drawn.questions]
+    if "drills" in plan:
+        rng = np.random.default_rng([seed, int(index[0])])
+        for items, objects in zip(dialogues, drawn.objects, strict=True):
             items += drills_for(objects, rng, plan["drills"])
-        dialogues.append(items)
-    with torch.no_grad():
-        features = patch_features(tower, normalise(images))[:, 1:]
-    return Batch(features, patch_targets(layout), pack(dialogues, weights), dialogues)
+    return Batch(drawn.features, drawn.targets, pack(dialogues, weights), dialogues)
 
 
 def alignment_loss(

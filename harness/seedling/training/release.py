@@ -1,15 +1,23 @@
-"""Stages 4 and 5: exports the trained models and checks them."""
+"""The last stages: exports the trained models and checks them."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.seedling.model import NAMES, build_model, file_sha256, save_model, weights_dir
+from harness.seedling.model import (
+    DENOISER,
+    LAYERS,
+    NAMES,
+    build_model,
+    file_sha256,
+    save_model,
+    weights_dir,
+)
 from harness.seedling.training.evaluate import (
     QuestionSet,
     Scores,
@@ -19,42 +27,79 @@ from harness.seedling.training.evaluate import (
 )
 from harness.seedling.training.language_stage import FORKS
 from harness.seedling.training.runtime import load_checkpoint
+from harness.seedling.vocabulary import MASK
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a shipped model comes from.
+
+    Attributes:
+        file: Checkpoint in the run folder.
+        stage: The recipe's stage that writes it.
+        weights: The checkpoint's entry that is shipped.
+        config: What its config.json says beside the architecture.
+    """
+
+    file: str
+    stage: str
+    weights: str = "model"
+    config: dict[str, Any] = field(default_factory=dict)
+
 
 SOURCES = {
-    "seedling": "language_mixtures.pt",
-    "seedling_full": "language_full.pt",
-    "seedling_draft": "draft.pt",
+    "seedling": Source("language_mixtures.pt", "language"),
+    "seedling_full": Source("language_full.pt", "language"),
+    "seedling_draft": Source("draft.pt", "draft"),
+    DENOISER: Source("denoising.pt", "denoising", "average", {"mask_token_id": MASK}),
 }
 SUMS = weights_dir().parent / "SHA256SUMS"
 LOG = weights_dir().parent / "training_log.jsonl"
 
 
-def export(recipe: dict[str, Any], out: Path) -> None:
+def export(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
     """Writes the trained models to the package's weights folder, with checksums and the log.
 
-    A model whose checkpoint is missing or unfinished keeps its present files.
+    A model whose checkpoint is missing, or unfinished and not asked for, keeps its present files.
 
     Args:
         recipe: The whole recipe.
         out: Run folder.
+        unfinished: Whether checkpoints from before the stage's last step are taken too.
     """
-    for name, file in SOURCES.items():
-        stage = "draft" if name == "seedling_draft" else "language"
-        state = load_checkpoint(out / file)
-        if state is not None and state["step"] == recipe[stage]["steps"]:
-            export_model(name, state["model"], weights_dir(name))
-    lines = [
-        f"{file_sha256(weights_dir(n) / 'model.safetensors')}  {n}/model.safetensors" for n in NAMES
-    ]
+    exported = []
+    for name, source in SOURCES.items():
+        state = load_checkpoint(out / source.file)
+        if state is not None and (unfinished or state["step"] == recipe[source.stage]["steps"]):
+            export_model(name, state[source.weights], weights_dir(name), source.config)
+            exported.append(name)
+    files = [weights_dir(name) / "model.safetensors" for name in LAYERS]
+    lines = [f"{file_sha256(f)}  {f.parent.name}/{f.name}" for f in files if f.exists()]
     SUMS.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if (out / "log.jsonl").exists():
-        shutil.copyfile(out / "log.jsonl", LOG)
+    if exported and (out / "log.jsonl").exists():
+        LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
 
 
-def export_model(name: str, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes one trained model as a Hugging Face folder."""
+def merged_log(recorded: Path, new: Path) -> str:
+    """Returns the lines of a new log behind those of recorded stages that are not in it."""
+    lines = new.read_text(encoding="utf-8").splitlines(keepends=True)
+    stages = {json.loads(line)["stage"] for line in lines}
+    old = (
+        recorded.read_text(encoding="utf-8").splitlines(keepends=True) if recorded.exists() else []
+    )
+    return "".join([line for line in old if json.loads(line)["stage"] not in stages] + lines)
+
+
+def export_model(
+    name: str,
+    state: dict[str, torch.Tensor],
+    folder: Path,
+    config: dict[str, Any] | None = None,
+) -> None:
+    """Writes one trained model as a Hugging Face folder, with further entries of its config."""
     model = build_model(name)
     model.load_state_dict(state)
+    model.config.update(config or {})
     save_model(model, folder)
 
 
@@ -119,7 +164,7 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     found = agreement(models["seedling"], models["seedling_draft"], questions)
     results["seedling_draft"]["agreement"] = found
     path = weights_dir().parent / f"gate_{split}.json"
-    path.write_text(json.dumps(_rounded(results), separators=(",", ":")) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(rounded(results), separators=(",", ":")) + "\n", encoding="utf-8")
     missed = missed_targets(results["seedling"]["all"], plan["targets"])
     if missed:
         raise SystemExit(f"seedling misses its targets on {split}: {', '.join(missed)}")
@@ -130,14 +175,16 @@ def unshipped_branches(recipe: dict[str, Any], out: Path) -> dict[str, Path]:
     folders = {}
     for branch in FORKS:
         file = f"language_{branch}.pt"
-        state = None if file in SOURCES.values() else load_checkpoint(out / file)
+        shipped = file in (source.file for source in SOURCES.values())
+        state = None if shipped else load_checkpoint(out / file)
         if state is not None and state["step"] == recipe["language"]["steps"]:
             folders[branch] = out / "candidates" / branch
             export_model("seedling", state["model"], folders[branch])
     return folders
 
 
-def _rounded(results: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
+def rounded(results: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
+    """Returns scores with four decimals, which keeps their files small."""
     return {
         model: {
             setting: {name: (round(mean, 4), count) for name, (mean, count) in scores.items()}
