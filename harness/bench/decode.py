@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     try:
         with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-            for name in choose(options.models, MODELS):
+            for name in choose(options.only, MODELS):
                 overrides = MODELS[name]
                 given = (*overrides, f"model.device={options.device}")
                 adapter = Setup(model=name, overrides=given).adapter
@@ -214,7 +214,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.decode")
     parser.add_argument("--rounds", type=int, default=8, help="answers of each loop")
     parser.add_argument("--device", default="cpu", help="model.device")
-    parser.add_argument("--models", help=f"comma-separated: {', '.join(MODELS)}")
+    parser.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
     parser.add_argument("--write", type=Path, help="folder for bench_decode.md and .json")
     return parser.parse_args(argv)
 
