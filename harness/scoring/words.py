@@ -97,6 +97,7 @@ def _jieba() -> Tokenizer:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in its patterns, and of how it finds its files
+        # Only Chinese texts need it.
         from jieba import Tokenizer
 
         cutter = Tokenizer()

@@ -51,6 +51,11 @@ def test_a_window_is_the_nearest_of_its_length(part: str, whole: str, below: flo
     assert found == pytest.approx(wanted if wanted < below else 1.0)
 
 
+def test_a_window_at_the_bound_is_too_far() -> None:
+    assert window_distance("abcde", "abcxy", 0.4) == 1
+    assert window_distance("abcde", "abcxy", 0.41) == pytest.approx(0.4)
+
+
 @given(st.text("ab ", min_size=1, max_size=6), TEXTS, st.integers(0, 2))
 def test_near_matches_are_found_where_the_plain_search_finds_one(
     pattern: str, text: str, edits: int
@@ -69,6 +74,7 @@ def test_near_matches_are_found_where_the_plain_search_finds_one(
 
 def test_of_places_that_overlap_the_best_counts() -> None:
     assert near_matches("brown fox", "a brown fox and a brwn fox", 2) == [Near(2, 0), Near(18, 1)]
+    assert near_matches("aa", "aaa", 0) == [Near(0, 0), Near(1, 0)]
     assert near_matches("", "abc", 1) == []
     assert near_matches("abcabc", "", 2) == []
 

@@ -45,6 +45,13 @@ def test_an_empty_answer_misses_everything() -> None:
     assert found.formulas == (Formula(f"$$\n{FORMULA}\n$$", ""),)
 
 
+def test_a_formula_within_a_text_stands_for_one_that_stands_alone() -> None:
+    right = page(0, "english", [block(0, "equation_isolated", 1, latex=f"$${FORMULA}$$")])
+    found = score_page(right, f"So ${FORMULA}$ holds.")
+    assert (found.text_edit, found.formula_edit) == (None, 0)
+    assert len(found.formulas) == 1
+
+
 def test_a_page_has_no_score_of_what_it_has_not() -> None:
     found = score_page(texts(ENGLISH), ENGLISH)
     assert found == PageScores(0, None, 0, None, None, ())

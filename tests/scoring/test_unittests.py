@@ -81,6 +81,12 @@ def test_cells_by_hand(around: dict[str, str], html: bool, pipes: bool) -> None:
     assert passes(test, f"Before\n\n{PIPES}\n\nafter") is pipes
 
 
+def test_half_of_a_cell_must_be_right_whatever_a_test_allows() -> None:
+    test = asked("table", cell="2.4%", max_diffs=4)
+    assert passes(test, "a | b\n2.5% | d")
+    assert not passes(test, "a | b\nc | d")
+
+
 def test_cells_span_rows_and_columns() -> None:
     grid = laid_out([[Cell("a", rows=2), Cell("b", columns=2)], [Cell("c"), Cell("d")]])
     assert {place: cell.text for place, cell in grid.cells.items()} == {

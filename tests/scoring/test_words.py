@@ -76,9 +76,11 @@ def test_the_dictionary_is_read_in_silence_and_no_copy_is_kept_or_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "jieba.cache").write_bytes(marshal.dumps(({"\u516c": 9, "\u56ed": 9}, 18)))
+    # A copy by which the second and the third character are a word.
+    poisoned = {"\u516c": 1, "\u56ed": 0, "\u56ed\u6563": 1000, "\u6b65": 1}
+    (tmp_path / "jieba.cache").write_bytes(marshal.dumps((poisoned, 1002)))
     reading._jieba.cache_clear()
-    assert words("\u516c\u56ed", "")[0] == ["\u516c\u56ed"]
+    assert words("\u516c\u56ed\u6563\u6b65", "")[0] == ["\u516c\u56ed", "\u6563\u6b65"]
     assert [one.name for one in tmp_path.iterdir()] == ["jieba.cache"]
     assert capfd.readouterr() == ("", "")
 
