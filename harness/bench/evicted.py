@@ -158,6 +158,11 @@ def say_looks(scenes: Sequence[Page], seen: Sequence[Sequence[Tensor]]) -> None:
         print(f"  layer {layer}: {' | '.join(line)}", flush=True)
 
 
+def always(compressor: CacheCompressor) -> Callable[[int], CacheCompressor]:
+    """Return what makes the same compressor for every scene."""
+    return lambda _: compressor
+
+
 def say(
     name: str,
     adapter: Adapter,
@@ -215,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         method = as_compressor(build_method(spec.method.name, spec.method.params))
         if method is not None:
             name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
-            say(name, adapter, scenes, seen, lambda _, made=method: made, spec.budget.ratio)
+            say(name, adapter, scenes, seen, always(method), spec.budget.ratio)
     noise = torch.Generator().manual_seed(0)
     for name, rank in (
         ("what the answer attends to", lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0)),

@@ -20,7 +20,7 @@ from harness.engine.session import Session
 from harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
 from harness.evaluation.synthetic import composed, parts
 from harness.kinds.reducer import WHOLE
-from harness.labels import label_of
+from harness.kinds.stacking import label_of
 from harness.measure.available import DeviceMemory
 from harness.measure.bound import Gain
 from harness.measure.memory import reset_resident_peak, resident_peak

@@ -204,6 +204,7 @@ class Pass:
         told = Told(
             times_ms=times_of(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
+            ended=[False] * rows,
             attended=[None] * rows,
             cache_bytes=0,
             shared=("vision",),

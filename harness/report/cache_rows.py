@@ -131,8 +131,8 @@ def _part(cell: Cell, both: Cell) -> bool:
     """Say whether a row is of one of two methods, at the ratio that it has beside the other."""
     first, _, second = both.row["method"].partition(PLUS)
     if _alone(cell):
-        return name(cell.row) == second and cell.row["ratio"] == both.evicted
-    return cell.row["method"] == first != FULL and cell.row["ratio"] == both.row["ratio"]
+        return bool(name(cell.row) == second and cell.row["ratio"] == both.evicted)
+    return bool(cell.row["method"] == first != FULL and cell.row["ratio"] == both.row["ratio"])
 
 
 def _place(one: Stored) -> tuple[str, str, int]:
