@@ -18,11 +18,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bench.kv_page import page
-from harness.bench.kv_sides import Row, Side, rows_of
+from harness.bench.kv_sides import Asked, Row, Side, rows_of
 from harness.bench.speed import conditions
 from harness.config.build import build_spec
 from harness.config.compose import read_command
@@ -46,6 +47,17 @@ INSTANCE = (
     "model.facts.projector=[128, 512, 512]",
 )
 
+#: One decoder layer of the size that papers report on, for what scores cost beside its prefill: the wide layers above
+#: have next to no weights, so that their prefill is far cheaper a token than any model's.
+LAYER = (
+    "model=llava_ov_7b",
+    "model.weights=random",
+    "model.scale.layers=1",
+    "model.scale.tower_layers=1",
+    "model.dtype=bfloat16",
+    "model.device=cpu",
+)
+
 #: Overrides of a side -> whether its score looks at a few rows of the attention, not at all of them.
 FULL = "method=none"
 OF_ROWS = ("random_kv", "snapkv", "aircache")
@@ -55,13 +67,15 @@ BY_HEAD = ("method=aircache", "method.params.per_head=true", "ratio=0.9")
 
 @dataclass(frozen=True)
 class Length:
-    """One length of prompts: which sides answer them, how often, and how long."""
+    """One length of prompts: which sides answer them, how often, how long, on which model, and what is asked of it."""
 
     tokens: int
     sides: tuple[tuple[str, ...], ...]
     rounds: int
     warmup: int
     new_tokens: int
+    instance: tuple[str, ...] = INSTANCE
+    asked: Asked = "steps"
 
 
 def evicting(names: Sequence[str], *ratios: str) -> tuple[tuple[str, ...], ...]:
@@ -85,6 +99,15 @@ FULL_PLAN = (
         warmup=0,
         new_tokens=48,
     ),
+    Length(
+        4096,
+        ((FULL,), *evicting((*OF_ROWS, *ALL_ROWS), "0.9"), BY_HEAD),
+        rounds=2,
+        warmup=0,
+        new_tokens=2,
+        instance=LAYER,
+        asked="scores",
+    ),
 )
 QUICK_PLAN = (
     Length(1400, ((FULL,), *evicting(OF_ROWS, "0.9"), BY_HEAD), rounds=1, warmup=0, new_tokens=4),
@@ -98,17 +121,17 @@ def adapter_of(overrides: Sequence[str]) -> Adapter:
     return load_adapter(_spec(overrides).model)
 
 
-def measured(plan: Sequence[Length], overrides: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
-    """Return a row of each side at each length, and what all of them share."""
-    adapter = adapter_of(overrides)
+def measured(plan: Sequence[Length]) -> list[Row]:
+    """Return a row of each side at each length."""
     rows: list[Row] = []
-    for length in plan:
-        print(f"bench: {length.tokens} tokens", file=sys.stderr, flush=True)
-        sides = [Side.of(adapter, _spec([*overrides, *one])) for one in length.sides]
-        rows += rows_of(
-            adapter, sides, length.tokens, length.rounds, length.warmup, length.new_tokens
-        )
-    return rows, {"copy_bytes_per_second": rows[0].rate, "weight_bytes": rows[0].weights}
+    for instance, lengths in groupby(plan, lambda one: one.instance):
+        adapter = adapter_of(instance)
+        for one in lengths:
+            print(f"bench: {one.tokens} tokens", file=sys.stderr, flush=True)
+            sides = [Side.of(adapter, _spec([*instance, *side])) for side in one.sides]
+            found = rows_of(adapter, sides, one.tokens, one.rounds, one.warmup, one.new_tokens)
+            rows += [replace(row, instance=" ".join(instance), asked=one.asked) for row in found]
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,17 +141,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
         plan = tuple(replace(one, rounds=options.rounds) for one in plan)
-    overrides = tuple(options.overrides) or INSTANCE
+    if options.overrides:
+        plan = tuple(replace(one, instance=tuple(options.overrides)) for one in plan)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            rows, shared = measured(plan, overrides)
+            rows = measured(plan)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     result = {
         "schema": SCHEMA,
-        "instance": list(overrides),
-        **shared,
         "rows": [one.entry() for one in rows],
         "conditions": conditions("cpu"),
     }
@@ -150,7 +172,7 @@ def _spec(overrides: Sequence[str]) -> Any:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.kv")
-    parser.add_argument("overrides", nargs="*", help=f"the model; default: {' '.join(INSTANCE)}")
+    parser.add_argument("overrides", nargs="*", help="the model; default: two, in the page")
     parser.add_argument("--quick", action="store_true", help="short prompts, a round")
     parser.add_argument("--rounds", type=int, help="of answers that count, at each length")
     parser.add_argument("--write", type=Path, help="folder for bench_kv.json and .md")

@@ -24,32 +24,39 @@ def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     lines = [
         "# Cache compression: measured against what its bytes allow",
         "",
-        f"Written by `make bench-kv`. Instance `{' '.join(result['instance'])}` on {here['device_name']} "
+        f"Written by `make bench-kv` on {here['device_name']} "
         f"({here['cores']} cores, {here['threads']} threads, load {here['load_average']:.1f}), torch {here['torch']}, "
         f"transformers {here['transformers']}. Medians over the rounds, in which every side answers once; a gain "
         "is that of a step over the same round's behind the whole cache (geometric mean, 95 % interval), and is "
-        f"allowed by bytes: {result['weight_bytes'] / MIB:.0f} MiB of weights and the cache. A copy moved "
-        f"{result['copy_bytes_per_second'] / 1e9:.1f} GB/s, read and written both counted.",
+        "allowed by the bytes that it reads: weights and cache.",
     ]
-    for tokens in dict.fromkeys(row.tokens for row in rows):
-        some = [row for row in rows if row.tokens == tokens]
-        lines += ["", f"## {tokens:,} tokens, {some[0].visual:,} of them visual", "", HEAD]
+    for instance, tokens in dict.fromkeys((row.instance, row.tokens) for row in rows):
+        some = [row for row in rows if (row.instance, row.tokens) == (instance, tokens)]
+        lines += ["", f"## {tokens:,} tokens, {some[0].visual:,} of them visual", ""]
+        lines += [
+            f"`{instance}`; a step reads {some[0].weights / MIB:.0f} MiB of weights; a copy moved "
+            f"{some[0].rate / 1e9:.1f} GB/s, read and written both counted.",
+            "",
+            HEAD,
+        ]
         lines += ["| --- |" + " ---: |" * 10, *map(_line, some)]
     return "\n".join([*lines, "", "## Targets", "", *targets(rows)])
 
 
 def targets(rows: Sequence[Row]) -> list[str]:
     """Return a line for each thing that was asked for, with what came about."""
-    longest = max(row.tokens for row in rows)
+    steps = [row for row in rows if row.asked == "steps"]
+    longest = max((row.tokens for row in steps), default=0)
     evicted = [row for row in rows if row.ratio > 0]
-    long = [row for row in evicted if row.tokens == longest]
+    long = [row for row in evicted if row.asked == "steps" and row.tokens == longest]
     found = [
         _target(
             f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: scores at most {SCORING:.0%} of prefill",
             row.scoring_share <= SCORING,
             f"{row.scoring_share:.2%}",
         )
-        for row in long
+        for row in evicted
+        if row.asked == "scores"
     ]
     found += [
         _target(
@@ -62,15 +69,16 @@ def targets(rows: Sequence[Row]) -> list[str]:
     ]
     exact = all(abs(row.visual_share - (1 - row.ratio)) * row.visual < 1 for row in evicted)
     found.append(_target("visual entries held are 1 - ratio to an entry", exact, "all sides"))
-    whole = next(row for row in rows if row.tokens == longest and row.ratio == 0).kv_bytes
-    worst = max(row.above_bytes for row in long)
-    found.append(
-        _target(
-            f"{longest:,} tokens: less than the whole cache once more while evicting",
-            worst < whole,
-            f"{worst / MIB:.0f} of {whole / MIB:.0f} MiB",
+    if long:
+        whole = next(row for row in steps if row.tokens == longest and row.ratio == 0).kv_bytes
+        worst = max(row.above_bytes for row in long)
+        found.append(
+            _target(
+                f"{longest:,} tokens: less than the whole cache once more while evicting",
+                worst < whole,
+                f"{worst / MIB:.0f} of {whole / MIB:.0f} MiB",
+            )
         )
-    )
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,16 +19,19 @@ from harness.engine.record import Generated
 from harness.engine.session import Session
 from harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
 from harness.evaluation.synthetic import composed, parts
+from harness.kinds.lookup import as_compressor
 from harness.kinds.reducer import WHOLE
 from harness.kinds.stacking import label_of
 from harness.measure.available import DeviceMemory
 from harness.measure.bound import Gain
 from harness.measure.memory import reset_resident_peak, resident_peak
 from harness.specs import RunSpec
-from methods.compressor import CacheCompressor
 from methods.none import NoReduction
 
 MS = 1e3
+
+#: What a length of prompts is measured for: decoding steps against what bytes allow, or scores against the prefill.
+Asked = Literal["steps", "scores"]
 
 
 @dataclass
@@ -98,8 +101,8 @@ class Side:
     @classmethod
     def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
         """Return the side of a run."""
-        method = build_method(spec.method.name, spec.method.params)
-        if not isinstance(method, CacheCompressor):
+        method = as_compressor(build_method(spec.method.name, spec.method.params))
+        if method is None:
             return cls("whole cache", 0.0, adapter, None)
         name = " ".join(filter(None, (spec.method.name, label_of(spec))))
         ratio = spec.budget.ratio
@@ -128,6 +131,8 @@ class Row:
         gain: measured beside the whole cache, geometric mean over the rounds with its 95 % interval.
         weights, rate: bytes of weights that a step reads; bytes a second of a copy.
         bound_ms: shortest step by these.
+        instance: overrides of the model.
+        asked: what it was measured for.
     """
 
     tokens: int
@@ -146,6 +151,8 @@ class Row:
     weights: int
     rate: float
     bound_ms: float
+    instance: str = ""
+    asked: Asked = "steps"
 
     @property
     def scoring_share(self) -> float:
