@@ -222,12 +222,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
             say(name, adapter, scenes, seen, always(method), spec.budget.ratio)
     noise = torch.Generator().manual_seed(0)
-    for name, rank in (
-        ("what the answer attends to", lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0)),
-        ("random, digits' patches never", lambda page, paid: _drawn(noise, -_own(page))),
-        ("random, and their neighbours never", lambda page, paid: _drawn(noise, -_around(page))),
-        ("random, digits' patches first", lambda page, paid: _drawn(noise, _own(page))),
-    ):
+    ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {
+        "what the answer attends to": lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0),
+        "random, digits' patches never": lambda page, paid: _drawn(noise, -_own(page)),
+        "random, and their neighbours never": lambda page, paid: _drawn(noise, -_around(page)),
+        "random, digits' patches first": lambda page, paid: _drawn(noise, _own(page)),
+    }
+    for name, rank in ranks.items():
         ranked = [
             Told(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
             for page, layers in zip(scenes, seen, strict=True)

@@ -41,6 +41,8 @@ samples, and **above** or **below** where the interval leaves 0 out; names are t
 first token of an answer comes out of the whole prefill, so that no method can lose it. If no method differed from
 random, one comparison in twenty would be marked all the same.
 
+The picture has the readings that bear their methods' names.
+
 ![Score by share of visual cache entries kept](curves.png)
 """
 
@@ -138,10 +140,15 @@ def _grids(cells: Sequence[Cell]) -> list[str]:
 
 
 def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list[Path]:
+    """Draw the readings that bear the methods' names; the others lie close to them, and are in the tables."""
     named = [
         replace(
             panel,
-            curves=tuple(replace(curve, name=title_of(curve, names)) for curve in panel.curves),
+            curves=tuple(
+                replace(curve, name=title_of(curve, names))
+                for curve in panel.curves
+                if title_of(curve, names) == curve.name.split()[0]
+            ),
         )
         for panel in panels
     ]

@@ -110,17 +110,30 @@ def ablated(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def stacks(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Return for each benchmark with two methods on one prompt: the whole model, the parts alone, both."""
+    """Return for each benchmark with two methods on one prompt: the whole model, the parts alone, both.
+
+    A compressor behind `none` stands for itself alone, as a row of the same sweep.
+    """
     found: dict[str, list[Cell]] = {}
     for place in sorted({_place(cell) for cell in cells if PLUS in cell.row["method"]}):
         ours = [cell for cell in cells if _place(cell) == place]
         both = [cell for cell in ours if PLUS in cell.row["method"]]
+        both.sort(key=lambda cell: _first(cell) != FULL)
+        named = {cell.row["method"].partition(PLUS)[2] for cell in both if _first(cell) == FULL}
         parts = [
-            cell for cell in ours if cell not in both and any(_part(cell, one) for one in both)
+            cell
+            for cell in ours
+            if PLUS not in cell.row["method"]
+            and cell.row["method"] not in named
+            and any(_part(cell, one) for one in both)
         ]
         whole = [cell for cell in ours if cell.row["method"] == FULL]
         found[place[1]] = [*whole[:1], *sorted(parts, key=_alone), *both]
     return found
+
+
+def _first(cell: Cell) -> str:
+    return str(cell.row["method"]).partition(PLUS)[0]
 
 
 def _alone(cell: Cell) -> bool:

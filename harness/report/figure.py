@@ -155,6 +155,8 @@ def _label(axes: Axes, panel: Panel, looks: dict[str, dict[str, object]], gap: f
         ends.append((100 * last.score.value, curve.name, looks[curve.name]["color"]))
     ends.sort(key=lambda end: end[0])
     places = spread([(value - low) / (high - low) for value, _, _ in ends], gap)
+    # Where many lines end near the bottom, labels go up, not below the axis.
+    places = [max(place, gap * number) for number, place in enumerate(places)]
     for place, (value, name, colour) in zip(places, ends, strict=True):
         axes.annotate(
             name,
@@ -169,6 +171,7 @@ def _label(axes: Axes, panel: Panel, looks: dict[str, dict[str, object]], gap: f
                 "arrowstyle": "-",
                 "color": colour,
                 "linewidth": 0.6,
+                "relpos": (0, 0.5),
                 "shrinkA": 1,
                 "shrinkB": 0,
             },

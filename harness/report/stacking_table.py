@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.cells import name
 from harness.report.cache_rows import Cell
 from harness.report.data import FULL
 
@@ -37,7 +38,7 @@ def _line(cell: Cell, cells: Sequence[Cell]) -> tuple[str, ...]:
     # A compressor alone has its share in the place of the ratio.
     evicts_only = cell.evicted > 0 and not row["extra"]["sites"]
     return (
-        row["method"],
+        name(row).replace(f" cache_ratio={cell.evicted:g}", ""),
         "-" if evicts_only else f"{row['ratio']:g}",
         f"{cell.evicted:g}",
         cell.percent,

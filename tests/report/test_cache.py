@@ -127,7 +127,9 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     (cells,) = stacks(chosen_cells(root)).values()
     named = [(cell.row["method"], cell.row["ratio"]) for cell in cells]
     assert named == [("none", 0.0), ("clever", 0.5), ("aircache", 0.9), ("clever+aircache", 0.5)]
+    add(root, "random+aircache", 0.6, 0.5, 0.9, label="Random(layer=2) cache_ratio=0.9")
     page = write_cache(root, tmp_path / "out")[0][-1].read_text()
+    assert "| random+aircache Random(layer=2) | 0.5 | 0.9 | 60.0 [" in page
     rows = {line.split(" | ")[0]: line.strip("|").split(" | ") for line in page.splitlines()}
     tokens, entries, flops, ms, size, share = rows["| clever+aircache"][4:]
     assert (tokens, entries, flops, ms) == ("50.0 %", "5.0 %", "50.0 %", "10.0")
@@ -135,6 +137,11 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     alone = [line for line in page.splitlines() if line.startswith("| aircache | - | 0.9 |")]
     assert len(alone) == 1
     assert "| 100.0 % | 10.0 % | 100.0 % | 20.0 |" in alone[0]
+    # Behind `none` it stands for itself, as a row of the same sweep.
+    add(root, "none+aircache", 0.8, 0.0, 0.9, label="cache_ratio=0.9")
+    (cells,) = stacks(chosen_cells(root)).values()
+    names = [cell.row["method"] for cell in cells]
+    assert names == ["none", "clever", "none+aircache", "clever+aircache", "random+aircache"]
 
 
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
