@@ -56,15 +56,12 @@ def configs(kind: str, *without: str) -> str:
         UserError: there is no such kind.
     """
     # Brings in torch.
-    from harness.catalogue import METHODS
+    from harness.catalogue import names_of
 
-    base = _base(kind)
-    found = []
-    for path in sorted((ROOT / "conf" / "method").glob("*.yaml")):
-        name = OmegaConf.load(path).name
-        if path.stem not in without and name in METHODS and issubclass(METHODS.load(name), base):
-            found.append(path.stem)
-    return ",".join(found)
+    wanted = names_of(_base(kind))
+    files = sorted((ROOT / "conf" / "method").glob("*.yaml"))
+    found = [path.stem for path in files if OmegaConf.load(path).name in wanted]
+    return ",".join(name for name in found if name not in without)
 
 
 def _base(kind: str) -> type[object]:
