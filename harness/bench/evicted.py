@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 #: The first scenes of seedling_ocr, and the digits of each that are told apart.
 FIRST, SCENES, PLACES = 4_000_000, 100, 4
-
 #: Patches along an edge of the embedded model's raster.
 SIDE = 12
 
@@ -168,15 +167,15 @@ def say(
     adapter: Adapter,
     scenes: Sequence[Page],
     seen: Sequence[Sequence[Tensor]],
-    make: Callable[[int], CacheCompressor],
+    methods: Sequence[CacheCompressor],
     ratio: float,
 ) -> None:
-    """Print one line for a compressor, made anew for each scene."""
+    """Print one line for a compressor; `methods` has one for each scene."""
     scores, mass = list[float](), list[float]()
     right: list[list[float]] = [[] for _ in range(PLACES)]
     left: list[list[float]] = [[] for _ in range(PLACES)]
-    for number, (page, layers) in enumerate(zip(scenes, seen, strict=True)):
-        watched = Watched(inner=make(number))
+    for number, (page, layers, method) in enumerate(zip(scenes, seen, methods, strict=True)):
+        watched = Watched(inner=method)
         answer = answered(adapter, page, number, watched, ratio)
         scores.append(ocr_metrics(page.asked, answer)["one_minus_ned"])
         words, truth = answer.split(), page.asked["answer"].split()
@@ -218,9 +217,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'':44}score  right 1 to 4         left of digits 1 to 4  attention")
     for spec in specs:
         method = as_compressor(build_method(spec.method.name, spec.method.params))
+        name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
         if method is not None:
+<<<<<<< HEAD
             name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
             say(name, adapter, scenes, seen, always(method), spec.budget.ratio)
+=======
+            say(name, adapter, scenes, seen, [method] * len(scenes), spec.budget.ratio)
+>>>>>>> kvdocs
     noise = torch.Generator().manual_seed(0)
     ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {
         "what the answer attends to": lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0),
@@ -233,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Told(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
             for page, layers in zip(scenes, seen, strict=True)
         ]
-        say(name, adapter, scenes, seen, ranked.__getitem__, specs[0].budget.ratio)
+        say(name, adapter, scenes, seen, ranked, specs[0].budget.ratio)
     return 0
 
 

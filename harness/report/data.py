@@ -238,9 +238,10 @@ def _floor(
     run: Run, floors: Mapping[tuple[str, int | None, bool], str], nearest: bool
 ) -> str | None:
     """Return the name of the random choice that a run is compared with: at its place, under its policy."""
-    alike = (run.policy, run.evicts)
     ours = {
-        place: name for (policy, place, evicts), name in floors.items() if (policy, evicts) == alike
+        place: name
+        for (policy, place, evicts), name in floors.items()
+        if policy == run.policy and evicts == run.evicts
     }
     if run.place in ours or not nearest or not run.place:
         return ours.get(run.place)
