@@ -157,11 +157,6 @@ def say_looks(scenes: Sequence[Page], seen: Sequence[Sequence[Tensor]]) -> None:
         print(f"  layer {layer}: {' | '.join(line)}", flush=True)
 
 
-def always(compressor: CacheCompressor) -> Callable[[int], CacheCompressor]:
-    """Return what makes the same compressor for every scene."""
-    return lambda _: compressor
-
-
 def say(
     name: str,
     adapter: Adapter,
@@ -219,12 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         method = as_compressor(build_method(spec.method.name, spec.method.params))
         name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
         if method is not None:
-<<<<<<< HEAD
-            name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
-            say(name, adapter, scenes, seen, always(method), spec.budget.ratio)
-=======
             say(name, adapter, scenes, seen, [method] * len(scenes), spec.budget.ratio)
->>>>>>> kvdocs
     noise = torch.Generator().manual_seed(0)
     ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {
         "what the answer attends to": lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0),
