@@ -16,7 +16,7 @@ def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
         kept: (H, K) ascending candidates that stay.
         share: 0 to 1.
 
-    Cost: O(H N K).
+    Cost: O(H N log N).
     """
     n_merged = round(share * (scores.shape[-1] - kept.shape[-1]))
     if n_merged == 0:
@@ -27,7 +27,9 @@ def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
 
 def _of_head(scores: Tensor, kept: Tensor, n_merged: int) -> Tensor:
     places = torch.arange(len(scores), device=scores.device)
-    nearest = kept[(places.unsqueeze(1) - kept).abs().argmin(dim=1)]
+    behind = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
+    right, left = kept[behind], kept[(behind - 1).clamp(min=0)]
+    nearest = torch.where((places - left).abs() <= (places - right).abs(), left, right)
     stays = torch.zeros_like(places, dtype=torch.bool).index_fill_(0, kept, True)
     best = scores.masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
     found = torch.full_like(places, -1)
