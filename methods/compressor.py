@@ -79,6 +79,11 @@ class CacheCompressor(Method):
         return False
 
     @property
+    def repeats_heads(self) -> bool:
+        """Whether every query head keeps a copy of keys and values of its own, as released codes hold them."""
+        return False
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
         return (0, 1)
@@ -93,7 +98,10 @@ class CacheCompressor(Method):
 
     @abstractmethod
     def score(self, view: CacheView) -> Tensor:
-        """Return (H, N) scores of the candidates, H = 1 (one choice for all heads) or H_kv; larger stays longer."""
+        """Return (H, N) scores of the candidates; larger stays longer.
+
+        H is 1 (one choice for all heads), the number of KV heads, or that of query heads where heads are repeated.
+        """
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
         """Return (layers,) whole numbers that add up to `total` (but for `slack`): what each layer keeps, at least one.

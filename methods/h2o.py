@@ -6,8 +6,10 @@ A cache entry is worth the attention that it has received so far: of head h,
 
 and the highest stay, for each KV head by itself. Here it chooses once, after prefill, as AirCache (arXiv 2503.23956)
 compares it: nothing is evicted while the answer is decoded, and no recent window is needed where words are never
-evicted. The released code repeats keys and values for every query head; here a KV head has one copy, chosen by the
-mean over the query heads that read it.
+evicted. A KV head has one copy, chosen by the mean over the query heads that read it.
+
+official: the released code repeats keys and values for every query head before it chooses, so that the cache of a model
+with grouped heads grows by the size of a group, whatever is evicted.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ class H2O(CacheCompressor):
 
     Attributes:
         recent: last slots that never go where all of the prompt may.
+        repeated: the released code's copies, one for each query head.
     """
 
     recent: int = 32
+    repeated: bool = False
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -43,12 +47,17 @@ class H2O(CacheCompressor):
         return True
 
     @property
+    def repeats_heads(self) -> bool:
+        """As released."""
+        return self.repeated
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """The recent window."""
         return (0, self.recent)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (H_kv, N). Cost: O(H L^2 D) time in blocks of rows, no map is held."""
+        """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H L^2 D) time in blocks of rows, no map is held."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
         found = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
-        return by_kv_head(found, view.keys.shape[0])
+        return found if self.repeated else by_kv_head(found, view.keys.shape[0])

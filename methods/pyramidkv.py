@@ -9,7 +9,8 @@ layer on average, n candidates and L layers,
     low = floor(k / beta), high = 2 k - low, or high = n, low = 2 k - n where that is more than there are;
     layer l keeps high - l floor((high - low) / (L - 1)).
 
-With 128 entries in 32 layers (8 of them the window) that is 4 % too many. Prompts shorter than 2 k share evenly.
+With 128 entries in 32 layers (8 of them the window) that is 4 % too many. Prompts shorter than 2 k share evenly. Keys
+and values are repeated for every query head, as in SnapKV's.
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ The last w queries of the prompt, the observation window, vote for the entries b
 
     s_j = sum_{i in window} A_h[i, j],
 
-votes are pooled along the sequence so that neighbours of a hit stay too, and each KV head keeps its highest. The
-released code selects after repeating keys and values for every query head; here votes are averaged over the query heads
-that read a KV head, which keeps one copy.
+votes are pooled along the sequence so that neighbours of a hit stay too, and each KV head keeps its highest: one copy,
+chosen by the mean vote of the query heads that read it.
+
+official: the released code chooses after it has repeated keys and values for every query head, so that the cache of a
+model with grouped heads grows by the size of a group, whatever is evicted.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ class SnapKV(CacheCompressor):
         window: queries that vote; of a shorter run of words behind the picture all of them.
         kernel: slots that are pooled around each, an odd number; 1 pools nothing.
         pooling: their mean (slots beyond the ends count as zero) or their largest.
+        repeated: the released code's copies, one for each query head.
     """
 
     window: int = 32
     kernel: int = 5
     pooling: Literal["mean", "max"] = "mean"
+    repeated: bool = False
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -51,15 +55,21 @@ class SnapKV(CacheCompressor):
         return True
 
     @property
+    def repeats_heads(self) -> bool:
+        """As released."""
+        return self.repeated
+
+    @property
     def exempt(self) -> tuple[int, int]:
         """The observation window."""
         return (0, self.window)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (H_kv, N). Cost: O(H w L D)."""
+        """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H w L D)."""
         window = view.words[-self.window :]
         votes = paid(view.queries, view.keys, view.scaling, window)
-        votes = by_kv_head(votes, view.keys.shape[0])
+        if not self.repeated:
+            votes = by_kv_head(votes, view.keys.shape[0])
         # Only what lies before the window is pooled, as in the released code.
         before = votes[:, : int(window[0])].unsqueeze(1)
         pool = avg_pool1d if self.pooling == "mean" else max_pool1d

@@ -181,6 +181,9 @@ class ScoredEviction:
         keys, values = held.keys, held.values
         n_rows, kv_heads, width, _ = keys.shape
         heads = max((one.shape[0] for one in scores if one is not None), default=1)
+        if heads > kv_heads:
+            keys, values = self._repeated(held, heads // kv_heads)
+            kv_heads = heads
         alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
         lengths, visuals = [], []
         for number, (row, scored, budget) in enumerate(zip(rows, scores, budgets, strict=True)):
@@ -211,6 +214,20 @@ class ScoredEviction:
         none = index.new_zeros(n_rows, 0)
         own_valid = valid.view(n_rows, heads, -1)[:, 0]
         return Stage(layer, own_valid, padded, none, tuple(visuals), none, none)
+
+    def _repeated(self, held: Any, copies: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values with a copy for each query head.
+
+        Raises:
+            UserError: decoding steps of the library, which would repeat them once more.
+        """
+        if self._prefill.beams > 1 or not isinstance(held, IndexedLayer):
+            raise UserError(
+                "a cache with a copy for every query head is read by the engine's own loop alone; valid: "
+                "engine.decode=loop, generation.num_beams=1"
+            )
+        keys, values = (one.repeat_interleave(copies, dim=1) for one in held.held)
+        return keys, values
 
 
 def _replace(held: Any, keys: Tensor, values: Tensor) -> None:

@@ -45,6 +45,8 @@ class Compressor:
                 f"engine.backend={spec.engine.backend!r}: method={spec.method.name!r} evicts cache entries for real; "
                 "valid: drop"
             )
+        if method.repeats_heads:
+            check_repeating(spec)
         return spec
 
     def admit(
@@ -87,6 +89,19 @@ class Compressor:
     def identity(self, asked: Asked, method: CacheCompressor) -> Identity:
         """Name the settings of answers of one model; positions stay, for no token leaves the prompt."""
         return identity_of(asked, method, answering_settings(asked.engine, acts=False))
+
+
+def check_repeating(spec: Settled) -> None:
+    """Refuse whatever reads caches in another way than the engine's loop, for caches of repeated heads.
+
+    Raises:
+        Refused: the loop is the library's, or attention does not fold heads.
+    """
+    said = f"method={spec.method.name!r} keeps a copy of keys and values for every query head"
+    if spec.engine.decode != "loop":
+        raise Refused(f"engine.decode={spec.engine.decode!r}: {said}; valid: loop")
+    if spec.model.attention != "sdpa":
+        raise Refused(f"model.attention={spec.model.attention!r}: {said}; valid: sdpa")
 
 
 def check_held(evicting: CacheBudget, record: Record) -> None:

@@ -30,6 +30,8 @@ METHODS = {
     "aircache by head": ("aircache", {"per_head": True}),
     "h2o, strength": ("h2o", {"allocation": "strength"}),
     "snapkv, the whole prompt": ("snapkv", {"scope": "prompt", "window": 4}),
+    "h2o, a copy for each query head": ("h2o", {"repeated": True}),
+    "snapkv, a copy for each query head": ("snapkv", {"repeated": True}),
 }
 
 
@@ -132,7 +134,10 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
         session.prefill(inputs, whole)
     masks = [
-        places(layer.keys[0], keys[0])
+        places(
+            layer.keys[0].repeat_interleave(max(keys.shape[1] // layer.keys.shape[1], 1), 0),
+            keys[0],
+        )
         for layer, (keys, _) in zip(whole.layers, left[0], strict=True)
     ]
     expected = whole_cache_logits(adapter, inputs, got.ids, masks)
@@ -161,7 +166,11 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "label", ["aircache", "aircache by head", "prefixkv", "random_kv", "elastic"]
+    "label",
+    [
+        *("aircache", "aircache by head", "prefixkv", "random_kv", "elastic"),
+        *("h2o, a copy for each query head", "snapkv, a copy for each query head"),
+    ],
 )
 def test_a_padded_batch_equals_its_rows(load, name, label):
     adapter, chats, method = load(name), FAMILIES[name].chats, built(label)
@@ -218,6 +227,24 @@ def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
     slots = record.kv_entries + record.text * len(record.held)
     entry = 2 * text.num_key_value_heads * text.head_dim * 8
     assert sizes == [slots * entry] == [record.kv_bytes]
+
+
+def test_a_copy_for_each_query_head_costs_a_group_of_them(load):
+    adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
+    text = adapter.decoder.config
+    group = text.num_attention_heads // text.num_key_value_heads
+    grouped, copied = (
+        run(adapter, built(label), chats).records[0]
+        for label in ("h2o", "h2o, a copy for each query head")
+    )
+    assert group > 1
+    assert (copied.held, copied.kv_bytes) == (grouped.held, group * grouped.kv_bytes)
+
+
+def test_beams_do_not_read_a_copy_for_each_query_head(load):
+    method = built("h2o, a copy for each query head")
+    with pytest.raises(UserError, match="engine's own loop alone; valid: engine.decode=loop"):
+        run(load("llava"), method, FAMILIES["llava"].chats[:1], num_beams=2)
 
 
 @pytest.mark.parametrize("name", NAMES)

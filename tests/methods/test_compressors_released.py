@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.catalogue import build_method
-from methods.compressor import CacheCompressor
+from methods.compressor import CacheCompressor, CacheView
 
 
 def built(name: str, **params: object) -> CacheCompressor:
@@ -114,3 +114,24 @@ def test_the_truncated_search_misses_the_budget_and_ends_where_layers_are_alike(
     for total in (100, 136, 200):
         found = method.allocate(alike, total)
         assert 0 <= int(found.sum()) - total <= method.slack(16)
+
+
+@pytest.mark.parametrize("name", ["h2o", "snapkv", "pyramidkv"])
+def test_repeated_heads_choose_as_if_each_had_a_key_head_of_its_own(name: str) -> None:
+    noise = torch.Generator().manual_seed(0)
+    visual = torch.arange(2, 30)
+    queries = torch.randn(6, 40, 8, generator=noise)
+    keys = torch.randn(2, 40, 8, generator=noise)
+
+    def view(keys: Tensor) -> CacheView:
+        words = torch.arange(30, 40)
+        return CacheView(0, queries, keys, 8**-0.5, visual, visual, words)
+
+    repeated = built(name, repeated=True)
+    assert repeated.repeats_heads and not built(name).repeats_heads
+    scores = repeated.score(view(keys))
+    assert scores.shape == (6, 28)
+    # What the released code does: copies first, then every head is its own group.
+    torch.testing.assert_close(scores, built(name).score(view(keys.repeat_interleave(3, 0))))
+    chosen = [{tuple(row.tolist()) for row in repeated.keep(scores, 5)[g : g + 3]} for g in (0, 3)]
+    assert max(map(len, chosen)) > 1, "heads of a group choose apart"

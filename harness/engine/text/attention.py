@@ -117,7 +117,12 @@ def folded_attention(
 
 
 def _fold(mask: Tensor, groups: int, length: int) -> Tensor:
-    """Return a mask (B, H or 1, t, S) as (B, H_kv or 1, groups * t, S); one that is folded already as it is."""
+    """Return a mask (B, H or 1, t, S) as (B, H_kv or 1, groups * t, S).
+
+    One that is folded already stays as it is, or loses the repetitions for heads that a layer does not share.
+    """
+    if mask.shape[1] == 1 and mask.shape[2] > groups * length:
+        return mask[:, :, : groups * length]
     if groups == 1 or mask.shape[2] == groups * length:
         return mask
     if mask.shape[1] == 1:

@@ -44,9 +44,16 @@ class IndexedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write behind what is there and return views of all; heads stay grouped. Cost: the new tokens only."""
+        """Write behind what is there and return views of all. Cost: the new tokens only.
+
+        Heads stay grouped, unless what is held has been replaced by copies for every query head.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        copies = self._keys.shape[1] // key_states.shape[1]
+        if copies > 1:
+            key_states = key_states.repeat_interleave(copies, dim=1)
+            value_states = value_states.repeat_interleave(copies, dim=1)
         count = key_states.shape[2]
         end = self._length + count
         if end > self._keys.shape[2]:
