@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Facts that a model cannot confirm, and why nothing is falsified by them.
 UNCONFIRMED = {
+    "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
     "visual_tokens": "nominal where images are cut by their shape: a row counts its samples; of one grid, confirmed",

@@ -243,7 +243,7 @@ def test_a_copy_for_each_query_head_costs_a_group_of_them(load):
 
 def test_beams_do_not_read_a_copy_for_each_query_head(load):
     method = built("h2o, a copy for each query head")
-    with pytest.raises(UserError, match="engine's own loop alone; valid: engine.decode=loop"):
+    with pytest.raises(UserError, match=r"engine.s own loop alone; valid: engine\.decode=loop"):
         run(load("llava"), method, FAMILIES["llava"].chats[:1], num_beams=2)
 
 

@@ -128,7 +128,8 @@ def test_repeated_heads_choose_as_if_each_had_a_key_head_of_its_own(name: str) -
         return CacheView(0, queries, keys, 8**-0.5, visual, visual, words)
 
     repeated = built(name, repeated=True)
-    assert repeated.repeats_heads and not built(name).repeats_heads
+    assert repeated.repeats_heads
+    assert not built(name).repeats_heads
     scores = repeated.score(view(keys))
     assert scores.shape == (6, 28)
     # What the released code does: copies first, then every head is its own group.
