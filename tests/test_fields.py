@@ -84,23 +84,25 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "SHARE": ([1e-9, 1], [0, 1.001, NAN, True]),
     "SHARE_FROM_ZERO": ([0, 1], [-1e-9, 1.001, NAN, False]),
     "BELOW_ONE": ([0, 0.999], [1, -1e-9, NAN, False]),
+    "SCHEDULE": (["linear", "shift", "cosine"], ["square", 1, True, ["linear"]]),
     "STOPPING": ([True, False, "never"], ["always", 1, 0]),
 }
 
-#: Which setting is of which kind, as the library documents them.
+#: Which setting is of which kind, as the library documents them; those of denoised answers are the harness's own.
 OF_KIND = {
-    "COUNT": "max_new_tokens max_length num_beams num_beam_groups num_return_sequences",
+    "COUNT": "max_new_tokens max_length num_beams num_beam_groups num_return_sequences steps block_length",
     "COUNT_OR_NONE": (
         "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size"
     ),
-    "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values",
+    "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache",
     "TEXTS": "until stop_strings",
     "NUMBER": "length_penalty guidance_scale",
-    "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty",
+    "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty shift",
     "FROM_ZERO": "temperature diversity_penalty",
     "SHARE": "top_p top_h typical_p",
     "SHARE_FROM_ZERO": "min_p",
     "BELOW_ONE": "epsilon_cutoff eta_cutoff",
+    "SCHEDULE": "schedule",
     "STOPPING": "early_stopping",
 }
 
