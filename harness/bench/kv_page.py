@@ -87,11 +87,15 @@ def _target(what: str, met: bool, value: str) -> str:
 
 
 def _line(row: Row) -> str:
+    # Where scores are asked about, answers are a few tokens long, and say nothing of steps.
+    stepped = row.asked == "steps"
+    step = f"{row.step_ms:.2f}" if stepped else ""
     if row.ratio == 0:
-        cells = [row.name, "0", f"{row.prefill_ms:.0f}", "", "", f"{row.step_ms:.2f}"]
+        cells = [row.name, "0", f"{row.prefill_ms:.0f}", "", "", step]
         return _cells([*cells, f"{row.kv_bytes / MIB:.1f}", "1", "", "", ""])
     low, high = row.gain.low, row.gain.high
     spread = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    gains = [f"{row.allowed:.2f}", f"{row.gain.ratio:.2f}{spread}", f"{row.reached:.2f}"]
     return _cells(
         [
             row.name,
@@ -99,12 +103,10 @@ def _line(row: Row) -> str:
             f"{row.prefill_ms:.0f}",
             f"{row.scoring_ms:.1f} ({row.scoring_share:.2%})",
             f"{row.evicting_ms:.0f} ({row.above_bytes / MIB:.0f} MiB)",
-            f"{row.step_ms:.2f}",
+            step,
             f"{row.kv_bytes / MIB:.1f}",
             f"{row.visual_share:.4f}",
-            f"{row.allowed:.2f}",
-            f"{row.gain.ratio:.2f}{spread}",
-            f"{row.reached:.2f}",
+            *(gains if stepped else ("", "", "")),
         ]
     )
 
