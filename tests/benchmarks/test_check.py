@@ -62,6 +62,14 @@ def test_every_step_says_what_it_saw(
     assert lines[3].endswith("ASSISTANT:'")
 
 
+def test_a_benchmark_of_the_clock_is_not_asked_about_empty_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = ["benchmark.prompt_tokens=300", "benchmark.new_tokens=4"]
+    assert main(["check", "latency", *short]) == 0
+    assert "2 samples by seedling (not a result): throughput " in capsys.readouterr().out
+
+
 def test_videos_are_shown_to_a_tiny_model(repositories: Repositories) -> None:
     findings, prompt = check("videomme", repositories("videomme"))
     assert [one.status for one in findings] == ["ok", "ok", "ok"]
