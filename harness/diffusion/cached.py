@@ -47,7 +47,7 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
     if not method.merges_entries:
         raise Refused(
             f"{setting} leaves no states of visual tokens in a step, on which {type(method).__name__} acts; valid: "
-            "false, or a method that acts on a cached prompt, such as d3tom, or once behind the projector, such as fastv"
+            "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
         )
     if emulate:
         raise Refused(

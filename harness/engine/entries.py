@@ -124,7 +124,7 @@ class Merging:
                 self.kept.append(chosen)
 
     def _of(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H_kv, S', D) of a layer of the prompt, rows of fewer entries padded on the left."""
+        """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
         with self._clock.phase("select"):
             stage, (keys, values) = self._whole, layer.held
             stage.move(keys.device)
@@ -137,9 +137,7 @@ class Merging:
                 found.append([pad(store, (0, 0, width - length, 0)) for store in own])
             return torch.stack([k for k, _ in found]), torch.stack([v for _, v in found])
 
-    def _merged(
-        self, row: int, start: int, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _merged(self, row: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return one row's merged keys and values (H_kv, S', D) in the model's type."""
         stage, exact = self._whole, torch.promote_types(keys.dtype, torch.float32)
         tables = [table[row, start:].to(exact) for table in self._rotary(keys)]

@@ -1,6 +1,6 @@
-"""A prompt that sees itself alone: run once, its keys and values kept, an answer's places run against them step by step.
+"""A prompt that sees itself alone: run once, its keys and values kept, and an answer's places run against them.
 
-The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839, Section 3.3): places of the answer see the prompt and one
+The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): places of the answer see the prompt and one
 another, tokens of the prompt only the prompt, so that nothing of it changes from step to step.
 """
 

@@ -161,8 +161,7 @@ def behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries
     """
     stack = facts.text
     return sum(
-        queries
-        * (_linear(stack, first=layer == 0) + _pair(stack) * (visual + n_text + queries))
+        queries * (_linear(stack, first=layer == 0) + _pair(stack) * (visual + n_text + queries))
         for layer, visual in enumerate(entries)
     )
 

@@ -50,7 +50,12 @@ def recomputed(model, x: Tensor, prompt: int, gone: dict[int, int] | None = None
         seen = ((place < prompt) | (place[:, None] >= prompt)) & alive
         z = layer.input_layernorm(x)
         q, k, v = (projected(layer, z, name) for name in "qkv")
-        x = x + attended(layer, [rotated(h, tables) for h in q], [rotated(h, tables) for h in k], v, seen)[0]
+        x = (
+            x
+            + attended(
+                layer, [rotated(h, tables) for h in q], [rotated(h, tables) for h in k], v, seen
+            )[0]
+        )
         x = x + mlp(layer, x)
     return stack.norm(x)[prompt:] @ model.lm_head.weight.T
 
@@ -106,10 +111,7 @@ def step(model, x: Tensor, prompt: int, visual, deciders, method, keep: int, ren
             entries = [j for j in entries if j not in away]
             onto = stay if method.targets == "visual" else entries
             mean = sum(keys) / len(keys)
-            goes = {
-                i: max(onto, key=lambda j: (cosine(mean[i], mean[j]), -j))  # noqa: B023
-                for i in away
-            }
+            goes = {i: max(onto, key=lambda j: (cosine(mean[i], mean[j]), -j)) for i in away}
             keys, values = merged(keys, goes, onto), merged(values, goes, onto)
             if renumber:
                 first, entries = len(entries), list(range(len(entries)))

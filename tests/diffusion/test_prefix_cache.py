@@ -46,9 +46,7 @@ def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
     with DenoisingSession(adapter, method, budget, **options) as session:
         denoiser = Denoiser(session, adapter, method, budget)
         names = names or [str(n) for n in range(len(chats))]
-        return denoiser.generate(
-            adapter.encode(chats), names, output_logits=True, **{**HOW, **how}
-        )
+        return denoiser.generate(adapter.encode(chats), names, output_logits=True, **{**HOW, **how})
 
 
 def one_step(adapter, method, budget, answer, chats=CHATS, **options):
@@ -96,7 +94,7 @@ def test_every_step_is_the_whole_sequence_under_the_prefix_mask(
                 allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
                 sure, word = allowed.softmax(-1).max(-1)
                 left = [place for place in block if ids[place] == models.MASK]
-                for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:  # noqa: B023
+                for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:
                     ids[place] = word[place]
                 step += 1
         length = found.records[row].new_tokens
@@ -153,9 +151,7 @@ def test_dropping_equals_hiding(adapter, method, positions) -> None:
 def test_a_step_merges_the_cache_as_written_out(adapter, method, positions) -> None:
     """Rows of other lengths in one batch, so that what is left has to be padded."""
     answer = answering(3)
-    logits, records = one_step(
-        adapter, method, Budget("kept", 0.7), answer, positions=positions
-    )
+    logits, records = one_step(adapter, method, Budget("kept", 0.7), answer, positions=positions)
     for row, chat in enumerate(CHATS):
         x, prompt = entered(adapter, chat, answer.ids[row])
         deciders = answer.deciders[row].nonzero()[:, 0].tolist()
