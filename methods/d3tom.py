@@ -47,6 +47,8 @@ Merging = Literal["sum", "mean"]
 State = Literal["attended", "entering"]
 Similarity = Literal["attended", "normed"]
 
+CHOICES = {"merging": Merging, "state": State, "similarity": Similarity, "targets": Targets}
+
 
 @dataclass(frozen=True)
 class D3ToM(DenoisingReducer):
@@ -70,13 +72,7 @@ class D3ToM(DenoisingReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        choices = {
-            "merging": Merging,
-            "state": State,
-            "similarity": Similarity,
-            "targets": Targets,
-        }
-        for name, kinds in choices.items():
+        for name, kinds in CHOICES.items():
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
 

@@ -78,7 +78,8 @@ def record_of(
         steps_ms: milliseconds of all its steps.
         cached: the record of its prompt, if that was run once and cached.
     """
-    last, before = steps[-1], {} if cached is None else cached.times_ms
+    last = steps[-1]
+    before: Mapping[str, float] = {} if cached is None else cached.times_ms
     selecting = sum(step.times_ms["select"] for step in steps) + before.get("select", 0.0)
     told = DenoisingRecord(
         how.length,
@@ -96,10 +97,10 @@ def record_of(
     }
     return replace(
         last,
-        text=last.text if cached else last.text - how.length,
+        text=last.text - how.length if cached is None else last.text,
         new_tokens=new_tokens,
         times_ms=times,
         shared=(),
-        held=last.held if cached else None,
+        held=None if cached is None else last.held,
         denoising=told.entry(),
     )

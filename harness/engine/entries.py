@@ -89,15 +89,15 @@ class Merging:
 
     def cache(self) -> Cache:
         """Return the cache of this step: the prompt's own layers, then merged ones."""
-        own, width = self._held.cache.layers, max(self._lengths)
+        own, width = self._held.cache.indexed, max(self._lengths)
         merged = [MergedLayer(partial(self._of, layer), width) for layer in own[self.behind :]]
         return Cache(layers=[*own[: self.behind], *merged])
 
     def records(self) -> tuple[Record, ...]:
         """Return what the step left of each row."""
-        rows, found = zip(self._held.records, self._keep, strict=True), []
+        found: list[Record] = []
         selecting = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
-        for row, (record, keep) in enumerate(rows):
+        for row, (record, keep) in enumerate(zip(self._held.records, self._keep, strict=True)):
             above = (keep,) * (len(record.entering) - self.behind)
             step = replace(
                 record,
@@ -128,7 +128,7 @@ class Merging:
         with self._clock.phase("select"):
             stage, (keys, values) = self._whole, layer.held
             stage.move(keys.device)
-            width, found = max(self._lengths), []
+            width, found = max(self._lengths), list[list[Tensor]]()
             for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
                 start = keys.shape[2] - length - stage.counts[row] + keep
                 own = keys[row, :, start:], values[row, :, start:]

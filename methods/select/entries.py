@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from methods.checks import require_finite
+from methods.select.ranking import indices_of
 
 Targets = Literal["visual", "prompt"]
 
@@ -36,14 +37,15 @@ class Entries:
     @property
     def gone(self) -> Tensor:
         """(N - K,) entries that leave, ascending."""
-        stays = torch.zeros_like(self.visual, dtype=torch.bool)
-        return self.visual[~stays.index_fill(0, self.kept, True)]
+        leaves = torch.ones_like(self.visual, dtype=torch.bool).index_fill(0, self.kept, False)
+        return self.visual[indices_of(leaves[None], len(leaves) - len(self.kept))[0]]
 
     @property
     def left(self) -> Tensor:
         """(S - N + K,) entries that stay, ascending."""
-        alive = self.visual.new_ones(self.keys.shape[1], dtype=torch.bool)
-        return alive.index_fill(0, self.gone, False).nonzero()[:, 0]
+        gone, count = self.gone, self.keys.shape[1]
+        alive = gone.new_ones(count, dtype=torch.bool).index_fill(0, gone, False)
+        return indices_of(alive[None], count - len(gone))[0]
 
 
 def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
