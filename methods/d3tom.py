@@ -15,12 +15,23 @@ At each denoising step, between attention and MLP of decoder layer K, the answer
 The merged sequence is this step's alone: the next one starts from every visual token again. Before the first step
 nobody is unveiled, so it runs whole. The released code also counts the positions of the tokens left from 0 on behind
 layer K; engine.positions=method does so, too.
+
+Where the prompt is cached (Section 4.4), A is what the deciders pay its entries in layer K, and in every layer behind
+K those of visual tokens not kept go into those that stay, keys k without rotary positions and values v alike:
+
+    c(i) = argmax_j cos(mean over heads k_i, mean over heads k_j)                  (20)
+    k_j <- nu_k s / |s|,  s = k_j + sum_{i: c(i) = j} k_i,  and v_j so, too        (21)
+
+    nu is the mean norm of such vectors before, over heads and all j. Of the printed formulas little is legible; the
+    rule is that of the released code, in which j is any entry that stays, words included (targets=prompt). In the
+    paper's words tokens merge into the visual ones that are kept (targets=visual). Each step merges the whole cache
+    anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -28,12 +39,15 @@ from torch.nn.functional import normalize
 from methods.base import Assignment, Need, Plan, Positions, Site, View
 from methods.checks import require, require_finite
 from methods.denoiser import DenoisingReducer
+from methods.select.entries import Entries, Targets, merged_entries
 from methods.select.merging import slot_sizes
 from methods.select.ranking import rows_of, top
 
 Merging = Literal["sum", "mean"]
 State = Literal["attended", "entering"]
 Similarity = Literal["attended", "normed"]
+
+CHOICES = {"merging": Merging, "state": State, "similarity": Similarity, "targets": Targets}
 
 
 @dataclass(frozen=True)
@@ -45,16 +59,20 @@ class D3ToM(DenoisingReducer):
         merging: whether a group's states are added up (eq. 10) or averaged.
         state: which states merge.
         similarity: which states are compared.
+        targets: of a cached prompt, which entries take in others.
     """
+
+    merges_entries: ClassVar[bool] = True
 
     K: int = 3
     merging: Merging = "sum"
     state: State = "attended"
     similarity: Similarity = "attended"
+    targets: Targets = "visual"
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        for name, kinds in (("merging", Merging), ("state", State), ("similarity", Similarity)):
+        for name, kinds in CHOICES.items():
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
 
@@ -77,13 +95,21 @@ class D3ToM(DenoisingReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the `keep` highest and merge the others into them. Cost: O(N log N + N keep D)."""
-        kept = top(view.signals["decider_attention"].float(), keep)
+        kept = self.chosen(view.signals["decider_attention"], keep)
         compared = view.signals["layer_normed"] if self.similarity == "normed" else view.tokens
         slot = nearest_kept(compared, kept)
         weight = slot.new_ones(slot.shape, dtype=compared.dtype)
         if self.merging == "mean":
             weight = 1 / slot_sizes(slot).to(weight.dtype)
         return Plan(kept, Assignment(slot, weight), entering=self.state == "entering")
+
+    def chosen(self, attention: Tensor, keep: int) -> Tensor:
+        """Return the `keep` highest. Cost: O(N log N)."""
+        return top(attention.float(), keep)
+
+    def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
+        """Merge a layer's entries by (20) and (21)."""
+        return merged_entries(entries, self.targets)
 
 
 def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ u = 0 .. T - 2,
 so that the mean is r exactly. These are the points with which the paper's Table 2 comes out; where r_u is 1 one token
 stays, for a sequence has to merge into something. Table 6 has the same shares from high to low. The released code
 counts the other way about from what the paper says, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), whose mean
-is not r.
+is not r. Where the prompt is cached it is told of no step, and the share stays r.
 """
 
 from __future__ import annotations
@@ -50,3 +50,9 @@ class D3ToMT(D3ToM):
         if self.direction == "high_to_low":
             rates.reverse()
         return (0.0, *rates)
+
+    def cached_ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
+        """Return the share removed at each step: as `ratios`, but always the same in the released code."""
+        if self.direction == "released":
+            return super().ratios(ratio, steps)
+        return self.ratios(ratio, steps)

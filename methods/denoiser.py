@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from methods.base import TokenReducer
+from methods.select.entries import Entries
 
 
 @dataclass(frozen=True)
 class DenoisingReducer(TokenReducer):
-    """Answers with a `Plan` at its one site in every denoising step; `View.step` is the step's number."""
+    """Answers with a `Plan` at its one site in every denoising step; `View.step` is the step's number.
+
+    Where the prompt is cached there are no states of visual tokens in a step. A method that can act on the cache's
+    entries instead says so, and answers with `chosen` at its site's layer and with `merged` in every layer behind it.
+    """
 
     in_one_prefill: ClassVar[bool] = False
+
+    #: Whether it acts on a cached prompt, too.
+    merges_entries: ClassVar[bool] = False
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share of the visual tokens removed at each of `steps` steps.
@@ -21,3 +31,20 @@ class DenoisingReducer(TokenReducer):
         the mean is `ratio`.
         """
         return (0.0, *(ratio,) * (steps - 1))
+
+    def cached_ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
+        """Return the shares where the prompt is cached: the same, unless the released code does otherwise there."""
+        return self.ratios(ratio, steps)
+
+    def chosen(self, attention: Tensor, keep: int) -> Tensor:
+        """Return (B, keep) ascending indices of the visual tokens that stay.
+
+        Args:
+            attention: (B, N) what the deciders pay the cached entry of each visual token in the site's layer.
+            keep: 1 to N.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
+
+    def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
+        """Return keys and values (H, S - N + K, D) of one layer in which fewer tokens are left."""
+        raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")

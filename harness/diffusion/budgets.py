@@ -6,19 +6,20 @@ from harness.budget import Budget, BudgetError
 from harness.facts import ModelFacts
 from harness.measure.schedule import shortened_layer
 from methods.base import TokenReducer
+from methods.denoiser import DenoisingReducer
 
 #: A share of 1, with which a schedule may end, keeps one token: a sequence has to merge into something.
 _NEARLY_ALL = 1 - 2.0**-30
 
 
 def step_budgets(
-    method: TokenReducer, budget: Budget, facts: ModelFacts, steps: int
+    method: TokenReducer, budget: Budget, facts: ModelFacts, steps: int, cached: bool = False
 ) -> tuple[Budget, ...]:
     """Return the budget of each of `steps` steps.
 
     A method of every prefill has the run's in each of them. One of denoising steps has shares of its own, whose mean
     over the steps behind the first is what the rule asks for: `kept` of the tokens behind its site, `average` of those
-    that enter a layer, mean over the layers.
+    that enter a layer, mean over the layers. `cached` says that the prompt is run once and cached.
 
     Raises:
         BudgetError: the rule cannot be followed step by step, or the ratio cannot be reached.
@@ -26,7 +27,11 @@ def step_budgets(
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     if not sites or method.ratios(0.0, steps) is None:
         return (budget,) * steps
-    ratios = method.ratios(base_ratio(method, budget, facts), steps)
+    base = base_ratio(method, budget, facts)
+    if cached and isinstance(method, DenoisingReducer):
+        ratios: tuple[float, ...] | None = method.cached_ratios(base, steps)
+    else:
+        ratios = method.ratios(base, steps)
     return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
 
 

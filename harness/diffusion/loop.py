@@ -14,10 +14,12 @@ from torch import Tensor
 from harness.adapters.base import Adapter
 from harness.budget import Budget
 from harness.diffusion.budgets import step_budgets
+from harness.diffusion.cached import check_prefix_cache
 from harness.diffusion.records import record_of
 from harness.diffusion.settings import Denoising
 from harness.diffusion.unveiling import candidates, unveiled
 from harness.engine.denoising import Answering, DenoisingSession
+from harness.engine.prefix_cache import CachedPrompt
 from harness.engine.prompt import Prompt
 from harness.engine.record import Generated, Record, answer_lengths
 from harness.engine.reduce import row_generators
@@ -92,21 +94,33 @@ class Denoiser:
             NonFiniteLogits: the model's logits hold NaN or infinity.
         """
         how = Denoising.of(generation)
-        budgets = step_budgets(self._method, self._budget, self._adapter.facts, how.steps)
+        if how.prefix_cache:
+            check_prefix_cache(self._adapter.spec, self._method, self._session.setup.emulate)
+        budgets = step_budgets(
+            self._method, self._budget, self._adapter.facts, how.steps, how.prefix_cache
+        )
         started = time.perf_counter()
         prompt = inputs if isinstance(inputs, Prompt) else self._session.prompt(inputs)
         vision = 1000 * (time.perf_counter() - started)
+        clock = Clock(*self._adapter.devices)
+        held = self._session.remember(prompt, samples, how.length) if how.prefix_cache else None
+        clock.drain()
         started = time.perf_counter()
         done = self._denoised(
-            prompt, samples, how, budgets, bool(generation.get("output_logits", False))
+            prompt, samples, how, budgets, bool(generation.get("output_logits", False)), held
         )
-        Clock(*self._adapter.devices).drain()
+        clock.drain()
         spent = 1000 * (time.perf_counter() - started)
         ids, lengths = self._ended(done.ids)
         rows = len(samples)
         records = tuple(
             record_of(
-                [step[row] for step in done.steps], how, lengths[row], vision / rows, spent / rows
+                [step[row] for step in done.steps],
+                how,
+                lengths[row],
+                vision / rows,
+                spent / rows,
+                None if held is None else held.records[row],
             )
             for row in range(rows)
         )
@@ -119,6 +133,7 @@ class Denoiser:
         how: Denoising,
         budgets: Sequence[Budget],
         keep_logits: bool,
+        held: CachedPrompt | None,
     ) -> Denoised:
         """Run all steps, block by block."""
         rows, device, facts = len(samples), self._adapter.device, self._facts
@@ -130,7 +145,10 @@ class Denoiser:
         per_block = how.steps // (how.length // how.block)
         for step, (count, budget) in enumerate(zip(how.reveals, budgets, strict=True)):
             answer = Answering(done.ids, done.deciders, step)
-            logits, records = self._session.denoise(prompt, answer, samples, budget)
+            if held is None:
+                logits, records = self._session.denoise(prompt, answer, samples, budget)
+            else:
+                logits, records = self._session.denoise_behind(held, answer, samples, budget)
             inside = places // how.block == step // per_block
             words, confidence = candidates(logits, silent, how.temperature, generators)
             done.deciders = unveiled(confidence, (done.ids == facts.mask_id) & inside, count)

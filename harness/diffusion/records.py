@@ -19,13 +19,21 @@ class DenoisingRecord:
         length: places of the answer.
         reveals: places unveiled at each step.
         kept: visual tokens left behind each site, for each step.
-        entering: visual tokens that entered a decoder layer, mean over the layers, for each step.
+        entering: visual tokens that entered a decoder layer, mean over the layers, for each step; where the prompt was
+            cached, those whose entries the answer's places attended to.
+        prefix_cache: whether the prompt was run once and cached.
     """
 
     length: int
     reveals: tuple[int, ...]
     kept: tuple[tuple[int, ...], ...]
     entering: tuple[float, ...]
+    prefix_cache: bool = False
+
+    @property
+    def path(self) -> str:
+        """What a row calls the way in which the steps were run."""
+        return "prefix_cache" if self.prefix_cache else "recomputed"
 
     def entry(self) -> dict[str, Any]:
         """Return what a journal keeps."""
@@ -34,6 +42,7 @@ class DenoisingRecord:
             "reveals": list(self.reveals),
             "kept": [list(step) for step in self.kept],
             "entering": list(self.entering),
+            "prefix_cache": self.prefix_cache,
         }
 
     @classmethod
@@ -44,16 +53,22 @@ class DenoisingRecord:
             tuple(map(int, entry["reveals"])),
             tuple(tuple(map(int, step)) for step in entry["kept"]),
             tuple(map(float, entry["entering"])),
+            bool(entry.get("prefix_cache", False)),
         )
 
 
 def record_of(
-    steps: Sequence[Record], how: Denoising, new_tokens: int, vision_ms: float, steps_ms: float
+    steps: Sequence[Record],
+    how: Denoising,
+    new_tokens: int,
+    vision_ms: float,
+    steps_ms: float,
+    cached: Record | None = None,
 ) -> Record:
     """Return the record of one sample from those of its steps.
 
-    What a prefill's record says of sites and layers is the last step's here; nothing is cached. All steps together are
-    the time of decoding, and none is that of a prefill.
+    What a prefill's record says of sites and layers is the last step's here. All steps together are the time of
+    decoding; that of a prefill is the cached prompt's, and none without a cache.
 
     Args:
         steps: the sample's record of each step.
@@ -61,28 +76,31 @@ def record_of(
         new_tokens: of the answer, its end included.
         vision_ms: milliseconds of the sample before the decoder.
         steps_ms: milliseconds of all its steps.
+        cached: the record of its prompt, if that was run once and cached.
     """
     last = steps[-1]
-    selecting = sum(step.times_ms["select"] for step in steps)
+    before: Mapping[str, float] = {} if cached is None else cached.times_ms
+    selecting = sum(step.times_ms["select"] for step in steps) + before.get("select", 0.0)
     told = DenoisingRecord(
         how.length,
         how.reveals,
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
+        cached is not None,
     )
     times = {
         "vision": vision_ms,
         "select": selecting,
-        "prefill": 0.0,
+        "prefill": before.get("prefill", 0.0),
         "decode": steps_ms,
         "decode_per_token": steps_ms / how.length,
     }
     return replace(
         last,
-        text=last.text - how.length,
+        text=last.text - how.length if cached is None else last.text,
         new_tokens=new_tokens,
         times_ms=times,
         shared=(),
-        held=None,
+        held=None if cached is None else last.held,
         denoising=told.entry(),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.budget import Budget, BudgetMismatch
 from harness.diffusion.budgets import step_budgets
+from harness.diffusion.cached import cached_flops
 from harness.diffusion.records import DenoisingRecord
 from harness.facts import ModelFacts
 from harness.measure.flops import (
@@ -35,6 +36,7 @@ def diffusion_block(records: Sequence[Record]) -> dict[str, Any]:
     """
     told = steps_of(records)
     found: dict[str, Any] = {
+        "path": " and ".join(sorted({one.path for one in told})),
         "steps": fmean(len(one.reveals) for one in told),
         "length": fmean(one.length for one in told),
         "layer_average": fmean(fmean(one.entering) for one in told),
@@ -89,8 +91,8 @@ def verified(
         BudgetMismatch: a step kept another number of tokens than its budget asked for.
     """
     (told,) = steps_of([record])
-    text = record.text + told.length
-    budgets = step_budgets(method, budget, facts, len(told.kept))
+    text = record.text + (0 if told.prefix_cache else told.length)
+    budgets = step_budgets(method, budget, facts, len(told.kept), told.prefix_cache)
     for step, (kept, own) in enumerate(zip(told.kept, budgets, strict=True)):
         asked = own.keep(method, facts, record.visual, text)
         if not method.adaptive and kept != asked:
@@ -107,9 +109,12 @@ def verified(
 def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> SampleFlops:
     """Count one sample's whole run: tower and projector once, decoder and head at every step.
 
-    Inside a layer that runs in halves the MLP has fewer tokens than the attention.
+    Inside a layer that runs in halves the MLP has fewer tokens than the attention. A cached prompt is counted by
+    `harness.diffusion.cached`.
     """
     (told,) = steps_of([record])
+    if told.prefix_cache:
+        return cached_flops(method, facts, record, told)
     text, steps = record.text + told.length, len(told.kept)
     frame = frame_of(method, facts, record.visual, text)
     sites = method.all_sites(facts.tower.layers, facts.text.layers)

@@ -1,4 +1,4 @@
-"""Denoising steps: prompt and answer, masks and words, run through the decoder stack together, without a cache."""
+"""Denoising steps: prompt and answer run through the decoder stack together, or the answer behind a cached prompt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from harness.budget import Budget
+from harness.engine.entries import Merging
 from harness.engine.finite import NonFiniteLogits
 from harness.engine.passes import Pass
 from harness.engine.positions import closed
+from harness.engine.prefix_cache import CachedPrompt, remembered, run_behind
+from harness.engine.probe import AttentionTap
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
 from harness.engine.session import Session
 from harness.engine.signals.deciders import DECIDERS
+from methods.denoiser import DenoisingReducer
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,47 @@ class DenoisingSession(Session):
             records = this.step_records()
         _check_finite(logits, samples, answer.step)
         return logits, records
+
+    def remember(self, prompt: Prompt, samples: Sequence[str], places: int) -> CachedPrompt:
+        """Run prompts that see themselves alone, once for all steps of answers of `places` places.
+
+        Raises:
+            BudgetError: the budget cannot be met.
+            RuntimeError: outside the `with` block.
+        """
+        self._start("remember", prompt)
+        return remembered(self.setup, self._current, prompt, samples, places)
+
+    @torch.inference_mode()
+    def denoise_behind(
+        self, held: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[Record, ...]]:
+        """Run one step of the answer's places against a cached prompt; arguments and result as of `denoise`.
+
+        A method that merges entries does so by this step's deciders; what any other kept, it kept in the prompt's run.
+        """
+        adapter, count = self.adapter, answer.ids.shape[1]
+        words = adapter.model.get_input_embeddings()(answer.ids)
+        merging, depth = self._merging(held, answer, budget), len(adapter.decoder.layers)
+        if merging is None or merging.idle:
+            states, used = run_behind(self.setup, held, held.stages, held.cache, words), depth
+        else:
+            with AttentionTap([merging.watched]):
+                states = run_behind(self.setup, held, merging.stages(), merging.cache(), words)
+            used = merging.behind
+        held.cache.cut(count, used)
+        logits: Tensor = adapter.model.get_output_embeddings()(states)
+        _check_finite(logits, samples, answer.step)
+        return logits, held.step_records() if merging is None else merging.records()
+
+    def _merging(self, held: CachedPrompt, answer: Answering, budget: Budget) -> Merging | None:
+        """Return what a step merges; None where the method never does."""
+        method, facts, layout = self.setup.method, self.adapter.facts, held.layout
+        if not isinstance(method, DenoisingReducer) or not self.setup.sites:
+            return None
+        rows = zip(layout.counts, layout.text, strict=True)
+        keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
+        return Merging(self.setup, held, answer.deciders, keep)
 
 
 def _check_finite(logits: Tensor, samples: Sequence[str], step: int) -> None:

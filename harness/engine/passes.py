@@ -117,6 +117,11 @@ class Pass:
         _remove(self._entry)
         _remove(self._handles)
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tokens alive in the decoder's layers, first to last, as far as it has run."""
+        return tuple(self._prefill.stages)
+
     def prefill_stage(self) -> Stage | None:
         """Return the stage in force while a prefill runs, None outside one."""
         return self._prefill.alive()
@@ -199,16 +204,19 @@ class Pass:
         self._finite.check(self._prefill.samples, lengths)
 
     def step_records(self) -> tuple[Record, ...]:
-        """Return what a denoising step did to each row; nothing is cached, and time is counted by whoever steps."""
-        rows = self._prefill.layout.rows
+        """Return what a denoising step, or the pass of a prompt in front of all steps, did to each row.
+
+        Time of steps is counted by whoever steps. A step caches nothing.
+        """
+        rows, cached = self._prefill.layout.rows, bool(self._cache_lengths)
         told = Told(
             times_ms=times_of(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
             attended=[None] * rows,
-            cache_bytes=0,
+            cache_bytes=self._cache_bytes,
             shared=("vision",),
-            held=[[0] * rows] * len(self._decoder.layers),
+            held=None if cached else [[0] * rows] * len(self._decoder.layers),
         )
         return records_of(self._prefill, self._sites, told)
 

@@ -31,8 +31,8 @@ class Record:
         attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
             answer; None without such a site or step.
         ended: whether the answer ends by itself, so that the last of `new_tokens` is its end; None if nobody looked.
-        held: visual entries that each layer's cache holds after prefill, where something evicts them; their sum is
-            `kv_entries`. None: those of `entering`.
+        held: visual entries that each layer's cache holds after prefill, where something evicts them or merges them at
+            each step; their sum is `kv_entries`. None: those of `entering`.
         spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.admission.signals import check_signals
 from harness.diffusion.budgets import step_budgets
+from harness.diffusion.cached import check_prefix_cache
 from harness.diffusion.settings import Denoising
 from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
 from harness.engine.positions import closes_gaps
@@ -65,12 +66,9 @@ class Denoiser:
         """Check settings of the answer and the budget of each step, as far as the task says nothing else."""
         how = Denoising.of({"max_new_tokens": DEFAULT_NEW_TOKENS, **_said(spec)})
         if how.prefix_cache:
-            raise Refused(
-                "generation.prefix_cache=true keeps the prompt's keys and values from step to step, which is not "
-                "carried out; valid: false"
-            )
+            check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts
-        for budget in set(step_budgets(method, spec.budget, facts, how.steps)):
+        for budget in set(step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache)):
             budget.check(method, facts)
         return Admitted(method)
 
@@ -105,11 +103,11 @@ class Denoiser:
                 "requested_keep": fmean(kept),
                 "kept_final": fmean(kept),
                 "layer_average": fmean(fmean(one.entering) for one in told),
-                "kv_entries": 0.0,
+                "kv_entries": fmean(record.kv_entries for record in records),
                 "positions": positions(records),
             },
             flops=flops_block(run_flops(method, facts, record) for record in records),
-            kv_bytes=0.0,
+            kv_bytes=fmean(record.kv_bytes for record in records),
             extra={
                 "sites": [
                     {"where": site.where, "layer": site.layer, **_mean_kept(told, number)}

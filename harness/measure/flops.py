@@ -150,6 +150,22 @@ def text_flops(
     )
 
 
+def behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int) -> int:
+    """Return the exact FLOPs of `queries` new tokens that see a cached prompt, `queries` themselves included.
+
+    Args:
+        facts: the model.
+        entries: visual entries that each decoder layer attends to.
+        n_text: other entries of the prompt.
+        queries: tokens that run.
+    """
+    stack = facts.text
+    return sum(
+        queries * (_linear(stack, first=layer == 0) + _pair(stack) * (visual + n_text + queries))
+        for layer, visual in enumerate(entries)
+    )
+
+
 def head_flops(facts: ModelFacts, positions: int = 1) -> int:
     """Return the exact FLOPs of the output head at `positions` positions."""
     return 2 * positions * facts.text.hidden * facts.vocabulary
@@ -169,6 +185,15 @@ def paper_flops(facts: ModelFacts, entering: Sequence[int], n_text: int) -> int:
     """Return the papers' "FLOPs" (multiply-adds) of the decoder layers."""
     text = facts.text
     return sum(paper_layer_macs(text.hidden, text.intermediate, v + n_text) for v in entering)
+
+
+def paper_behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int) -> int:
+    """Return what `behind_flops` does as the papers count: their formula with q queries and k keys, n^2 being q k."""
+    d, m = facts.text.hidden, facts.text.intermediate
+    return sum(
+        queries * (4 * d * d + 2 * (visual + n_text + queries) * d + 2 * d * m)
+        for visual in entries
+    )
 
 
 def sample_flops(

@@ -6,9 +6,11 @@ import pytest
 
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.diffusion.cached import check_prefix_cache
 from harness.digests import Digests
-from harness.errors import UserError
+from harness.errors import Refused, UserError
 from harness.running.preflight import Job, check
+from methods.d3tom import D3ToM
 
 HERE = ("benchmark=seedling_vqa",)
 DENOISING = ("model=seedling_diffusion", "model.weights=random")
@@ -38,7 +40,17 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ),
         ("+model.generation.schedule=sudden", "schedule='sudden' must be"),
         ("+model.generation.num_beams=2", "num_beams=2 is of models that say one token"),
-        ("+model.generation.prefix_cache=true", "prefix_cache=true"),
+        (
+            "+model.generation.prefix_cache=true model.facts.diffusion.prefix_cache=false",
+            "was not trained so (model.facts.diffusion.prefix_cache=false); valid: false",
+        ),
+        (
+            "+model.generation.prefix_cache=true method=d3tom ratio=0.5 engine.backend=emulate",
+            "engine.backend='emulate' hides tokens by masks",
+        ),
+        ("+model.generation.prefix_cache=true method=h2o ratio=0.5", "denoises its answers"),
+        ("+model.generation.prefix_cache=true method=vanilla_sd", "denoises its answers"),
+        ("+model.generation.prefix_cache=perhaps", "prefix_cache"),
         ("engine.rescore=true", "engine.rescore=true"),
         ("+model.facts.text.causal=true", "model.facts.text.causal=true"),
         ("model.facts.diffusion.mask_id=104", "mask_id=104 is no token; valid: 0 to 103"),
@@ -56,6 +68,7 @@ def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
     [
         ("method=d3tom ratio=0.5", "decodes one token after another"),
         ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is of models"),
+        ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is of models"),
     ],
 )
 def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> None:
@@ -68,3 +81,35 @@ def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> 
 def test_what_can_is_admitted(name, tmp_path) -> None:
     job = job_of((*DENOISING, f"store={tmp_path}", f"method={name}", "ratio=0.9"))
     assert job.spec.budget.ratio == 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("none", "model"), ("fastv", "benchmark"), ("d3tom_t_official", "model")]
+)
+def test_a_cached_prompt_is_admitted_and_is_another_run(name, where, tmp_path) -> None:
+    ratio = 0 if name == "none" else 0.9
+    argv = (*DENOISING, f"store={tmp_path}", f"method={name}", f"ratio={ratio}")
+    plain, cached = job_of(argv), job_of((*argv, f"+{where}.generation.prefix_cache=true"))
+    assert plain.key != cached.key
+    told = [job.parts["settings"][where]["generation"] for job in (plain, cached)]
+    assert told[1] == {**(told[0] or {}), "prefix_cache": True} != told[0]
+
+
+def test_llada_v_was_not_trained_with_a_prefix_mask(tmp_path) -> None:
+    with pytest.raises(UserError, match="model='llada_v_8b' was not trained so"):
+        job_of(
+            (
+                *("model=llada_v_8b", "model.weights=random", "method=none", f"store={tmp_path}"),
+                "+model.generation.prefix_cache=true",
+            )
+        )
+
+
+def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
+    class OfSteps(D3ToM):
+        merges_entries = False
+
+    model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
+    with pytest.raises(Refused, match="OfSteps acts; valid: false, or a method that") as told:
+        check_prefix_cache(model, OfSteps(K=1), emulate=False)
+    assert "\n" not in str(told.value)

@@ -135,9 +135,14 @@ class IndexedCache(Cache):
         self._indexed = [IndexedLayer(room, step) for _ in range(n_layers)]
         super().__init__(layers=[*self._indexed])
 
-    def cut(self, gone: int) -> None:
-        """Take the last `gone` tokens off every layer, however long each is."""
-        for layer in self._indexed:
+    @property
+    def indexed(self) -> tuple[IndexedLayer, ...]:
+        """The layers, for those who read one at a time."""
+        return tuple(self._indexed)
+
+    def cut(self, gone: int, layers: int | None = None) -> None:
+        """Take the last `gone` tokens off every layer, or the first `layers`, however long each is."""
+        for layer in self._indexed[:layers]:
             layer.crop(layer.get_seq_length() - gone)
 
     def keep(self, last: int, kept: Tensor) -> None:

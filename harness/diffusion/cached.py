@@ -1,0 +1,88 @@
+"""Answers behind a cached prompt: who may have them, and their arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.diffusion.records import DenoisingRecord
+from harness.errors import Refused
+from harness.facts import ModelFacts
+from harness.measure.flops import (
+    Components,
+    SampleFlops,
+    behind_flops,
+    head_flops,
+    paper_behind_flops,
+    paper_flops,
+    projector_flops,
+    text_flops,
+    tower_flops,
+)
+from harness.measure.schedule import frame_of
+from harness.measure.work import Work
+from harness.specs import ModelSpec
+from methods.base import TokenReducer
+from methods.denoiser import DenoisingReducer
+
+if TYPE_CHECKING:
+    from harness.engine.record import Record
+
+
+def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:
+    """Refuse a cached prompt where it is another model's mask, or where the method cannot act.
+
+    Raises:
+        Refused: one of these.
+    """
+    setting = "generation.prefix_cache=true"
+    diffusion = model.facts.diffusion
+    if diffusion is None or not diffusion.prefix_cache:
+        raise Refused(
+            f"{setting} hides the answer from the prompt, and model={model.name!r} was not trained so "
+            "(model.facts.diffusion.prefix_cache=false); valid: false"
+        )
+    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    if not isinstance(method, DenoisingReducer) or not sites:
+        return
+    if not method.merges_entries:
+        raise Refused(
+            f"{setting} leaves no states of visual tokens in a step, on which {type(method).__name__} acts; valid: "
+            "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
+        )
+    if emulate:
+        raise Refused(
+            f"engine.backend='emulate' hides tokens by masks, and under {setting} {type(method).__name__} merges "
+            "cache entries for real; valid: drop"
+        )
+
+
+def cached_flops(
+    method: TokenReducer, facts: ModelFacts, record: Record, told: DenoisingRecord
+) -> SampleFlops:
+    """Count one sample's whole run: tower, projector and prompt once, the answer's places and the head at each step.
+
+    A method of every prefill shortens the prompt's own run; one of denoising steps shortens what places attend to.
+    """
+    frame = frame_of(method, facts, record.visual, record.text)
+    steps, full = len(told.kept), (record.visual,) * facts.text.layers
+    entering = [frame.entering(kept) for kept in told.kept]
+    prompt = full if isinstance(method, DenoisingReducer) else entering[0]
+    text, places, head = record.text, told.length, steps * head_flops(facts, told.length)
+
+    def parts(work: Work, prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> Components:
+        decoder = text_flops(facts, prompt, text, causal=False)
+        decoder += sum(behind_flops(facts, counts, text, places) for counts in seen)
+        projector = projector_flops(facts, work.units, work.reprojected)
+        return Components(tower_flops(facts, work), projector, decoder, head)
+
+    def paper(prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> int:
+        behind = sum(paper_behind_flops(facts, counts, text, places) for counts in seen)
+        return paper_flops(facts, prompt, text) + behind
+
+    work = Work(*record.work)
+    return SampleFlops(
+        exact=parts(work, prompt, entering),
+        exact_full=parts(work.untouched(), full, [full] * steps),
+        paper=paper(prompt, entering),
+        paper_full=paper(full, [full] * steps),
+    )

@@ -1,0 +1,164 @@
+"""A prompt that sees itself alone: run once, its keys and values kept, and an answer's places run against them.
+
+The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): places of the answer see the prompt and one
+another, tokens of the prompt only the prompt, so that nothing of it changes from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from harness.budget import Budget
+from harness.engine.layout import Layout, Stage
+from harness.engine.masks import reference_mask
+from harness.engine.passes import Pass
+from harness.engine.positions import closed, rotary_at
+from harness.engine.prompt import Prompt
+from harness.engine.record import Record
+from harness.engine.setup import Setup
+from harness.engine.text.cache import IndexedCache
+from harness.engine.watching import Current
+from methods.denoiser import DenoisingReducer
+from methods.none import NoReduction
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPrompt:
+    """A batch of prompts that has been run.
+
+    Attributes:
+        cache: keys and values, with room for the answer's places; it holds none between two steps.
+        layout: of the prompts.
+        stages: tokens alive in the cache's layers, first to last.
+        records: of each row, as far as its prompt goes.
+    """
+
+    cache: IndexedCache
+    layout: Layout
+    stages: tuple[Stage, ...]
+    records: tuple[Record, ...]
+
+    def step_records(self) -> tuple[Record, ...]:
+        """Return what a step that chooses nothing leaves of each row."""
+        return tuple(replace(record, times_ms={"select": 0.0}) for record in self.records)
+
+
+@torch.inference_mode()
+def remembered(
+    setup: Setup, current: Current, prompt: Prompt, samples: Sequence[str], places: int
+) -> CachedPrompt:
+    """Run prompts into a cache with room for `places` tokens more. A method of every prefill acts here, and once.
+
+    One of denoising steps does not act yet: it looks for the deciders, of which there are none.
+    """
+    waits = isinstance(setup.method, DenoisingReducer)
+    if waits:
+        setup = replace(setup, method=NoReduction(), sites=(), budget=Budget("kept", 0.0))
+    adapter, layout = setup.adapter, prompt.layout
+    decoder, embeddings = adapter.decoder, prompt.arguments["inputs_embeds"]
+    # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
+    bare = replace(prompt, arguments={"inputs_embeds": embeddings})
+    setup.signals.begin(prompt.inputs, prompt.signals)
+    cache = IndexedCache(len(decoder.layers), places)
+    valid = layout.valid.to(embeddings.device)
+    with (
+        Pass(setup, layout, tuple(samples), bare) as this,
+        # No watcher of a method that waits has anything to see.
+        current.running(this.clock, None if waits else this),
+    ):
+        decoder(
+            inputs_embeds=embeddings,
+            attention_mask=valid.long(),
+            position_ids=closed(valid),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return CachedPrompt(cache, layout, this.stages, this.step_records())
+
+
+def run_behind(
+    setup: Setup, held: CachedPrompt, stages: Sequence[Stage], cache: Cache, words: Tensor
+) -> Tensor:
+    """Run the answer's places (B, G, D) against the prompt and one another; return their last states.
+
+    Args:
+        setup: of the session.
+        held: the prompt.
+        stages: tokens of the prompt alive in the layers of `cache`, first to last.
+        cache: what places are run against; they are appended to it.
+        words: embeddings of what stands in the places.
+
+    Cost: a layer's linear maps on G tokens, attention of G queries to the entries left and themselves.
+    """
+    behind = _Behind(setup, held.layout, stages)
+    with behind.hooked():
+        states: Tensor = setup.adapter.decoder(
+            inputs_embeds=words,
+            position_ids=behind.positions(stages[0], words),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+    return states
+
+
+class _Behind:
+    """Gives every decoder layer the mask and the rotary tables of its own stage."""
+
+    def __init__(self, setup: Setup, layout: Layout, stages: Sequence[Stage]) -> None:
+        self._setup = setup
+        self._layout = layout
+        self._stages = stages
+        self._made: dict[tuple[int, torch.device], dict[str, Any]] = {}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Hook the layers for the length of a block."""
+        handles = [
+            layer.register_forward_pre_hook(partial(self._hook, number), with_kwargs=True)
+            for number, layer in enumerate(self._setup.adapter.decoder.layers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(
+        self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        stage = next(stage for stage in reversed(self._stages) if stage.first <= number)
+        key = (id(stage), args[0].device)
+        if key not in self._made:
+            self._made[key] = self._arguments(stage.move(args[0].device), args[0])
+        return args, {**kwargs, **self._made[key]}
+
+    def _arguments(self, stage: Stage, hidden: Tensor) -> dict[str, Any]:
+        decoder = self._setup.adapter.decoder
+        tables = rotary_at(decoder.rotary_emb, hidden, self.positions(stage, hidden))
+        return {"attention_mask": self._mask(stage, hidden), "position_embeddings": tables}
+
+    def _mask(self, stage: Stage, hidden: Tensor) -> Tensor | None:
+        """Return the mask of a stage's layers: the library's own knows caches of one length only."""
+        if not (stage.padded or self._setup.emulate):
+            return None
+        config = self._setup.adapter.decoder.config
+        alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[:2])], 1)
+        if config._attn_implementation.startswith("flash") and not self._setup.emulate:
+            return alive
+        return reference_mask(config, hidden, alive, stage.valid.shape[1])
+
+    def positions(self, stage: Stage, hidden: Tensor) -> Tensor:
+        """Return (B, G) positions behind the prompt, or behind what a stage has left of it where gaps are closed."""
+        layout = self._layout
+        counts = stage.counts if self._setup.renumber else layout.counts
+        first = [text + count for text, count in zip(layout.text, counts, strict=True)]
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        return torch.tensor(first, device=hidden.device).unsqueeze(1) + places

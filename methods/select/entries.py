@@ -1,0 +1,78 @@
+"""Merging inside a cached prompt: keys and values of tokens that leave are added to those of tokens that stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from methods.checks import require_finite
+from methods.select.ranking import indices_of
+
+Targets = Literal["visual", "prompt"]
+
+#: Added to a vector's norm before it is divided by it.
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """What one layer's cache holds of one sample's prompt, and who stays.
+
+    Attributes:
+        keys: (H, S, D) without their rotary positions, in at least fp32.
+        values: (H, S, D_v).
+        visual: (N,) entries of the visual tokens, ascending.
+        kept: (K,) which of the N stay, ascending.
+    """
+
+    keys: Tensor
+    values: Tensor
+    visual: Tensor
+    kept: Tensor
+
+    @property
+    def gone(self) -> Tensor:
+        """(N - K,) entries that leave, ascending."""
+        leaves = torch.ones_like(self.visual, dtype=torch.bool).index_fill(0, self.kept, False)
+        return self.visual[indices_of(leaves[None], len(leaves) - len(self.kept))[0]]
+
+    @property
+    def left(self) -> Tensor:
+        """(S - N + K,) entries that stay, ascending."""
+        gone, count = self.gone, self.keys.shape[1]
+        alive = gone.new_ones(count, dtype=torch.bool).index_fill(0, gone, False)
+        return indices_of(alive[None], count - len(gone))[0]
+
+
+def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return keys and values (H, S - N + K, D) of the entries left, those that leave merged into the most similar.
+
+    Of entries that stay, `targets` take in others: each one that leaves goes to the target with the highest cosine of
+    keys, mean over heads, the first of equals. Keys and values are added up, and every target's vector then gets, head
+    by head, the length that targets had on average before, over tokens and heads.
+
+    Args:
+        entries: of one layer and sample.
+        targets: `visual`: visual tokens that stay; `prompt`: all entries that stay.
+
+    Cost: O(N S D) for the cosines, O(H N D) for the sums.
+    """
+    left, gone = entries.left, entries.gone
+    onto = left if targets == "prompt" else entries.visual[entries.kept]
+    mean = normalize(entries.keys.mean(0), dim=-1)
+    cosine = require_finite(mean[gone] @ mean[onto].T, "cosine of keys")
+    at = onto[cosine.argmax(1)]
+    keys, values = (_folded(store, gone, at, onto) for store in (entries.keys, entries.values))
+    return keys[:, left], values[:, left]
+
+
+def _folded(store: Tensor, gone: Tensor, at: Tensor, onto: Tensor) -> Tensor:
+    """Return (H, S, D) with the entries `gone` added to those `at`, all of `onto` brought to their former mean norm."""
+    length = store[:, onto].norm(dim=-1).mean()
+    total = store.index_add(1, at, store[:, gone])
+    sums = total[:, onto]
+    return total.index_copy(1, onto, length * sums / (sums.norm(dim=-1, keepdim=True) + EPSILON))

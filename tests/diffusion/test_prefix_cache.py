@@ -1,0 +1,288 @@
+"""Answers behind a cached prompt: against the whole sequence anew, against D3ToM's merging written out, and the row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.budget import Budget
+from harness.diffusion.budgets import step_budgets
+from harness.diffusion.cached import cached_flops
+from harness.diffusion.loop import Denoiser
+from harness.diffusion.records import DenoisingRecord
+from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
+from harness.engine.denoising import Answering, DenoisingSession
+from harness.errors import Refused
+from methods.d3tom import D3ToM
+from methods.d3tom_t import D3ToMT
+from methods.fastv import FastV
+from methods.none import NoReduction
+from methods.random import Random
+from methods.select.entries import Entries, merged_entries
+from tests.diffusion import models, prefix_oracle
+from tests.diffusion.test_step import LENGTH, answering
+from tests.tiny import CHATS, Scatter
+
+WHOLE = Budget("kept", 0.0)
+HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4, "prefix_cache": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return models.save(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def adapter(folder):
+    return models.load(folder)
+
+
+def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
+    options = {name: how.pop(name) for name in ("backend", "positions") if name in how}
+    budget = Budget("kept", ratio)
+    with DenoisingSession(adapter, method, budget, **options) as session:
+        denoiser = Denoiser(session, adapter, method, budget)
+        names = names or [str(n) for n in range(len(chats))]
+        return denoiser.generate(adapter.encode(chats), names, output_logits=True, **{**HOW, **how})
+
+
+def one_step(adapter, method, budget, answer, chats=CHATS, **options):
+    with DenoisingSession(adapter, method, budget, **options) as session:
+        prompt = session.prompt(adapter.encode(chats))
+        names = [str(n) for n in range(len(chats))]
+        held = session.remember(prompt, names, LENGTH)
+        return session.denoise_behind(held, answer, names, budget)
+
+
+def entered(adapter, chat, ids):
+    """Return (L, D) what one sample's sequence is when it enters the decoder, and the tokens of its prompt."""
+    with DenoisingSession(adapter, NoReduction(), WHOLE) as session:
+        prompt = session.prompt(adapter.encode([chat])).arguments["inputs_embeds"][0]
+    return torch.cat([prompt, adapter.model.get_input_embeddings()(ids)]).detach(), len(prompt)
+
+
+def visual_of(adapter, chat) -> list[int]:
+    return adapter.layout(adapter.encode([chat])).visual[0].tolist()
+
+
+# ---------------------------------------------------------------------- without a method
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attention", "most"),
+    # Eager attention has its softmax in single precision, whatever the type.
+    [("float64", "sdpa", 1e-9), ("float32", "sdpa", 1e-5), ("float32", "eager", 1e-5)],
+)
+def test_every_step_is_the_whole_sequence_under_the_prefix_mask(
+    folder, dtype, attention, most
+) -> None:
+    """Prompts of different lengths in one batch; the words of each step follow from the step before."""
+    adapter = models.load(folder, dtype, attention)
+    found = answers(adapter, NoReduction(), 0.0)
+    logits = found.logits.view(len(CHATS), 4, 6, -1)
+    for row, chat in enumerate(CHATS):
+        ids, step = torch.full((6,), models.MASK), 0
+        for block in ([0, 1, 2], [3, 4, 5]):
+            for count in (2, 1):
+                x, prompt = entered(adapter, chat, ids)
+                expected = prefix_oracle.recomputed(adapter.model, x, prompt)
+                assert (logits[row, step] - expected).abs().max() < most
+                allowed = expected.clone()
+                allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
+                sure, word = allowed.softmax(-1).max(-1)
+                left = [place for place in block if ids[place] == models.MASK]
+                for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:
+                    ids[place] = word[place]
+                step += 1
+        length = found.records[row].new_tokens
+        assert found.ids[row, :length].tolist() == ids[:length].tolist()
+
+
+def test_a_prompt_that_sees_the_answer_says_something_else(adapter) -> None:
+    cached, whole = (
+        answers(adapter, NoReduction(), 0.0, prefix_cache=cached).logits for cached in (True, False)
+    )
+    assert (cached - whole).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", [D3ToM(K=1), D3ToMT(K=1, targets="prompt"), FastV(), Random()])
+def test_ratio_0_has_the_plain_logits(adapter, method) -> None:
+    plain, found = answers(adapter, NoReduction(), 0.0), answers(adapter, method, 0.0)
+    assert torch.equal(found.ids, plain.ids)
+    assert torch.equal(found.logits, plain.logits)
+
+
+# ---------------------------------------------------------------------- methods of every prefill
+
+
+def test_what_leaves_the_prompt_is_seen_by_nobody_behind_that_layer(adapter) -> None:
+    K, answer = 2, answering(3)
+    logits, records = one_step(adapter, FastV(K=K), Budget("kept", 0.6), answer)
+    for row, chat in enumerate(CHATS):
+        x, prompt = entered(adapter, chat, answer.ids[row])
+        visual, kept = visual_of(adapter, chat), records[row].origin.tolist()
+        gone = {place: K for n, place in enumerate(visual) if n not in kept}
+        assert len(gone) == len(visual) - records[row].kept[0]
+        expected = prefix_oracle.recomputed(adapter.model, x, prompt, gone)
+        assert (logits[row] - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    "method", [FastV(K=2), Scatter(("prefix", 3)), Scatter(("vision", 2), merge=True)]
+)
+@pytest.mark.parametrize("positions", ["original", "renumbered"])
+def test_dropping_equals_hiding(adapter, method, positions) -> None:
+    found = [
+        answers(adapter, method, 0.6, backend=backend, positions=positions)
+        for backend in ("drop", "emulate")
+    ]
+    assert (found[0].logits - found[1].logits).abs().max() < 1e-10
+    assert found[0].ids.tolist() == found[1].ids.tolist()
+
+
+# ---------------------------------------------------------------------- merging in the cache
+
+
+@pytest.mark.parametrize("method", [D3ToM(K=0), D3ToM(K=2, targets="prompt"), D3ToM(K=3)])
+@pytest.mark.parametrize("positions", ["original", "renumbered"])
+def test_a_step_merges_the_cache_as_written_out(adapter, method, positions) -> None:
+    """Rows of other lengths in one batch, so that what is left has to be padded."""
+    answer = answering(3)
+    logits, records = one_step(adapter, method, Budget("kept", 0.7), answer, positions=positions)
+    for row, chat in enumerate(CHATS):
+        x, prompt = entered(adapter, chat, answer.ids[row])
+        deciders = answer.deciders[row].nonzero()[:, 0].tolist()
+        keep, visual = records[row].kept[0], visual_of(adapter, chat)
+        expected, kept = prefix_oracle.step(
+            adapter.model, x, prompt, visual, deciders, method, keep, positions == "renumbered"
+        )
+        assert records[row].origin.tolist() == kept
+        assert (logits[row] - expected).abs().max() < 1e-9
+        n, behind = len(visual), 5 - method.K - 1
+        assert records[row].entering == (n,) * (method.K + 1) + (keep,) * behind
+        assert records[row].kv_entries == 5 * n
+
+
+def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
+    """A step by other deciders in between changes nothing of the next."""
+    method, budget, names = D3ToM(K=1), Budget("kept", 0.7), ["0", "1", "2"]
+    answer = answering(3)
+    other = Answering(answer.ids, answer.deciders.roll(2, 1), 1)
+    with DenoisingSession(adapter, method, budget) as session:
+        prompt = session.prompt(adapter.encode(CHATS))
+        held = session.remember(prompt, names, LENGTH)
+        first, _ = session.denoise_behind(held, answer, names, budget)
+        between, _ = session.denoise_behind(held, other, names, budget)
+        again, _ = session.denoise_behind(held, answer, names, budget)
+    assert torch.equal(first, again)
+    assert (first - between).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("method", [D3ToMT(K=1), D3ToM(K=1, targets="prompt"), FastV(K=2)])
+def test_a_batch_equals_its_rows_alone(adapter, method) -> None:
+    together = answers(adapter, method, 0.6, temperature=0.8)
+    for row, chat in enumerate(CHATS):
+        alone = answers(adapter, method, 0.6, [chat], [str(row)], temperature=0.8)
+        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-10
+        assert together.ids[row].tolist() == alone.ids[0].tolist()
+        assert together.records[row].denoising == alone.records[0].denoising
+
+
+def test_half_precision_merges_too(folder) -> None:
+    found = answers(models.load(folder, "bfloat16"), D3ToM(K=1, targets="prompt"), 0.7)
+    assert bool(found.logits.isfinite().all())
+
+
+def test_a_worked_example_of_entries() -> None:
+    """A word and three visual tokens, of which the last leaves; the word is most like it, then the first of the others.
+
+    Norms are 5, 4 and 2, so that visual targets have 3 on average and all that stay 11 / 3.
+    """
+    keys = torch.tensor([[(0, 5), (4, 0), (0, -2), (3, 4)]], dtype=torch.double)
+    values = 2 * keys.flip(-1)
+    entries = Entries(keys, values, torch.tensor([1, 2, 3]), torch.tensor([0, 1]))
+    expected = {
+        "visual": [(0, 5), (3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
+        "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],
+    }
+    for targets, rows in expected.items():
+        found, beside = merged_entries(entries, targets)
+        torch.testing.assert_close(found, torch.tensor([rows], dtype=torch.double))
+        torch.testing.assert_close(beside, 2 * found.flip(-1))
+
+
+# ---------------------------------------------------------------------- budgets, counts, the row
+
+
+def test_the_released_schedule_is_told_of_no_step_behind_a_cache(adapter) -> None:
+    method, budget = D3ToMT(K=1, direction="released"), Budget("kept", 0.5)
+    cached = step_budgets(method, budget, adapter.facts, 4, cached=True)
+    assert [one.ratio for one in cached] == [0, 0.5, 0.5, 0.5]
+    assert step_budgets(method, budget, adapter.facts, 4) != cached
+    rising = D3ToMT(K=1)
+    assert step_budgets(rising, budget, adapter.facts, 4, True) == step_budgets(
+        rising, budget, adapter.facts, 4
+    )
+
+
+def test_records_tell_the_path_and_what_is_held(adapter) -> None:
+    method, budget = D3ToMT(K=1), Budget("kept", 0.5)
+    found = answers(adapter, method, 0.5)
+    text, heads = adapter.facts.text, adapter.facts.text.kv_heads
+    for record, chat in zip(found.records, CHATS, strict=True):
+        layout, n = adapter.layout(adapter.encode([chat])), record.visual
+        told = DenoisingRecord.from_entry(record.denoising)
+        assert told.kept == ((n,), (n,), (n // 2,), (1,))
+        assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
+        assert verified(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
+        assert record.text == layout.text[0]
+        assert record.kv_entries == 5 * n
+        assert record.times_ms["prefill"] > 0
+    slots = adapter.encode(CHATS)["input_ids"].shape[1] + 6  # padding, and the answer's places
+    assert found.records[0].kv_bytes == 2 * 5 * heads * text.head_dim * 8 * slots
+    assert diffusion_block(found.records)["path"] == "prefix_cache"
+    whole = answers(adapter, method, 0.5, prefix_cache=False)
+    assert diffusion_block(whole.records)["path"] == "recomputed"
+    assert whole.records[0].kv_bytes == whole.records[0].kv_entries == 0
+
+
+@pytest.mark.parametrize("method", [NoReduction(), Scatter((2,))])
+def test_flops_are_those_that_torch_counts(folder, method) -> None:
+    """Eager attention, whose products the counter sees in full."""
+    adapter, budget = models.load(folder, "float32", "eager"), Budget("kept", 0.5)
+    with DenoisingSession(adapter, method, budget) as session:
+        prompt = session.prompt(adapter.encode(CHATS[:1]))
+        denoiser = Denoiser(session, adapter, method, budget)
+        with FlopCounterMode(display=False) as counter:
+            (record,) = denoiser.generate(prompt, ["0"], **HOW).records
+    counted = run_flops(method, adapter.facts, record)
+    assert counted.exact.language == counter.get_total_flops()
+    if isinstance(method, NoReduction):
+        assert counted.exact == counted.exact_full
+    else:
+        assert counted.exact.language < counted.exact_full.language
+
+
+def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
+    found = answers(adapter, D3ToM(K=1), 0.5, CHATS[:1]).records[0]
+    (told,) = steps_of([found])
+    counted = cached_flops(D3ToM(K=1), adapter.facts, found, told)
+    text, spared = adapter.facts.text, found.visual - found.kept[0]
+    # Three steps in which six places do not see what has gone, in three layers.
+    pairs = 3 * 6 * spared * 3
+    saved = counted.exact_full.language - counted.exact.language
+    assert saved == 4 * text.heads * text.head_dim * pairs
+    assert counted.paper_full - counted.paper == 2 * text.hidden * pairs
+
+
+# ---------------------------------------------------------------------- refusals behind admission
+
+
+def test_a_model_of_another_mask_is_refused_when_asked(adapter, monkeypatch) -> None:
+    facts = replace(adapter.spec.facts, diffusion=replace(models.DIFFUSION, prefix_cache=False))
+    monkeypatch.setattr(adapter, "spec", replace(adapter.spec, facts=facts))
+    with pytest.raises(Refused, match=r"prefix_cache=false\); valid: false"):
+        answers(adapter, NoReduction(), 0.0)
