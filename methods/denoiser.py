@@ -10,14 +10,17 @@ from methods.base import TokenReducer
 
 @dataclass(frozen=True)
 class DenoisingReducer(TokenReducer):
-    """Answers with a `Plan` at its one site in every denoising step; `View.step` is the step's number."""
+    """Answers with a `Plan` at each of its sites in every denoising step; `View.step` is the step's number."""
 
     in_one_prefill: ClassVar[bool] = False
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the share of the visual tokens removed at each of `steps` steps.
+        """Return the share of the visual tokens that the last site leaves out at each of `steps` steps.
 
         Nobody has been unveiled before the first step, so there is nobody to decide and every token stays; behind it
         the mean is `ratio`.
+
+        Raises:
+            MethodError: the method has no such ratio.
         """
         return (0.0, *(ratio,) * (steps - 1))

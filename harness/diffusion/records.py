@@ -18,12 +18,14 @@ class DenoisingRecord:
     Attributes:
         length: places of the answer.
         reveals: places unveiled at each step.
-        kept: visual tokens left behind each site, for each step.
+        requested: visual tokens to leave behind each site, as the step's budget asked, for each step.
+        kept: those really left.
         entering: visual tokens that entered a decoder layer, mean over the layers, for each step.
     """
 
     length: int
     reveals: tuple[int, ...]
+    requested: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
     entering: tuple[float, ...]
 
@@ -32,6 +34,7 @@ class DenoisingRecord:
         return {
             "length": self.length,
             "reveals": list(self.reveals),
+            "requested": [list(step) for step in self.requested],
             "kept": [list(step) for step in self.kept],
             "entering": list(self.entering),
         }
@@ -42,6 +45,7 @@ class DenoisingRecord:
         return cls(
             int(entry["length"]),
             tuple(map(int, entry["reveals"])),
+            tuple(tuple(map(int, step)) for step in entry["requested"]),
             tuple(tuple(map(int, step)) for step in entry["kept"]),
             tuple(map(float, entry["entering"])),
         )
@@ -67,6 +71,7 @@ def record_of(
     told = DenoisingRecord(
         how.length,
         how.reveals,
+        tuple(s.requested for s in steps),
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
     )
@@ -85,4 +90,5 @@ def record_of(
         shared=(),
         held=None,
         denoising=told.entry(),
+        origins=tuple(s.origin for s in steps if s.origin is not None),
     )
