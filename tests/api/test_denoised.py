@@ -42,7 +42,6 @@ def test_an_answer_tells_its_steps(model, asked, method, kept):
     assert answer.kept == kept[-1]
     assert answer.cache == 1.0
     assert answer.ratio == pytest.approx(1 - kept[-1] / 144)
-    assert answer.flops.full == 2 * answer.flops.full // 2 > 0
     if method == "none":
         assert answer.flops.share == 1.0
     else:
