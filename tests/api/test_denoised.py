@@ -96,7 +96,9 @@ REFUSED = {
     "method='pearl' needs a model that": lambda m: espalier.apply(m, "pearl", draft=m),
     "method='h2o' needs a model that": lambda m: espalier.apply(m, "h2o", ratio=0.5),
     "acts inside the vision tower": lambda m: espalier.apply(m, "tome", ratio=0.5),
-    "compressor=h2o": lambda m: espalier.apply(m, "divprune", ratio=0.5, compressor="h2o"),
+    "compressor='h2o' needs a model that": lambda m: espalier.apply(
+        m, "divprune", ratio=0.5, compressor="h2o"
+    ),
     "leaves no token under budget=average": lambda m: espalier.apply(
         m, "d3tom", ratio=0.5, budget="average"
     ),

@@ -59,7 +59,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("method=pyramiddrop_denoising ratio=0.5 method.params.S=7", "method.params.S=7"),
         ("method=pyramiddrop_denoising ratio=0.5 budget=average", "budget='average' cannot be"),
         ("method=dycoke_decode ratio=0.5", "denoises its answers"),
-        ("method=divprune compressor=h2o ratio=0.5", "denoises its answers"),
+        ("method=divprune compressor=h2o ratio=0.5", "compressor='h2o' needs a model that"),
         ("+model.generation.schedule=sudden", "schedule='sudden' must be"),
         ("+model.generation.num_beams=2", "num_beams=2 is of models that say one token"),
         ("+model.generation.prefix_cache=true", "prefix_cache=true"),
