@@ -21,6 +21,7 @@ from methods.d3tom import D3ToM
 from methods.fastv_denoising import FastVDenoising
 from methods.none import NoReduction
 from methods.pyramiddrop import PyramidDrop
+from methods.random import Random
 from tests.diffusion import models
 from tests.tiny import CHATS
 
@@ -66,6 +67,12 @@ def test_a_layer_in_halves_saves_its_mlp(adapter) -> None:
 def test_without_a_site_every_token_stays(adapter) -> None:
     found = answers(adapter, NoReduction(), CHATS[:1])
     assert diffusion_block(found.records)["per_step"]["kept"] == [16.0] * 4
+
+
+def test_the_control_keeps_the_same_tokens_at_each_step(adapter) -> None:
+    for record in answers(adapter, Random()).records:
+        assert len({tuple(one.tolist()) for one in record.origins}) == 1
+        assert len(record.origins) == 4
 
 
 def test_the_last_site_counts(adapter) -> None:
