@@ -15,8 +15,9 @@ from harness.diffusion.summary import run_flops
 from harness.engine.record import Record
 from harness.errors import UserError
 from harness.facts import ModelFacts
+from harness.kinds.lookup import as_denoiser, as_reducer
 from harness.measure.flops import sample_flops
-from methods.base import Method, TokenReducer
+from methods.base import Method
 
 if TYPE_CHECKING:
     from harness.api.drawing import Drawing
@@ -135,8 +136,9 @@ class Answer:
 def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
     """Return the arithmetic of one sample's prefill, or of all steps where it has none."""
     if record.denoising is not None:
-        assert isinstance(method, TokenReducer)  # nothing else denoises
-        counted = run_flops(method, facts, record)
+        reducer = as_denoiser(method) or as_reducer(method)
+        assert reducer is not None  # nothing else denoises
+        counted = run_flops(reducer, facts, record)
     else:
         counted = sample_flops(facts, record.entering, record.visual, record.text, record.work)
     return Flops(counted.share_of_full, counted.exact.language, counted.exact_full.language)
