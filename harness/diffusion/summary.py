@@ -49,7 +49,7 @@ def diffusion_block(records: Sequence[Record]) -> dict[str, Any]:
 
 def _per_step(told: Sequence[DenoisingRecord], visual: Sequence[int]) -> dict[str, list[float]]:
     """Return means over the samples, for each step; without a site, every visual token stays."""
-    steps = {
+    steps: dict[str, Sequence[Sequence[float]]] = {
         "reveals": [one.reveals for one in told],
         "requested": [last_of(one.requested, n) for one, n in zip(told, visual, strict=True)],
         "kept": [last_of(one.kept, n) for one, n in zip(told, visual, strict=True)],
