@@ -76,8 +76,9 @@ attention, which still sees every token, and its MLP. The ratio is the mean over
 whole; that of `pyramiddrop_denoising` sets the shares of its stages, at every step. Methods of the first table act at
 every step on such a model, the first one included, if they act behind the projector ([more](diffusion.md)).
 
-`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `tests/diffusion` steps of
-the engine against those written out in double precision and whole answers against a loop written out.
+`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `test_denoising.py` what a
+ratio means, `tests/diffusion` steps of the engine against those written out in double precision and whole answers
+against a loop written out.
 """
 
 CONFIGS = """\
