@@ -9,7 +9,7 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
 | inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
 | part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
-| diffusion-step reduction   | DenoisingReducer| `block`, once for each step    | `Plan` (`view.step`)  |
+| diffusion-step reduction   | DenoisingReducer| `block`, `layer`, in each step | `Plan` (`view.step`)  |
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
 

@@ -13,7 +13,7 @@ from methods.select.entries import Entries
 
 @dataclass(frozen=True)
 class DenoisingReducer(TokenReducer):
-    """Answers with a `Plan` at its one site in every denoising step; `View.step` is the step's number.
+    """Answers with a `Plan` at each of its sites in every denoising step; `View.step` is the step's number.
 
     Where the prompt is cached there are no states of visual tokens in a step. A method that can act on the cache's
     entries instead says so, and answers with `chosen` at its site's layer and with `merged` in every layer behind it.
@@ -25,10 +25,13 @@ class DenoisingReducer(TokenReducer):
     merges_entries: ClassVar[bool] = False
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the share of the visual tokens removed at each of `steps` steps.
+        """Return the share of the visual tokens that the last site leaves out at each of `steps` steps.
 
         Nobody has been unveiled before the first step, so there is nobody to decide and every token stays; behind it
         the mean is `ratio`.
+
+        Raises:
+            MethodError: the method has no such ratio.
         """
         return (0.0, *(ratio,) * (steps - 1))
 

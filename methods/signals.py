@@ -35,7 +35,7 @@ SIGNALS: Mapping[str, str] = {
     "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
     "decider_attention": "(B, N) attention that the answer's tokens unveiled in the step before pay each visual token "
-    "in the site's own layer, mean over heads, sum over those tokens, fp32; at `block` sites of denoising steps",
+    "in the layer named, or in a `block` site's own, mean over heads, sum over those tokens, fp32; in denoising steps",
     "layer_normed": "(B, N, D) visual tokens as they enter the site's layer, after that layer's input norm; at `block` "
     "sites",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",

@@ -74,7 +74,8 @@ class VisionZip(TokenReducer):
         slot = kept.cumsum(dim=1) - 1
         joined = self._join(view.signals["tower_keys"], targets, slot)
         slot = torch.where(kept, slot, joined)
-        return Plan(indices_of(kept, keep), Assignment(slot, self._weights(slot, kept)))
+        weights = self._weights(slot, kept, torch.promote_types(view.tokens.dtype, torch.float32))
+        return Plan(indices_of(kept, keep), Assignment(slot, weights))
 
     def _join(self, keys: Tensor, targets: Tensor, slot: Tensor) -> Tensor:
         """Return (B, N) the slot of the target whose key is nearest to each token's, -1 where there is no target."""
@@ -85,9 +86,9 @@ class VisionZip(TokenReducer):
         nearest = require_finite(similarity, "cosine of tower keys").argmax(dim=2)
         return slot.gather(1, targets.gather(1, nearest))
 
-    def _weights(self, slot: Tensor, kept: Tensor) -> Tensor:
+    def _weights(self, slot: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (B, N) the weight of each token in its slot."""
-        size = slot_sizes(slot)
+        size = slot_sizes(slot).to(dtype)
         if self.contextual == "mean":
             return 1 / size.clamp(min=1)
         return torch.where(kept, 1.0, 1 / (size - 1).clamp(min=1))

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 from harness.api.seen import Seen
 from harness.decoding.records import DecodingRecord
 from harness.decoding.summary import steady_rounds
+from harness.diffusion.summary import run_flops
 from harness.engine.record import Record
+from harness.errors import UserError
 from harness.facts import ModelFacts
+from harness.kinds.lookup import as_denoiser, as_reducer
 from harness.measure.flops import sample_flops
+from methods.base import Method
 
 if TYPE_CHECKING:
     from harness.api.drawing import Drawing
@@ -25,12 +29,12 @@ LONGEST = 70
 
 @dataclass(frozen=True)
 class Flops:
-    """Arithmetic of the language model's prefill (docs/rows.md says what is counted).
+    """Arithmetic of the language model's prefill, or of all steps of a denoised answer (docs/rows.md: what is counted).
 
     Attributes:
         share: `exact` over `full`.
         exact: FLOPs that were spent.
-        full: FLOPs of the same prompt without reduction.
+        full: FLOPs of the same without reduction.
     """
 
     share: float
@@ -68,8 +72,10 @@ class Answer:
         text: the answer.
         tokens: tokens generated, end of sequence included.
         visual: visual tokens of the prompt that a method may drop.
-        kept: those alive in the last decoder layer; all of them where a draft alone does without.
+        kept: those alive in the last decoder layer, of a denoised answer in its last step; all of them where a draft
+            alone does without.
         kept_indices: their places among the `visual`, ascending.
+        kept_by_step: the same of each step of a denoised answer; empty for others.
         ratio: share removed as the budget's rule counts it; of a speculative decoder, the share its draft did without.
         cache: share of the visual cache entries that the prefill left for decoding; 1 unless a compressor evicts some.
         flops: of the prefill.
@@ -85,6 +91,7 @@ class Answer:
     visual: int
     kept: int
     kept_indices: tuple[int, ...] = field(repr=False)
+    kept_by_step: tuple[tuple[int, ...], ...] = field(repr=False)
     ratio: float
     cache: float
     flops: Flops
@@ -93,7 +100,7 @@ class Answer:
     record: Record = field(repr=False)
     _seen: Seen = field(repr=False, compare=False)
 
-    def show(self, path: str | PathLike[str] | None = None) -> Drawing:
+    def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
         """Draw each picture or frame with the places of dropped tokens faded out.
 
         A picture that the model sees both as a whole and in tiles of higher resolution is drawn twice. Notebooks show
@@ -101,22 +108,39 @@ class Answer:
 
         Args:
             path: a file to save it to as well; its ending says in which format.
+            step: of a denoised answer, from 0; None: the last.
 
         Raises:
-            UserError: there was nothing to see, or the file cannot be written.
+            UserError: there was nothing to see, no such step, or the file cannot be written.
         """
         # matplotlib takes a third of a second to import.
         from harness.api.drawing import draw, drawable
 
         said = shorten(f"{self.question} → {self.text}", LONGEST, placeholder=" ...")
-        title = f"{self.kept} of {self.visual} visual tokens kept"
+        kept = self.kept_indices if step is None else self._kept_at(step)
+        title = f"{len(kept)} of {self.visual} visual tokens kept"
+        title += "" if step is None else f" in step {step}"
         title = f"{title}\n{said}" if drawable(said) else title
-        return draw(self._seen, self.kept_indices, title, path)
+        return draw(self._seen, kept, title, path)
+
+    def _kept_at(self, step: int) -> tuple[int, ...]:
+        if not self.kept_by_step:
+            raise UserError(f"show(step={step!r}): this answer was not denoised; valid: None")
+        steps = len(self.kept_by_step)
+        whole = isinstance(step, int) and not isinstance(step, bool)
+        if not whole or not 0 <= step < steps:
+            raise UserError(f"show(step={step!r}): valid: 0 to {steps - 1}, or None for the last")
+        return self.kept_by_step[step]
 
 
-def flops_of(record: Record, facts: ModelFacts) -> Flops:
-    """Return the arithmetic of one sample's prefill."""
-    counted = sample_flops(facts, record.entering, record.visual, record.text, record.work)
+def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
+    """Return the arithmetic of one sample's prefill, or of all steps where it has none."""
+    if record.denoising is not None:
+        reducer = as_denoiser(method) or as_reducer(method)
+        assert reducer is not None  # nothing else denoises
+        counted = run_flops(reducer, facts, record)
+    else:
+        counted = sample_flops(facts, record.entering, record.visual, record.text, record.work)
     return Flops(counted.share_of_full, counted.exact.language, counted.exact_full.language)
 
 

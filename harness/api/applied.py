@@ -20,6 +20,7 @@ from harness.api.questions import is_chat, single, whole
 from harness.api.seen import rows_of, seen_by, without_chats
 from harness.api.words import in_words_of_python
 from harness.engine.guards import check_generation
+from harness.engine.record import Record
 from harness.errors import UserError
 from harness.generation import cut, settings
 from harness.kinds.base import Responder
@@ -197,11 +198,10 @@ class Applied:
                     visual=record.visual,
                     kept=len(kept),
                     kept_indices=kept,
+                    kept_by_step=tuple(tuple(one.tolist()) for one in record.origins),
                     ratio=self._settled.removed(record),
-                    cache=record.kv_entries / max(sum(record.entering), 1)
-                    if record.visual
-                    else 1.0,
-                    flops=flops_of(record, facts),
+                    cache=_cached(record),
+                    flops=flops_of(record, facts, self._settled.method),
                     times_ms=record.times_ms,
                     decoding=decoding_of(record),
                     record=record,
@@ -209,6 +209,13 @@ class Applied:
                 )
             )
         return answers
+
+
+def _cached(record: Record) -> float:
+    """Return the share of the visual cache entries that is left; a denoised answer has no cache that could lose any."""
+    if not record.visual or record.denoising is not None:
+        return 1.0
+    return record.kv_entries / max(sum(record.entering), 1)
 
 
 def _words(chat: Chat) -> str:

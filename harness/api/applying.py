@@ -153,6 +153,8 @@ def _drafting(
         if draft is not None:
             raise UserError(f"draft: method={name!r} takes no draft model; valid: without draft")
         return None, None
+    if model.spec.facts.diffusion is not None:
+        return None, None  # whoever takes a draft is refused together with the model
     if isinstance(draft, Model):
         return draft, draft.spec
     if draft is None and not model.spec.drafts:

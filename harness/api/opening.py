@@ -12,6 +12,7 @@ from harness.admission import speculative
 from harness.artifacts.priors import Prior, prior_for, prior_layers
 from harness.decoding.speculation import Speculation
 from harness.decoding.vocabulary import check_tokenizers
+from harness.diffusion.settings import check_none
 from harness.digests import Digests
 from harness.engine.record import Record
 from harness.errors import Refused
@@ -39,13 +40,16 @@ class Settled:
     admitted: bool = True
 
     def check_generation(self, generation: Mapping[str, Any]) -> None:
-        """Refuse settings that this kind of method cannot follow."""
-        if (generation.get("num_beams") or 1) == 1:
-            return
+        """Refuse settings that this kind of method, or of model, cannot follow."""
+        model = self.spec.model
+        if model.facts.diffusion is None:
+            check_none(generation, model.name)
+            if (generation.get("num_beams") or 1) == 1:
+                return
         if not self.admitted:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
-        asked = replace(self.spec, model=replace(self.spec.model, generation=generation))
+        asked = replace(self.spec, model=replace(model, generation=generation))
         kind_of(self.method).admit(asked, self.method, Digests())
 
     def removed(self, record: Record) -> float:

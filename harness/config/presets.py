@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from harness.config.by_benchmark import by_benchmark
 from harness.config.by_kind import by_kind
 from harness.errors import unknown_name
 from harness.paths import ROOT
@@ -26,11 +27,12 @@ def register() -> None:
 
     `methods` lists the methods of a kind, each with the config of its name; `configs` lists all config files of these
     methods. Names behind the kind are left out. Cost: where a preset uses one of them, all methods are imported.
-    `by_kind` chooses a hyper-parameter by the kind of task.
+    `by_kind` chooses a hyper-parameter by the kind of task, `by_benchmark` a setting by the benchmark.
     """
     words: dict[str, Callable[..., Any]] = {
         "methods": methods,
         "configs": configs,
+        "by_benchmark": by_benchmark,
         "by_kind": by_kind,
     }
     for word, answer in words.items():

@@ -19,10 +19,12 @@ def step_budgets(
 
     A method of every prefill has the run's in each of them. One of denoising steps has shares of its own, whose mean
     over the steps behind the first is what the rule asks for: `kept` of the tokens behind its site, `average` of those
-    that enter a layer, mean over the layers. `cached` says that the prompt is run once and cached.
+    that enter a layer, mean over the layers. What a ratio means to one with several sites it says itself (`ratios`).
+    `cached` says that the prompt is run once and cached.
 
     Raises:
         BudgetError: the rule cannot be followed step by step, or the ratio cannot be reached.
+        MethodError: the method has no such ratio.
     """
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     if not sites or method.ratios(0.0, steps) is None:
@@ -42,12 +44,14 @@ def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float
         BudgetError: as `step_budgets`.
     """
     name, depth = type(method).__name__, facts.text.layers
-    (site,) = method.sites(depth)
-    whole = shortened_layer(site) / depth
-    if budget.rule == "flops":
+    site, *more = method.sites(depth)
+    valid = ("kept",) if more else ("kept", "average")
+    if budget.rule not in valid:
         raise BudgetError(
-            f"budget='flops' cannot be followed by {name}, whose share changes from step to step; valid: kept, average"
+            f"budget={budget.rule!r} cannot be followed by {name}, whose ratio sets the shares of its steps or stages; "
+            f"valid: {', '.join(valid)}"
         )
+    whole = shortened_layer(site) / depth
     ratio = budget.ratio if budget.rule == "kept" else budget.ratio / (1 - whole)
     if ratio >= 1:
         high = 1.0 if budget.rule == "kept" else 1 - whole

@@ -18,7 +18,8 @@ class DenoisingRecord:
     Attributes:
         length: places of the answer.
         reveals: places unveiled at each step.
-        kept: visual tokens left behind each site, for each step.
+        requested: visual tokens to leave behind each site, as the step's budget asked, for each step.
+        kept: those really left.
         entering: visual tokens that entered a decoder layer, mean over the layers, for each step; where the prompt was
             cached, those whose entries the answer's places attended to.
         prefix_cache: whether the prompt was run once and cached.
@@ -26,6 +27,7 @@ class DenoisingRecord:
 
     length: int
     reveals: tuple[int, ...]
+    requested: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
     entering: tuple[float, ...]
     prefix_cache: bool = False
@@ -40,6 +42,7 @@ class DenoisingRecord:
         return {
             "length": self.length,
             "reveals": list(self.reveals),
+            "requested": [list(step) for step in self.requested],
             "kept": [list(step) for step in self.kept],
             "entering": list(self.entering),
             "prefix_cache": self.prefix_cache,
@@ -51,6 +54,7 @@ class DenoisingRecord:
         return cls(
             int(entry["length"]),
             tuple(map(int, entry["reveals"])),
+            tuple(tuple(map(int, step)) for step in entry["requested"]),
             tuple(tuple(map(int, step)) for step in entry["kept"]),
             tuple(map(float, entry["entering"])),
             bool(entry.get("prefix_cache", False)),
@@ -84,6 +88,7 @@ def record_of(
     told = DenoisingRecord(
         how.length,
         how.reveals,
+        tuple(s.requested for s in steps),
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
         cached is not None,
@@ -103,4 +108,5 @@ def record_of(
         shared=(),
         held=None if cached is None else last.held,
         denoising=told.entry(),
+        origins=tuple(s.origin for s in steps if s.origin is not None),
     )

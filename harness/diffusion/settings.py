@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.diffusion.schedules import SCHEDULES, counts
 from harness.errors import UserError, unknown_name
-from harness.generation import DENOISING
+from harness.generation import DEFAULT_NEW_TOKENS, DENOISING
 
 #: Settings of ordinary generation that a denoised answer cannot follow, and the values at which they say nothing.
 _SILENT: Mapping[str, tuple[Any, ...]] = {
@@ -96,6 +96,13 @@ class Denoising:
         """Places unveiled at each step of the whole answer."""
         blocks = self.length // self.block
         return blocks * counts(self.schedule, self.block, self.steps // blocks, self.shift)
+
+
+def fitting_length(said: Mapping[str, Any]) -> int:
+    """Return a length that goes with block and steps as said, so that all else can be checked before it is known."""
+    steps = int(said.get("steps") or 1)
+    block = said.get("block_length")
+    return max(steps, DEFAULT_NEW_TOKENS) if block is None else steps * int(block)
 
 
 def check_none(generation: Mapping[str, Any], model: str) -> None:

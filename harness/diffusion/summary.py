@@ -45,27 +45,27 @@ def diffusion_block(records: Sequence[Record]) -> dict[str, Any]:
         ),
     }
     even = len({len(one.reveals) for one in told}) == 1
-    found["per_step"] = (
-        {
-            "reveals": [fmean(step) for step in zip(*(one.reveals for one in told), strict=True)],
-            "kept": [
-                fmean((kept or (record.visual,))[-1] for kept, record in step)
-                for step in zip(
-                    *(
-                        [(kept, r) for kept in one.kept]
-                        for one, r in zip(told, records, strict=True)
-                    ),
-                    strict=True,
-                )
-            ],
-            "layer_average": [
-                fmean(step) for step in zip(*(one.entering for one in told), strict=True)
-            ],
-        }
-        if even
-        else None
-    )
+    found["per_step"] = _per_step(told, [one.visual for one in records]) if even else None
     return found
+
+
+def _per_step(told: Sequence[DenoisingRecord], visual: Sequence[int]) -> dict[str, list[float]]:
+    """Return means over the samples, for each step; without a site, every visual token stays."""
+    steps: dict[str, Sequence[Sequence[float]]] = {
+        "reveals": [one.reveals for one in told],
+        "requested": [last_of(one.requested, n) for one, n in zip(told, visual, strict=True)],
+        "kept": [last_of(one.kept, n) for one, n in zip(told, visual, strict=True)],
+        "layer_average": [one.entering for one in told],
+    }
+    return {
+        name: [fmean(step) for step in zip(*samples, strict=True)]
+        for name, samples in steps.items()
+    }
+
+
+def last_of(counts: Sequence[Sequence[int]], visual: int) -> list[int]:
+    """Return the count behind the last site of each step; `visual` where there is none."""
+    return [step[-1] if step else visual for step in counts]
 
 
 def steps_of(records: Sequence[Record]) -> list[DenoisingRecord]:

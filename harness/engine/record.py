@@ -39,6 +39,7 @@ class Record:
         shared: phases that a kept prompt had behind it when the answer began: their time is 0 here, and in the prompt.
         loop: whose loop said the answer, `loop` (the engine's) or `generate` (the library's); None: a caller's own.
         origin: (n,) original indices of the visual tokens alive in the last layer.
+        origins: the same of each step of a denoised answer.
         accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
             (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
@@ -66,6 +67,7 @@ class Record:
     shared: tuple[str, ...] = ()
     loop: str | None = None
     origin: Tensor | None = field(default=None, repr=False, compare=False)
+    origins: tuple[Tensor, ...] = field(default=(), repr=False, compare=False)
     accepted: Mapping[str, float | None] | None = None
     decoding: Mapping[str, Any] | None = None
     denoising: Mapping[str, Any] | None = None

@@ -128,6 +128,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
     from harness.evaluation.data import check_references
+    from harness.evaluation.denoised import check_denoised
     from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.judged import judging
     from harness.evaluation.local import local_data
@@ -149,6 +150,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
                 bench.dataset.pinned,
             )
         )
+        check_denoised(loaded.tasks, spec)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)

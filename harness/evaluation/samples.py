@@ -14,8 +14,9 @@ from harness.evaluation.kept import plain
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
 
-#: Fields of a record that the journal keeps; the rest is tensors.
-RECORDED = tuple(field.name for field in fields(Record) if field.name != "origin")
+#: Fields of a record that hold tensors, and those that the journal keeps.
+TENSORS = ("origin", "origins")
+RECORDED = tuple(field.name for field in fields(Record) if field.name not in TENSORS)
 
 #: How many failures an error line spells out.
 NAMED = 5

@@ -36,9 +36,14 @@ class ByModel:
         if asked.model.facts.diffusion is None:
             return self.ordinary
         if self.denoising is None:
+            behind = asked.method.compressor
+            who = (
+                f"method={asked.method.name!r}" if behind is None else f"compressor={behind.name!r}"
+            )
+            valid = "a method that drops tokens, such as d3tom" if behind is None else "none"
             raise Refused(
-                f"method={asked.method.name!r} needs a model that says one token after another, and "
-                f"model={asked.model.name!r} denoises its answers; valid: a method that drops tokens, such as d3tom"
+                f"{who} needs a model that says one token after another, and model={asked.model.name!r} denoises its "
+                f"answers; valid: {valid}"
             )
         return self.denoising
 

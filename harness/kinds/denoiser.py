@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from harness.admission.signals import check_signals
 from harness.diffusion.budgets import step_budgets
 from harness.diffusion.cached import check_prefix_cache
-from harness.diffusion.settings import Denoising
-from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
+from harness.diffusion.records import DenoisingRecord
+from harness.diffusion.settings import Denoising, fitting_length
+from harness.diffusion.summary import diffusion_block, last_of, run_flops, steps_of, verified
 from harness.engine.positions import closes_gaps
 from harness.errors import Refused
-from harness.generation import DEFAULT_NEW_TOKENS
 from harness.kinds.accounts import positions
 from harness.kinds.base import Account, Admitted, Identity, Opened
 from harness.kinds.identities import answering_settings, identity_of
@@ -63,8 +63,11 @@ class Denoiser:
     def admit(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
     ) -> Admitted[TokenReducer]:
-        """Check settings of the answer and the budget of each step, as far as the task says nothing else."""
-        how = Denoising.of({"max_new_tokens": DEFAULT_NEW_TOKENS, **_said(spec)})
+        """Check settings of the answer and the budget of each step.
+
+        A length that a task may still say is checked when it is opened (harness/evaluation/denoised.py).
+        """
+        how = Denoising.of(_said(spec))
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts
@@ -92,16 +95,13 @@ class Denoiser:
         """Count what the steps left, and the arithmetic of whole runs."""
         facts, told = asked.model.facts, steps_of(records)
         found = [verified(method, asked.budget, facts, record) for record in records]
-        kept = [
-            fmean((step or (record.visual,))[-1] for step in one.kept[1:] or one.kept)
-            for one, record in zip(told, records, strict=True)
-        ]
+        pairs = list(zip(told, records, strict=True))
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         return Account(
             tokens={
                 "visual": fmean(record.visual for record in records),
-                "requested_keep": fmean(kept),
-                "kept_final": fmean(kept),
+                "requested_keep": fmean(_left(one.requested, r.visual) for one, r in pairs),
+                "kept_final": fmean(_left(one.kept, r.visual) for one, r in pairs),
                 "layer_average": fmean(fmean(one.entering) for one in told),
                 "kv_entries": fmean(record.kv_entries for record in records),
                 "positions": positions(records),
@@ -110,7 +110,7 @@ class Denoiser:
             kv_bytes=fmean(record.kv_bytes for record in records),
             extra={
                 "sites": [
-                    {"where": site.where, "layer": site.layer, **_mean_kept(told, number)}
+                    {"where": site.where, "layer": site.layer, **_means(told, number)}
                     for number, site in enumerate(sites)
                 ],
                 "adaptive": method.adaptive,
@@ -180,9 +180,25 @@ DENOISING_ONLY = DenoisingOnly()
 
 
 def _said(spec: RunSpec) -> dict[str, Any]:
-    return {name: value for name, value in spec.generation.items() if value is not None}
+    """Return the settings, with a length that fits the others where the benchmark leaves it to its task."""
+    said = {name: value for name, value in spec.generation.items() if value is not None}
+    if spec.benchmark.generation.get("max_new_tokens") is None:
+        said["max_new_tokens"] = fitting_length(said)
+    return said
 
 
-def _mean_kept(told: Sequence[Any], number: int) -> dict[str, float]:
-    kept = fmean(fmean(step[number] for step in one.kept[1:] or one.kept) for one in told)
-    return {"requested": kept, "kept": kept}
+def _left(counts: Sequence[Sequence[int]], visual: int) -> float:
+    """Return the mean over the steps behind the first of the tokens behind the last site."""
+    return fmean(last_of(counts[1:] or counts, visual))
+
+
+def _means(told: Sequence[DenoisingRecord], number: int) -> dict[str, float]:
+    """Return the mean over samples and steps behind the first of what was asked and left at one site."""
+
+    def mean(steps: Iterable[Sequence[Sequence[int]]]) -> float:
+        return fmean(fmean(step[number] for step in one[1:] or one) for one in steps)
+
+    return {
+        "requested": mean(one.requested for one in told),
+        "kept": mean(one.kept for one in told),
+    }

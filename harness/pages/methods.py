@@ -71,12 +71,14 @@ last slots that the last column names. L: tokens of the prompt, w and E: of a wi
 DENOISERS = """\
 ## Denoising: visual tokens that leave anew at each step
 
-For models that denoise their answers (`model.facts.diffusion`). A site inside a layer lies between its attention, which
-still sees every token, and its MLP. The ratio is the mean over all steps but the first, which runs whole. Methods of
-the first table act at every step on such a model, the first one included, if they act behind the projector.
+For models that denoise their answers (`model.facts.diffusion`). A site inside a layer (`block`) lies between its
+attention, which still sees every token, and its MLP. The ratio is the mean over all steps but the first, which runs
+whole; that of `pyramiddrop_denoising` sets the shares of its stages, at every step. Methods of the first table act at
+every step on such a model, the first one included, if they act behind the projector ([more](diffusion.md)).
 
-`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `tests/diffusion` a step of
-the engine against one written out in double precision and whole answers against a loop written out.
+`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `test_denoising.py` what a
+ratio means, `tests/diffusion` steps of the engine against those written out in double precision and whole answers
+against a loop written out.
 """
 
 CONFIGS = """\

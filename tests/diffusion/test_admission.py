@@ -9,6 +9,7 @@ from harness.config.compose import read_command
 from harness.diffusion.cached import check_prefix_cache
 from harness.digests import Digests
 from harness.errors import Refused, UserError
+from harness.evaluation.evaluate import open_benchmark
 from harness.running.preflight import Job, check
 from methods.d3tom import D3ToM
 
@@ -33,11 +34,34 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("method=d3tom budget=average ratio=0.5", "leaves no token under budget=average"),
         ("method=d3tom budget=flops ratio=0.5", "budget='flops' cannot be followed"),
         ("method=d3tom ratio=0.5 method.params.K=5", "method.params.K=5"),
-        ("+model.generation.steps=2048", "generation.steps=2048 is above"),
+        ("+benchmark.generation.max_new_tokens=16 +model.generation.steps=17", "steps=17 is above"),
         (
-            "+model.generation.max_new_tokens=16 +model.generation.block_length=5",
+            "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=5",
             "max_new_tokens=16 is no multiple of generation.block_length=5",
         ),
+        (
+            "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=32",
+            "max_new_tokens=16 is no multiple of generation.block_length=32",
+        ),
+        (
+            "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=4 +model.generation.steps=6",
+            "steps=6 does not deal out evenly to 4 blocks",
+        ),
+        ("+model.generation.steps=0", "model.generation.steps=0 must be an integer of at least 1"),
+        ("+model.generation.block_length=2.5", "model.generation.block_length=2.5 must be an int"),
+        ("+model.generation.temperature=-1", "temperature=-1 must be a number of at least 0"),
+        ("+model.generation.temperature=nan", "temperature=nan must be a number of at least 0"),
+        ("+model.generation.temperature=inf", "temperature=inf must be a number of at least 0"),
+        ("+model.generation.temperature=hot", "temperature='hot' must be a number of at least 0"),
+        ("+model.generation.temperature=true", "temperature=True must be a number of at least 0"),
+        ("+model.generation.shift=0 ", "shift=0 must be a number above 0"),
+        ("method=fastv_denoising ratio=1", "ratio=1"),
+        ("method=fastv_denoising ratio=0.5 method.params.K=6", "method.params.K=6"),
+        ("method=pyramiddrop_denoising ratio=0.3", "valid with method.params.excess=1.5"),
+        ("method=pyramiddrop_denoising ratio=0.5 method.params.S=7", "method.params.S=7"),
+        ("method=pyramiddrop_denoising ratio=0.5 budget=average", "budget='average' cannot be"),
+        ("method=dycoke_decode ratio=0.5", "denoises its answers"),
+        ("method=divprune compressor=h2o ratio=0.5", "compressor='h2o' needs a model that"),
         ("+model.generation.schedule=sudden", "schedule='sudden' must be"),
         ("+model.generation.num_beams=2", "num_beams=2 is of models that say one token"),
         (
@@ -67,6 +91,8 @@ def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
     ("overrides", "line"),
     [
         ("method=d3tom ratio=0.5", "decodes one token after another"),
+        ("method=fastv_denoising ratio=0.5", "decodes one token after another"),
+        ("method=pyramiddrop_denoising ratio=0.5", "decodes one token after another"),
         ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is of models"),
         ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is of models"),
     ],
@@ -77,7 +103,13 @@ def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> 
     assert line in str(told.value)
 
 
-@pytest.mark.parametrize("name", ["d3tom", "d3tom_t_official", "fastv", "random", "visionzip"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("d3tom", "d3tom_t_official", "fastv", "fastv_denoising", "pyramiddrop"),
+        *("pyramiddrop_denoising", "random", "visionzip"),
+    ],
+)
 def test_what_can_is_admitted(name, tmp_path) -> None:
     job = job_of((*DENOISING, f"store={tmp_path}", f"method={name}", "ratio=0.9"))
     assert job.spec.budget.ratio == 0.9
@@ -112,4 +144,40 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
     with pytest.raises(Refused, match="OfSteps acts; valid: false, or a method that") as told:
         check_prefix_cache(model, OfSteps(K=1), emulate=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "+model.generation.block_length=24",
+        "+model.generation.block_length=8 +model.generation.steps=6",
+        "+model.generation.steps=2048",
+        "+model.generation.max_new_tokens=16 +model.generation.block_length=5",
+    ],
+)
+def test_what_a_tasks_own_length_may_suit_is_left_to_it(settings, tmp_path) -> None:
+    """What the model's file says of a length, the task's own goes over."""
+    job_of((*DENOISING, f"store={tmp_path}", "method=d3tom", "ratio=0.5", *settings.split()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ("+model.generation.steps=17", "is above generation.max_new_tokens=16"),
+        ("+model.generation.block_length=3", "max_new_tokens=16 is no multiple of"),
+        (
+            "+model.generation.block_length=4 +model.generation.steps=3",
+            "steps=3 does not deal out evenly to",
+        ),
+        ("+benchmark.generation.num_beams=1 +model.generation.steps=2", None),
+    ],
+)
+def test_a_tasks_own_length_is_checked_before_the_model_is_loaded(settings, line, tmp_path) -> None:
+    job = job_of((*DENOISING, f"store={tmp_path}", "method=d3tom", "ratio=0.5", *settings.split()))
+    if line is None:
+        open_benchmark(job.spec)
+        return
+    with pytest.raises(UserError, match=line) as told:
+        open_benchmark(job.spec)
+    assert "benchmark.task='seedling_vqa'" in str(told.value)
     assert "\n" not in str(told.value)

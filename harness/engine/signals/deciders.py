@@ -1,6 +1,7 @@
-"""What a `block` site reads in a denoising step: `decider_attention`, `layer_normed`.
+"""What a denoising step reads: `decider_attention`, `layer_normed`.
 
-The attention is that of the site's own layer, which has just run; the states are those that entered it.
+The attention is that of the layer named, or of a `block` site's own, which has just run; the states are those that
+entered it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from methods.base import MethodError
 
 #: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
 DECIDERS = "deciders"
+
+
+def places_behind(inputs: Mapping[str, Any]) -> int:
+    """Return how many places of an answer stand behind the prompt: none outside denoising steps."""
+    deciders: Tensor | None = inputs.get(DECIDERS)
+    return 0 if deciders is None else deciders.shape[1]
 
 
 class DeciderAttention(InDecoder):

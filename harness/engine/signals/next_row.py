@@ -5,18 +5,26 @@ Captured when the site is reached: queries and keys of the site's own layer, for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.engine.layout import Stage
 from harness.engine.probe import Watcher, last_row
+from harness.engine.signals.deciders import places_behind
 from harness.engine.signals.producer import Asked, InDecoder
 
 
 class NextLastAttention(InDecoder):
     """`last_attention` of the layer that the site stands before."""
+
+    _behind = 0
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Note where the prompt ends."""
+        super().begin(inputs)
+        self._behind = places_behind(inputs)
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention."""
@@ -26,7 +34,9 @@ class NextLastAttention(InDecoder):
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention."""
-        self._found = self.per_token(stage, self._row.last(hidden, rotary, stage.valid))
+        self._found = self.per_token(
+            stage, self._row.last(hidden, rotary, stage.valid, self._behind)
+        )
 
     def hand_over(self, asked: Asked) -> Tensor:
         """Return (b, n)."""
@@ -46,23 +56,28 @@ class NextRow:
     def __init__(self, layer: Any) -> None:
         self._layer = layer
         self._valid: Tensor | None = None
+        self._behind = 0
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Take the row and leave the layer, if it runs for this purpose."""
         if self._valid is not None:
-            raise _Seen(last_row(query, key, scaling, self._valid.to(query.device)))
+            prompt = query[:, :, : query.shape[2] - self._behind]
+            raise _Seen(last_row(prompt, key, scaling, self._valid.to(query.device)))
 
-    def last(self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor) -> Tensor:
-        """Return (B, M): what the last slot would pay each slot in this layer, mean over heads, 0 where not valid.
+    def last(
+        self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, behind: int = 0
+    ) -> Tensor:
+        """Return (B, M): what the prompt's last slot would pay each slot in this layer, mean over heads; 0: not valid.
 
         Args:
             hidden: (B, M, D) states that enter the layer.
             rotary: tables of the slots.
             valid: (B, M) which slots may be attended to.
+            behind: slots of an answer behind the prompt.
 
         Cost: the layer's projections of M slots, and one row of attention.
         """
-        self._valid = valid
+        self._valid, self._behind = valid, behind
         try:
             # Not by calling the layer, whose hooks belong to its real run.
             self._layer.forward(

@@ -5,19 +5,31 @@ Captured in the prefill, in the layer before the site.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from harness.engine.layout import Stage
 from harness.engine.probe import last_row, received_mean
+from harness.engine.signals.deciders import places_behind
 from harness.engine.signals.producer import Asked, InDecoder
 
 
 class LastAttention(InDecoder):
-    """From the prompt's last token."""
+    """From the prompt's last token, behind which a denoising step has the answer."""
+
+    _behind = 0
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Note where the prompt ends."""
+        super().begin(inputs)
+        self._behind = places_behind(inputs)
 
     def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute one row."""
-        return self.per_token(stage, last_row(query, key, scaling, stage.valid))
+        prompt = query[:, :, : query.shape[2] - self._behind]
+        return self.per_token(stage, last_row(prompt, key, scaling, stage.valid))
 
     def hand_over(self, asked: Asked) -> Tensor:
         """Return (b, n)."""

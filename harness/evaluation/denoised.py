@@ -1,0 +1,32 @@
+"""Whether the answers that a task asks for can be denoised in whole blocks and steps, known before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmms_eval.api.task import Task
+
+from harness.diffusion.settings import Denoising
+from harness.errors import UserError
+from harness.generation import settings
+from harness.specs import RunSpec
+
+
+def check_denoised(tasks: Iterable[Task], spec: RunSpec) -> None:
+    """Check each task's settings as a run of a model that denoises will read them; others are not looked at.
+
+    Raises:
+        UserError: a setting cannot be followed; the line names the task, whose own file may have said it.
+    """
+    if spec.model.facts.diffusion is None:
+        return
+    for task in tasks:
+        own = task.config.generation_kwargs or {}
+        asked = settings(own, spec.model.generation, spec.benchmark.generation)
+        try:
+            Denoising.of(asked.generate)
+        except UserError as error:
+            raise UserError(
+                f"{error}; these are the settings of benchmark.task={task.config.task!r}, over which "
+                "benchmark.generation goes"
+            ) from error

@@ -1,0 +1,83 @@
+"""PyramidDrop while an answer is denoised, as D3ToM is compared with it (AAAI 2026, arXiv 2511.12280, appendix B.4).
+
+At every denoising step, the first one included, the decoder is cut into S equal stages. At the end of each but the last
+(layers 7, 15 and 23 of 32) the visual tokens are ranked by the attention that the prompt's last token pays them there,
+mean over heads, and the share x of them stays:
+
+    a_j = A_last,j,    V_s = x^s N,    s = 0 .. S-1,    x = excess (1 - r)            (25)
+
+So the ratio r sets the share of one stage. The appendix calls it the average reduction; it is neither that,
+1 - (1 + x + .. + x^(S-1)) / S, nor what the last stage does without, 1 - x^(S-1): at r = 0.9 they are 0.706 and 0.997.
+Rows tell what came about (`extra.achieved`). r must be above 1 - 1 / excess, where x is 1; r = 0 drops nothing. Whoever
+wants a mean that is met takes `pyramiddrop` with budget=average, which acts at every step as well.
+
+The appendix does not say whose attention ranks; here it is that of PyramidDrop itself, which needs no word of the
+answer, so that the first step can drop as its count (25) has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.base import MethodError, Need, Plan, Positions, Site, View
+from methods.checks import require
+from methods.denoiser import DenoisingReducer
+from methods.select.ranking import top
+
+
+@dataclass(frozen=True)
+class PyramidDropDenoising(DenoisingReducer):
+    """Keeps, stage by stage and step by step, the tokens that the prompt's last token looks at.
+
+    Attributes:
+        S: number of stages.
+        excess: what a stage keeps of the one before it, over the share that the ratio leaves.
+    """
+
+    S: int = 4
+    excess: float = 1.5
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.S >= 2, "S", self.S, "2 or more (tokens go between stages)")
+        require(self.excess > 0, "excess", self.excess, "a number above 0")
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the sites between the stages."""
+        valid = f"2 to {depth} (the model has {depth} decoder layers)"
+        require(depth >= self.S, "S", self.S, valid)
+        return tuple(Site("layer", stage * depth // self.S) for stage in range(1, self.S))
+
+    def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
+        """Return the share that the last stage does without, 1 - x^(S-1), the same at every step.
+
+        Raises:
+            MethodError: x is 1 or more, so that no stage would drop anything.
+        """
+        share = self.excess * (1 - ratio)
+        if ratio == 0:
+            return (0.0,) * steps
+        if share >= 1:
+            raise MethodError(
+                f"ratio={ratio:g} leaves each stage {share:.4g} times the tokens of the one before; valid with "
+                f"method.params.excess={self.excess:g}: 0, or {1 - 1 / self.excess:.4g} < ratio < 1"
+            )
+        return (1 - share ** (self.S - 1),) * steps
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Return x, x^2 and so on, where `share` is what the last stage sees."""
+        return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps after every stage, as PyramidDrop's released code."""
+        del depth
+        return "renumbered"
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the last prompt token's attention in the layer that ends the stage."""
+        del site
+        return (Need("last_attention"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep the highest. Cost: O(N log N) after one row of attention a stage."""
+        return Plan(top(view.signals["last_attention"].float(), keep))

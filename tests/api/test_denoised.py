@@ -1,0 +1,151 @@
+"""Questions to a model that denoises its answers: what an answer says of its steps, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import espalier
+from harness.seedling.benchmarks import sample_scene, samples
+
+HOW = {"max_new_tokens": 4, "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return espalier.load("seedling_diffusion", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    sample = samples("seedling_vqa", "test", 0, 0, 1)[0]
+    return sample_scene(sample).to_pil(), sample["question"]
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [
+        ("none", [144, 144]),
+        ("random", [36, 36]),
+        ("d3tom", [144, 36]),
+        ("fastv", [36, 36]),
+        ("fastv_denoising", [144, 36]),
+        ("visionzip", [36, 36]),
+    ],
+)
+def test_an_answer_tells_its_steps(model, asked, method, kept):
+    with espalier.apply(model, method, ratio=0.75) as pruned:
+        answer = pruned.ask(*asked, **HOW)
+    assert [len(step) for step in answer.kept_by_step] == kept
+    assert answer.kept_indices == answer.kept_by_step[-1]
+    assert answer.kept == kept[-1]
+    assert answer.cache == 1.0
+    assert answer.ratio == pytest.approx(1 - kept[-1] / 144)
+    if method == "none":
+        assert answer.flops.share == 1.0
+    else:
+        # The same steps of the row: tokens that enter a layer are what is paid for, text beside them.
+        assert sum(kept) / 288 < answer.flops.share < 1
+
+
+def test_whole_steps_cost_as_much_as_they_are_many(model, asked):
+    with espalier.apply(model, "none") as whole:
+        two, four = (
+            whole.ask(*asked, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
+        )
+    assert four == 2 * two
+
+
+def test_each_step_has_its_picture(model, asked, tmp_path):
+    with espalier.apply(model, "d3tom", ratio=0.9) as pruned:
+        answer = pruned.ask(*asked, **HOW)
+    pictures = [answer.show(tmp_path / f"{step}.png", step=step) for step in (0, 1)]
+    whole, few = (one.axes[0].images[0].get_array() for one in pictures)
+    side = few.shape[0] // 12
+    for token in range(144):
+        row, column = divmod(token, 12)
+        cell = np.s_[row * side : (row + 1) * side, column * side : (column + 1) * side]
+        assert np.allclose(whole[cell], few[cell]) == (token in answer.kept_by_step[1])
+    assert "144 of 144 visual tokens kept in step 0" in pictures[0].get_suptitle()
+    last = answer.show().axes[0].images[0].get_array()
+    assert np.array_equal(last, few)
+    assert Image.open(tmp_path / "1.png").size[0] > 200
+
+
+@pytest.mark.parametrize("step", [2, -1, True, 0.5])
+def test_a_step_that_there_is_not(model, asked, step):
+    with espalier.apply(model, "none") as whole:
+        answer = whole.ask(*asked, **HOW)
+    with pytest.raises(espalier.UserError, match=r"show\(step=.*\): valid: 0 to 1, or None"):
+        answer.show(step=step)
+
+
+def test_who_says_one_token_after_another_has_no_steps(asked):
+    with espalier.apply(espalier.load("seedling", device="cpu"), "none") as whole:
+        answer = whole.ask(*asked, max_new_tokens=2)
+        assert answer.kept_by_step == ()
+        with pytest.raises(espalier.UserError, match="this answer was not denoised"):
+            answer.show(step=0)
+        with pytest.raises(espalier.UserError, match="steps=2 is of models that denoise"):
+            whole.ask(*asked, steps=2)
+
+
+REFUSED = {
+    "needs a model that says one token": lambda m: espalier.apply(m, "vanilla_sd"),
+    "method='pearl' needs a model that": lambda m: espalier.apply(m, "pearl", draft=m),
+    "method='h2o' needs a model that": lambda m: espalier.apply(m, "h2o", ratio=0.5),
+    "acts inside the vision tower": lambda m: espalier.apply(m, "tome", ratio=0.5),
+    "compressor='h2o' needs a model that": lambda m: espalier.apply(
+        m, "divprune", ratio=0.5, compressor="h2o"
+    ),
+    "leaves no token under budget=average": lambda m: espalier.apply(
+        m, "d3tom", ratio=0.5, budget="average"
+    ),
+    "budget='flops' cannot be followed": lambda m: espalier.apply(m, "d3tom", budget="flops"),
+    "ratio=0.25 leaves each stage": lambda m: espalier.apply(
+        m, "pyramiddrop_denoising", ratio=0.25
+    ),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_methods_that_cannot_denoise(model, line):
+    with pytest.raises(espalier.UserError) as refused:
+        REFUSED[line](model)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_methods_of_denoising_steps_elsewhere(asked):
+    with pytest.raises(espalier.UserError, match="drops tokens at denoising steps"):
+        espalier.apply(espalier.load("seedling", device="cpu"), "fastv_denoising")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"steps": 5}, "steps=5 is above max_new_tokens=4"),
+        ({"block_length": 3}, "max_new_tokens=4 is no multiple of block_length=3"),
+        ({"block_length": 2, "steps": 3}, "steps=3 does not deal out evenly to 2 blocks"),
+        ({"num_beams": 2}, "num_beams=2 is of models that say one token after another"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be a number of at least 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be a number of at least 0"),
+        ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift or cosine"),
+    ],
+)
+def test_settings_that_cannot_be_followed(model, asked, settings, line):
+    with (
+        espalier.apply(model, "d3tom", ratio=0.5) as pruned,
+        pytest.raises(espalier.UserError) as refused,
+    ):
+        pruned.ask(*asked, **{**HOW, "steps": None, **settings})
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"do_sample": True}])
+def test_drawing_words_leaves_the_same_seed_the_same_answer(model, asked, settings):
+    with espalier.apply(model, "d3tom", ratio=0.5, seed=3) as pruned:
+        answers = [pruned.ask(*asked, **HOW, **settings).text for _ in range(2)]
+    assert answers[0] == answers[1]

@@ -1,0 +1,76 @@
+"""Table 1 of D3ToM as a preset: its cells, and the lengths of answers by benchmark."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.config.build import build_spec
+from harness.config.compose import CONF, read_command
+from harness.digests import Digests
+from harness.errors import UserError
+from harness.running.preflight import check
+from harness.specs import RunSpec
+
+FILE = Path(__file__).parent / "published" / "d3tom_table4.csv"
+TABLE_2 = Path(__file__).parents[1] / "measure" / "published" / "d3tom_tflops.csv"
+with FILE.open() as lines:
+    LENGTHS = {
+        row["benchmark"]: int(row["length"])
+        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+    }
+PRESET = "+experiment=d3tom_table1"
+
+
+def specs_of(*argv: str) -> list[RunSpec]:
+    command = read_command(["-m", PRESET, *argv])
+    assert command is not None
+    return [build_spec(cell) for cell in command.cells]
+
+
+def test_every_cell_composes_with_its_printed_length() -> None:
+    """Of each benchmark one method, and of one benchmark every method and ratio."""
+    found = {}
+    for spec in specs_of("method=d3tom_t", "ratio=0.9", "model.weights=random"):
+        assert spec.model.name == "lavida_llada_8b"
+        found[spec.benchmark.name] = spec.generation
+    assert {name: one["max_new_tokens"] for name, one in found.items()} == LENGTHS
+    assert {name: one["steps"] for name, one in found.items()} == {
+        name: length // 2 for name, length in LENGTHS.items()
+    }
+
+
+def test_its_cells_are_admitted(tmp_path) -> None:
+    specs = specs_of(
+        "model.weights=random", f"store={tmp_path}", "benchmark=mathvision", "ratio=0.5"
+    )
+    digests = Digests()
+    jobs = [check(spec, digests) for spec in specs]
+    assert [job.spec.method.name for job in jobs] == [
+        *("none", "random", "uniform", "fastv_denoising", "pyramiddrop_denoising"),
+        *("visionzip", "d3tom", "d3tom_t"),
+    ]
+    assert len({job.key for job in jobs}) == len(jobs)
+
+
+def test_ratios_are_the_printed_shares() -> None:
+    with TABLE_2.open() as lines:
+        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    kept = {float(row["keep"]) for row in rows if row["method"] == "D3ToM-t"}
+    preset = OmegaConf.load(CONF / "experiment" / "d3tom_table1.yaml").hydra.sweeper.params
+    assert {round(1 - float(ratio), 3) for ratio in preset.ratio.split(",")} == kept
+    assert set(preset.benchmark.split(",")) == set(LENGTHS)
+
+
+def test_a_benchmark_without_a_length_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"benchmark='seedling_vqa' is none of those.*valid: mmmu"):
+        specs_of("benchmark=seedling_vqa", "method=d3tom", "ratio=0.9")
+
+
+def test_what_the_user_sets_counts() -> None:
+    said = ("benchmark.generation.max_new_tokens=4", "benchmark.generation.steps=2")
+    (spec,) = specs_of("benchmark=seedling_vqa", "method=d3tom", "ratio=0.9", *said)
+    assert (spec.generation["max_new_tokens"], spec.generation["steps"]) == (4, 2)

@@ -1,0 +1,183 @@
+"""What is told of denoised answers: arithmetic of whole runs, counts of steps, times; on records and tiny answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from harness.budget import Budget, BudgetMismatch
+from harness.diffusion.loop import Denoiser
+from harness.diffusion.records import DenoisingRecord, record_of
+from harness.diffusion.settings import Denoising, fitting_length
+from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
+from harness.diffusion.unveiling import unveiled
+from harness.engine.denoising import DenoisingSession
+from harness.engine.record import Record
+from harness.measure.flops import head_flops, mlp_flops, text_flops
+from methods.d3tom import D3ToM
+from methods.fastv_denoising import FastVDenoising
+from methods.none import NoReduction
+from methods.pyramiddrop import PyramidDrop
+from methods.random import Random
+from tests.diffusion import models
+from tests.tiny import CHATS
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
+
+
+def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
+    budget = Budget("kept", ratio)
+    with DenoisingSession(adapter, method, budget) as session:
+        denoiser = Denoiser(session, adapter, method, budget)
+        names = [str(n) for n in range(len(chats))]
+        given = {"max_new_tokens": 6, "steps": steps, **how}
+        return denoiser.generate(adapter.encode(chats), names, **given)
+
+
+def test_a_run_costs_its_steps(adapter) -> None:
+    """Decoder and head at every step; the tower once."""
+    facts, method = adapter.facts, FastVDenoising(K=2)
+    (record,) = answers(adapter, method, CHATS[:1], steps=3).records
+    text = record.text + 6
+    found = run_flops(method, facts, record)
+    layers = [(16,) * 5, (16, 16, 8, 8, 8), (16, 16, 8, 8, 8)]
+    assert found.exact.text == sum(text_flops(facts, seen, text) for seen in layers)
+    assert found.exact_full.text == 3 * text_flops(facts, (16,) * 5, text)
+    assert found.exact.head == found.exact_full.head == 3 * head_flops(facts, 6)
+    twice = run_flops(method, facts, answers(adapter, method, CHATS[:1], steps=6).records[0])
+    assert twice.exact.tower == found.exact.tower
+
+
+def test_a_layer_in_halves_saves_its_mlp(adapter) -> None:
+    """Merging inside layer 1 is dropping before layer 2, and layer 1's MLP on fewer tokens."""
+    facts, merging, dropping = adapter.facts, D3ToM(K=1), FastVDenoising(K=2)
+    (record,) = answers(adapter, merging, CHATS[:1], steps=3).records
+    saved = 2 * 8 * mlp_flops(facts.text)
+    found, other = (run_flops(method, facts, record) for method in (merging, dropping))
+    assert other.exact.text - found.exact.text == saved
+    assert other.paper == found.paper
+
+
+def test_without_a_site_every_token_stays(adapter) -> None:
+    found = answers(adapter, NoReduction(), CHATS[:1])
+    assert diffusion_block(found.records)["per_step"]["kept"] == [16.0] * 4
+
+
+def test_the_control_keeps_the_same_tokens_at_each_step(adapter) -> None:
+    for record in answers(adapter, Random()).records:
+        assert len({tuple(one.tolist()) for one in record.origins}) == 1
+        assert len(record.origins) == 4
+
+
+def test_the_last_site_counts(adapter) -> None:
+    found = answers(adapter, PyramidDrop(), CHATS[:1])
+    told = diffusion_block(found.records)["per_step"]
+    assert told["kept"] == told["requested"] == [8.0] * 4
+
+
+def test_samples_with_different_steps_have_no_mean_of_one(adapter) -> None:
+    both = [answers(adapter, D3ToM(K=1), CHATS[:1], steps=n).records[0] for n in (2, 4)]
+    told = diffusion_block(both)
+    assert told["per_step"] is None
+    assert told["steps"] == 3
+    with pytest.raises(ValueError, match="1 of 2 answers were not denoised"):
+        steps_of([both[0], replace(both[1], denoising=None)])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_count_than_asked_is_an_error(adapter, change) -> None:
+    method, budget = D3ToM(K=1), Budget("kept", 0.5)
+    (record,) = answers(adapter, method, CHATS[:1]).records
+    verified(method, budget, adapter.facts, record)
+    told = DenoisingRecord.from_entry(record.denoising)
+    kept = (*told.kept[:2], (told.kept[2][0] + change,), told.kept[3])
+    other = replace(record, denoising=replace(told, kept=kept).entry())
+    with pytest.raises(BudgetMismatch, match="denoising step 2: kept"):
+        verified(method, budget, adapter.facts, other)
+
+
+def test_what_was_asked_stands_beside_what_was_kept() -> None:
+    """Of methods that may keep another count than they are asked for."""
+    told = DenoisingRecord(4, (2, 2), ((8,), (4,)), ((8,), (5,)), (8.0, 6.0))
+    assert DenoisingRecord.from_entry(told.entry()) == told
+    record = Record("0", 8, 3, (4,), (5,), (8, 5), 0, 0, 2, denoising=told.entry())
+    block = diffusion_block([record])
+    assert block["per_step"]["requested"] == [8, 4]
+    assert block["per_step"]["kept"] == [8, 5]
+
+
+def test_a_sample_has_the_time_of_its_steps() -> None:
+    step = Record("0", 8, 3 + 6, (4,), (4,), (8, 4), 0, 0, 0, times_ms={"select": 2.0})
+    how = Denoising(6, 6, 3)
+    record = record_of([step, step, step], how, 2, 5.0, 30.0)
+    assert record.times_ms == {
+        "vision": 5.0,
+        "select": 6.0,
+        "prefill": 0.0,
+        "decode": 30.0,
+        "decode_per_token": 5.0,
+    }
+    assert (record.text, record.new_tokens) == (3, 2)
+
+
+def test_times_of_a_batch_are_shared_out(adapter, monkeypatch) -> None:
+    """A clock that goes on by 6 s whenever it is read: 2 s a row of three."""
+    now = iter(range(0, 600, 6))
+    monkeypatch.setattr("harness.diffusion.loop.time.perf_counter", lambda: float(next(now)))
+    for record in answers(adapter, NoReduction(), ratio=0.0).records:
+        assert (record.times_ms["vision"], record.times_ms["decode"]) == (2000, 2000)
+
+
+def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
+    """Those who decide are the places unveiled in the step before, no others."""
+    seen = []
+    denoise = DenoisingSession.denoise
+
+    def watched(self, prompt, answer, samples, budget):
+        seen.append((answer.ids != models.MASK, answer.deciders))
+        return denoise(self, prompt, answer, samples, budget)
+
+    monkeypatch.setattr(DenoisingSession, "denoise", watched)
+    answers(adapter, D3ToM(K=1), CHATS[:1], steps=3)
+    assert not seen[0][1].any()
+    for (before, _), (after, deciders) in pairwise(seen):
+        assert torch.equal(deciders, after & ~before)
+        assert deciders.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ({}, 1024),
+        ({"steps": 2000}, 2000),
+        ({"block_length": 24}, 24),
+        ({"block_length": 8, "steps": 6}, 48),
+    ],
+)
+def test_a_length_that_suits_block_and_steps(said, length) -> None:
+    assert fitting_length(said) == length
+    Denoising.of({**said, "max_new_tokens": length})
+
+
+def test_a_place_that_has_its_word_is_not_unveiled_again() -> None:
+    """However unsure the masked ones are."""
+    masked = torch.tensor([[False, True, True]])
+    assert unveiled(torch.tensor([[1.0, 0.0, 0.0]]), masked, 1).tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("said", "temperature"),
+    [
+        ({"do_sample": False, "temperature": 0.5}, 0.0),
+        ({"do_sample": True, "temperature": 0.5}, 0.5),
+        ({"temperature": 0.5}, 0.5),
+    ],
+)
+def test_words_are_drawn_only_where_that_is_said(said, temperature) -> None:
+    assert Denoising.of({"max_new_tokens": 4, **said}).temperature == temperature
