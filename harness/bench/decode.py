@@ -228,9 +228,9 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "",
         f"Written by `make bench-decode` on {here['device_name']} ({here['device']}, {here['threads']} threads, load "
         f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}. Answers of "
-        f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns in "
-        "one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are medians, "
-        "ratios geometric means with 95 % intervals (Student's t on the logarithms).",
+        f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
+        "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
+        "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",
         "",
         "`generate` is the library's loop with its own cache, `generate, indexed` with the cache of the engine's loop. "
         "Written is the largest tensor that one operation of a late step wrote, over the keys of one layer of the "
