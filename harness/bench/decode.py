@@ -39,7 +39,7 @@ LENGTHS = (144, 2_880, 16_384)
 ROWS = (1, 4)
 TOKENS = 32
 #: Answers of each loop, at least and at most: short ones are over in a tenth of a second, and waver more.
-ROUNDS = (6, 40)
+ROUNDS = (12, 120)
 #: The embedded model, and the layers of a larger one with heads in groups.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "seedling": (),
@@ -168,19 +168,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                         rows.append(measure(name, filled, options.seconds, TOKENS))
                         print(line(entry(rows[-1])), flush=True)
             here = conditions(options.device)
+        result = {
+            "schema": SCHEMA,
+            "tokens": TOKENS,
+            "rows": [entry(row) for row in rows],
+            "conditions": here,
+        }
+        print("\n".join(table(result["rows"])))
+        if options.write is not None:
+            write(result, options.write)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = {
-        "schema": SCHEMA,
-        "tokens": TOKENS,
-        "rows": [entry(row) for row in rows],
-        "conditions": here,
-    }
-    page = table(result["rows"])
-    print("\n".join(page))
-    if options.write is not None:
-        write(result, page, options.write)
     print(json.dumps(result, allow_nan=False), flush=True)
     return 0
 
@@ -217,34 +216,56 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def write(result: Mapping[str, Any], page: Sequence[str], folder: Path) -> None:
-    """Leave the figures as JSON and as a page."""
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Leave the figures as JSON and as a page; models that were not measured now keep theirs."""
+    figures = folder / "bench_decode.json"
+    if figures.exists():
+        result = {**result, "rows": together(json.loads(figures.read_text()), result)}
     here = result["conditions"]
-    rounds = " to ".join(map(str, sorted({row["rounds"] for row in result["rows"]})))
+    rounds = [row["rounds"] for row in result["rows"]]
     lines = [
         "# Ordinary answers: the engine's loop beside the library's",
         "",
         f"Written by `make bench-decode` on {here['device_name']} ({here['device']}, {here['threads']} threads, load "
         f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}. Answers of "
-        f"{result['tokens']} tokens behind a cache of random content, {rounds} rounds in turns in one "
-        "process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are medians, "
-        "ratios geometric means with 95 % intervals (Student's t on the logarithms).",
+        f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
+        "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
+        "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",
         "",
         "`generate` is the library's loop with its own cache, `generate, indexed` with the cache of the engine's loop. "
         "Written is the largest tensor that one operation of a late step wrote, over the keys of one layer of the "
-        "cache: 1 and more is a copy of the cache. To be met: as fast as `generate`, and faster from "
+        "cache: 1 and more is a copy of the cache or, behind a short one, the logits of a large vocabulary. To be met: "
+        "as fast as `generate`, and faster from "
         f"{FASTER_FROM:,} tokens on; even is an interval that holds 1 and is at most {NARROW:g} wide.",
         "",
-        *page,
+        *table(result["rows"]),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench_decode.md").write_text("\n".join(lines) + "\n")
-    (folder / "bench_decode.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    figures.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of a run, and those of an earlier one under the same conditions for other models.
+
+    Raises:
+        UserError: the earlier figures are of another device or of other versions.
+    """
+    measured = {row["model"] for row in now["rows"]}
+    kept = [row for row in former["rows"] if row["model"] not in measured]
+    for name in ("device_name", "torch", "transformers"):
+        ours, theirs = now["conditions"][name], former["conditions"][name]
+        if kept and ours != theirs:
+            raise UserError(
+                f"--write: figures there are of {name} {theirs}, these of {ours}; valid: all models at once (no --only)"
+            )
+    order = list(MODELS)
+    return sorted([*kept, *now["rows"]], key=lambda row: order.index(row["model"]))
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.decode")
-    parser.add_argument("--seconds", type=float, default=8, help="of the loop's answers, a row")
+    parser.add_argument("--seconds", type=float, default=12, help="of the loop's answers, a row")
     parser.add_argument("--device", default="cpu", help="model.device")
     parser.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
     parser.add_argument("--write", type=Path, help="folder for bench_decode.md and .json")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.bench import decode
+from harness.errors import UserError
 
 ROW = decode.Row(
     model="seedling",
@@ -55,6 +56,18 @@ def test_a_small_run_leaves_a_page_and_figures(
         # Only the library's own cache is written whole again at a late step.
         assert row["written"]["generate"] >= row["layer_bytes"] > row["written"]["loop"]
         assert f"{row['verdict']}: " in (tmp_path / "bench_decode.md").read_text()
+
+
+def test_models_that_were_not_measured_keep_their_rows() -> None:
+    here = {"device_name": "d", "torch": "2", "transformers": "5"}
+    older = {"rows": [{"model": "llava_ov_0_5b", "length": 9}, {"model": "seedling"}]}
+    former = {**older, "conditions": here}
+    now = {"rows": [{"model": "seedling", "length": 5}], "conditions": here}
+    both = [{"model": "seedling", "length": 5}, {"model": "llava_ov_0_5b", "length": 9}]
+    assert decode.together(former, now) == both
+    elsewhere = {**now, "conditions": {**here, "device_name": "e"}}
+    with pytest.raises(UserError, match="device_name d, these of e"):
+        decode.together(former, elsewhere)
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
