@@ -21,8 +21,8 @@ from harness.tables import (
     analytic_parallelvlm,
     analytic_rtprune,
 )
-from harness.tables.analytic_cells import Claim, Judged, Misprint, judge, misprints, unused
 from harness.tables.analytic_print import cells_table, console, csv_lines, summary_table
+from harness.tables.analytic_verdicts import Claim, Judged, Misprint, judge, misprints, unused
 
 PUBLISHED = ROOT / "results" / "papers"
 

@@ -17,7 +17,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.tables.analytic_cells import Cell, Claim, Sheet
+from harness.tables.analytic_cells import Cell, Sheet
+from harness.tables.analytic_verdicts import Claim, column
 
 OUTPUT, WORDS = 512, 64
 SETTING = re.compile(r"batch (\d+), prompt (\d+)k")
@@ -27,8 +28,13 @@ CHANGE = " printed change vs Full"
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of both tables."""
     third, ninth = (Sheet.read(folder, "AirCache", number) for number in (3, 9))
-    yield from third.rows(
-        "decoding latency", latency, "a line in B and B n, fitted", 1.3, "largest error of the fit"
+    yield from column(
+        third,
+        "decoding latency",
+        latency,
+        "a line in B and B n, fitted",
+        1.3,
+        "largest error of the fit",
     )
     for sheet in (third, ninth):
         for cell in sheet.column("throughput"):
@@ -49,8 +55,7 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def setting(cell: Cell) -> tuple[int, int]:
     """Return batch and prompt length, in tokens, of a row."""
-    found = SETTING.fullmatch(cell.split)
-    assert found is not None
+    found = cell.fits(SETTING, "split")
     return int(found[1]), 1024 * int(found[2])
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.measure.paper_counts import d2pruner
-from harness.tables.analytic_cells import Cell, Claim, Sheet, quotient
+from harness.tables.analytic_cells import Cell, Sheet
 from harness.tables.analytic_models import exact, text_stack
+from harness.tables.analytic_verdicts import Claim, column, quotient
 
 VISUAL, TEXT, K = 2880, 33, 2
 
@@ -32,16 +33,22 @@ FACTORS = {
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of Table 4."""
     sheet = Sheet.read(folder, "D2Pruner", 4)
-    yield from sheet.rows(
-        "FLOPs", lambda cell: _tera(_entering(cell)), "4nd²+2n²d+2ndm, fitted", exact=_exact_tera
+    yield from column(
+        sheet,
+        "FLOPs",
+        lambda cell: _tera(_entering(cell)),
+        "4nd²+2n²d+2ndm, fitted",
+        exact=_exact_tera,
     )
     whole = _tera([VISUAL + TEXT] * 32)
-    yield from sheet.rows(
+    yield from column(
+        sheet,
         "FLOPs reduction factor",
         lambda cell: whole / _tera(_entering(cell)),
         "4nd²+2n²d+2ndm, fitted",
     )
-    yield from sheet.rows(
+    yield from column(
+        sheet,
         "KV cache",
         lambda cell: KV_MB * (round(cell.kept * VISUAL) + KV_TEXT),
         "c(2880k+t), fitted",

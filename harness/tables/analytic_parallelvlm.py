@@ -7,19 +7,24 @@ well) give parallel decoding by the renewal chain. Table 7 has a tau of its own,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 from harness.decoding import theorems
 from harness.decoding.renewal import acceptance_of_run, parallel_speedup
-from harness.tables.analytic_cells import Cell, Claim, Sheet, quotient
+from harness.tables.analytic_cells import Cell, Sheet
+from harness.tables.analytic_verdicts import Claim, quotient
 
 #: Methods of Table 1 that draft, then verify.
 IN_TURN = ("Vanilla SD", "SD-Tree", "SpecVLM", "STD")
 
 #: Methods whose draft sees a tenth of the video.
 PRUNED = ("SpecVLM", "STD", "ParallelVLM")
+
+WINDOW = re.compile(r"gamma=(\d+)(?:, .*)?")
+LENGTH = re.compile(r"sequence length (\d+)K")
 
 MEASURED = "measured; largest error of the model"
 
@@ -47,7 +52,7 @@ def times(fifth: Sheet, model: str, pruned: bool) -> tuple[float, float]:
 
 def window(cell: Cell) -> int:
     """Return gamma out of a budget such as `gamma=9, alpha=0.9`."""
-    return int(cell.budget.partition(",")[0].removeprefix("gamma="))
+    return int(cell.fits(WINDOW, "budget")[1])
 
 
 def _ratio(sheet: Sheet, cell: Cell) -> Claim:
@@ -59,7 +64,7 @@ def _ratio(sheet: Sheet, cell: Cell) -> Claim:
 def _flash(sheet: Sheet) -> Iterator[Claim]:
     """Yield Table 4: without FlashAttention a forward takes 243 ms and 59 more for each 8K, and the ratios."""
     for cell in sheet.column("T_p", method="without FlashAttention"):
-        thousands = int(cell.budget.removeprefix("sequence length ").removesuffix("K"))
+        thousands = int(cell.fits(LENGTH, "budget")[1])
         yield Claim(cell, 243 + 59 * thousands / 8, cell.half, "T_p", "a line, fitted")
     for cell in sheet.column("speedup"):
         own = sheet.beside(cell, metric="T_p")

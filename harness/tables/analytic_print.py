@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from harness.tables.analytic_cells import KEYS, Judged
+from harness.tables.analytic_cells import KEYS
+from harness.tables.analytic_verdicts import Judged
 
 SUMMARY = (
     "table",

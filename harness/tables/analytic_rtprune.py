@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.measure.paper_counts import rtprune
-from harness.tables.analytic_cells import ROUNDING, Cell, Claim, Sheet, quotient
+from harness.tables.analytic_cells import Cell, Sheet
 from harness.tables.analytic_models import exact, text_stack
+from harness.tables.analytic_verdicts import ROUNDING, Claim, column, quotient
 
 #: Rows of cells of an image by mode.
 GRID = {"DeepSeek-OCR-Base": 16, "DeepSeek-OCR-Large": 20}
@@ -26,7 +28,7 @@ WHOLE = {"FitPrune": 4, "FastV": 2, "DART": 2, "SparseVLM": 6}
 LARGE = (430.15, 331.02)
 
 LAYER = re.compile(r"attention pruning at layer (\d+)")
-COUNT = re.compile(r"(\d+)(?: visual)? tokens")
+COUNT = re.compile(r"\D*(\d+)(?: visual)? tokens")
 
 #: Mode Large: its unpruned figure is 0.136 above the formula of 431 tokens, those that contain whole layers follow it.
 LARGE_TOLERANCE = 0.15
@@ -36,7 +38,7 @@ LARGE_WHY = "mode Large with whole layers was counted with other lengths than it
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of both tables."""
     fourth, seventh = (Sheet.read(folder, "RTPrune", number) for number in (4, 7))
-    yield from fourth.rows("total tokens", total, "h²+h+1+10", why="a whole number")
+    yield from column(fourth, "total tokens", total, "h²+h+1+10", why="a whole number")
     for cell in fourth.column("GFLOPs"):
         whole = cell.method == "Baseline" or cell.method in WHOLE
         yield _gflops(cell, _entering(cell), loose=whole)
@@ -51,9 +53,19 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def total(cell: Cell) -> float:
     """Return the positions of a prompt whose image keeps as many cells as the row says."""
-    kept, h = COUNT.search(cell.budget.replace("avg=", "")), GRID[cell.model]
-    assert kept is not None
-    return int(kept[1]) + h + 1 + WORDS
+    return int(cell.fits(COUNT, "budget")[1]) + _rows(cell) + 1 + WORDS
+
+
+def _rows(cell: Cell) -> int:
+    """Return the rows of cells of an image."""
+    if cell.model not in GRID:
+        raise UserError(f"{cell.name}: model={cell.model!r}; valid: {', '.join(GRID)}")
+    return GRID[cell.model]
+
+
+def _full(cell: Cell) -> float:
+    """Return the positions of an unpruned prompt."""
+    return float(_rows(cell) ** 2 + _rows(cell) + 1 + WORDS)
 
 
 def _gflops(cell: Cell, tokens: list[float], loose: bool) -> Claim:
@@ -73,8 +85,7 @@ def _gflops(cell: Cell, tokens: list[float], loose: bool) -> Claim:
 
 def _entering(cell: Cell) -> list[float]:
     """Return the tokens that enter each layer in Table 4."""
-    cells = GRID[cell.model] ** 2
-    full = cells + GRID[cell.model] + 1 + WORDS
+    full = _full(cell)
     whole = WHOLE.get(cell.method, 0)
     left = total(cell)
     if cell.method == "SparseVLM":  # prints 363 tokens, and its FLOPs are counted with them
@@ -84,15 +95,13 @@ def _entering(cell: Cell) -> list[float]:
 
 def _by_layer(cell: Cell) -> list[float]:
     """Return the tokens that enter each layer in Table 7, where they leave behind a layer."""
-    h = GRID[cell.model]
-    full = float(h * h + h + 1 + WORDS)
-    found = LAYER.fullmatch(cell.method)
-    if found is None:
+    full = _full(cell)
+    if cell.method == "Baseline":
         return [full] * 12
     left = total(cell)
     if cell.model == "DeepSeek-OCR-Large":
         full, left = LARGE
-    whole = int(found[1]) + 1
+    whole = int(cell.fits(LAYER, "method")[1]) + 1
     return [full] * whole + [left] * (12 - whole)
 
 
