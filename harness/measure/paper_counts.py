@@ -56,6 +56,22 @@ def _macs(stack: StackFacts, tokens: Sequence[float], matrices: int) -> float:
     return sum(attention_macs(hidden, n) + mlp_macs(hidden, width, n, matrices) for n in tokens)
 
 
+def split_layer(stack: StackFacts, visual: float, kept: float) -> float:
+    """Return what D3ToM's (15) and (16) add to C(n) of the layer inside which tokens merge; below 0 as a rule.
+
+    Its MLP sees the `kept` visual tokens alone, and each of the others is compared with each of those.
+    """
+    dropped = visual - kept
+    return 2 * dropped * kept * stack.hidden - mlp_macs(
+        stack.hidden, stack.intermediate, dropped, 3
+    )
+
+
+def counts_of(stack: StackFacts, tokens: Sequence[float]) -> dict[str, float]:
+    """Return every paper's count of one forward pass, by the paper's method."""
+    return {name: count(stack, tokens) for name, count in PAPERS.items()}
+
+
 #: The papers that print FLOPs, by their method's name.
 PAPERS: Mapping[str, Callable[[StackFacts, Sequence[float]], float]] = {
     "d2pruner": d2pruner,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.facts import StackFacts
+from harness.facts import ModelFacts, StackFacts
+from harness.measure.flops import flops_block, sample_flops
 from harness.measure.paper_counts import PAPERS, d2pruner, d3tom, rtprune
+from harness.measure.work import Work
 
 #: DeepSeek-OCR's decoder: 6 experts of 896 and two shared ones a token, layer 0 dense.
 OCR = StackFacts(12, 1280, 6 * 896 + 2 * 896, 10, 10, 128, True, True, 0, 6848, 64)
@@ -40,3 +42,15 @@ def test_layers_add_up_and_the_first_may_differ() -> None:
 def test_deepseek_ocr_by_rtprunes_formula(tokens: int, giga: float) -> None:
     digits = 3 if giga > 100 else 1
     assert round(rtprune(OCR, [tokens] * 12) / 1e9, digits) == giga
+
+
+def test_a_row_of_deepseek_ocr_says_what_rtprune_prints() -> None:
+    facts = ModelFacts(OCR, SMALL, None, (2048, 1280), 129280, 256, "token", 1, frozenset())
+    # 256 cells, 16 newlines, a separator and ten words; 64 cells leave before layer 0.
+    plain, pruned = (sample_flops(facts, (n,) * 12, 256, 27, Work()) for n in (256, 192))
+    block = flops_block([plain])
+    assert round(block["paper"]["rtprune"] / 1e9, 1) == 235.7
+    assert round(block["prefill_paper"] / 1e9, 1) == 87.1
+    block = flops_block([pruned])
+    assert round(block["paper"]["rtprune"] / 1e9, 1) == 181.5
+    assert round(block["paper_full"]["rtprune"] / 1e9, 1) == 235.7
