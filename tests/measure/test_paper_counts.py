@@ -50,7 +50,7 @@ def test_a_row_of_deepseek_ocr_says_what_rtprune_prints() -> None:
     plain, pruned = (sample_flops(facts, (n,) * 12, 256, 27, Work()) for n in (256, 192))
     block = flops_block([plain])
     assert round(block["paper"]["rtprune"] / 1e9, 1) == 235.7
-    assert round(block["prefill_paper"] / 1e9, 1) == 87.1
+    assert round(block["prefill_paper"] / 1e9, 1) == 87.0
     block = flops_block([pruned])
     assert round(block["paper"]["rtprune"] / 1e9, 1) == 181.5
     assert round(block["paper_full"]["rtprune"] / 1e9, 1) == 235.7

@@ -15,6 +15,7 @@ from harness.paths import ROOT
 from harness.tables import __main__ as commands
 from harness.tables import analytic
 from harness.tables.analytic_cells import Sheet
+from harness.tables.analytic_print import summary_table
 from harness.tables.analytic_verdicts import Judged, misprints, quotient
 
 
@@ -214,6 +215,10 @@ def test_cells_and_files(tmp_path, capsys, judged) -> None:
     assert (
         page.count("\n") == len(columns) + len(judged) + 5
     )  # two heads, their rules and a line between
+
+
+def test_the_page_has_these_figures(judged) -> None:
+    assert summary_table(judged) in (ROOT / "docs" / "tables_analytic.md").read_text()
 
 
 def test_quotients_are_allowed_what_rounding_takes() -> None:
