@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(console(judged, asked.cells), end="")
-    if asked.write is not None:
-        write(judged, asked.write)
+    if asked.write is not None and not _written(judged, asked.write):
+        return 2
     wrong = [one for one in judged if one.verdict == "off"]
     for one in wrong:
         cell = one.claim.cell
@@ -84,6 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if wrong or left else 0
+
+
+def _written(judged: Sequence[Judged], folder: Path) -> bool:
+    """Write the files, or say in one line why not."""
+    try:
+        write(judged, folder)
+    except OSError as error:
+        print(f"error: --write {folder}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

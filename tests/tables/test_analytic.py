@@ -245,3 +245,9 @@ def test_no_model_library_is_loaded() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert analytic.main(["--write", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith("error: --write ")
