@@ -12,12 +12,11 @@ from harness.measure.flops import (
     SampleFlops,
     behind_flops,
     head_flops,
-    paper_behind_flops,
-    paper_flops,
     projector_flops,
     text_flops,
     tower_flops,
 )
+from harness.measure.paper_counts import PAPERS, counts_of
 from harness.measure.schedule import frame_of
 from harness.measure.work import Work
 from harness.specs import ModelSpec
@@ -75,9 +74,12 @@ def cached_flops(
         projector = projector_flops(facts, work.units, work.reprojected)
         return Components(tower_flops(facts, work), projector, decoder, head)
 
-    def paper(prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> int:
-        behind = sum(paper_behind_flops(facts, counts, text, places) for counts in seen)
-        return paper_flops(facts, prompt, text) + behind
+    def paper(prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> dict[str, float]:
+        passes = [counts_of(facts.text, [visual + text for visual in prompt])]
+        for counts in seen:
+            keys = [visual + text + places for visual in counts]
+            passes.append(counts_of(facts.text, [places] * len(counts), keys))
+        return {name: sum(one[name] for one in passes) for name in PAPERS}
 
     work = Work(*record.work)
     return SampleFlops(

@@ -16,11 +16,11 @@ from harness.measure.flops import (
     SampleFlops,
     head_flops,
     mlp_flops,
-    paper_flops,
     projector_flops,
     text_flops,
     tower_flops,
 )
+from harness.measure.paper_counts import PAPERS, counts_of, split_layer
 from harness.measure.schedule import achieved, frame_of
 from harness.measure.work import Work
 from methods.base import TokenReducer
@@ -109,8 +109,8 @@ def verified(
 def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> SampleFlops:
     """Count one sample's whole run: tower and projector once, decoder and head at every step.
 
-    Inside a layer that runs in halves the MLP has fewer tokens than the attention. A cached prompt is counted by
-    `harness.diffusion.cached`.
+    Inside a layer that runs in halves the MLP has fewer tokens than the attention; of the papers D3ToM alone says so. A
+    cached prompt is counted by `harness.diffusion.cached`.
     """
     (told,) = steps_of([record])
     if told.prefix_cache:
@@ -119,16 +119,24 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> Sample
     frame = frame_of(method, facts, record.visual, text)
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     entering = [frame.entering(kept) for kept in told.kept]
+    blocks = [number for number, site in enumerate(sites) if site.where == "block"]
     halves = sum(
         mlp_flops(facts.text) * (record.visual - kept[number])
         for kept in told.kept
-        for number, site in enumerate(sites)
-        if site.where == "block"
+        for number in blocks
     )
     work, full = Work(*record.work), (record.visual,) * facts.text.layers
     head = steps * head_flops(facts, told.length)
     decoder = sum(text_flops(facts, counts, text) for counts in entering) - halves
     untouched = work.untouched()
+    passes = [counts_of(facts.text, [visual + text for visual in counts]) for counts in entering]
+    paper = {name: sum(one[name] for one in passes) for name in PAPERS}
+    paper["d3tom"] += sum(
+        split_layer(facts.text, record.visual, kept[number])
+        for kept in told.kept
+        for number in blocks
+    )
+    whole = counts_of(facts.text, [visual + text for visual in full])
 
     def parts(work: Work, decoder: int) -> Components:
         projector = projector_flops(facts, work.units, work.reprojected)
@@ -137,6 +145,6 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> Sample
     return SampleFlops(
         exact=parts(work, decoder),
         exact_full=parts(untouched, steps * text_flops(facts, full, text)),
-        paper=sum(paper_flops(facts, counts, text) for counts in entering),
-        paper_full=steps * paper_flops(facts, full, text),
+        paper=paper,
+        paper_full={name: steps * count for name, count in whole.items()},
     )

@@ -86,7 +86,7 @@ class Account:
     """
 
     tokens: Mapping[str, float]
-    flops: Mapping[str, float]
+    flops: Mapping[str, Any]
     kv_bytes: float
     extra: Mapping[str, Any]
 

@@ -13,6 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.measure.paper_counts import attention_macs, mlp_macs
+
+
+def even(ratio: float, steps: int) -> tuple[float, ...]:
+    """Return D3ToM's share at each step: none at the first, which has no deciders, then always the same."""
+    return (0.0, *(ratio,) * (steps - 1))
+
+
+def rising(ratio: float, steps: int) -> tuple[float, ...]:
+    """Return D3ToM-t's (11): from 2 r - 1 to 1 in equal paces over the steps that merge, whose mean is r >= 1/2."""
+    return (0.0, *(2 * ratio - 1 + 2 * (1 - ratio) * u / (steps - 2) for u in range(steps - 1)))
+
 
 @dataclass(frozen=True)
 class DenoisingCost:
@@ -78,8 +90,7 @@ class DenoisingCost:
         return K * self.layer(self.visual) + split + behind + similarities
 
     def _attention(self, visual: float) -> float:
-        n = visual + self.text
-        return 4 * n * self.hidden**2 + 2 * n**2 * self.hidden
+        return attention_macs(self.hidden, visual + self.text)
 
     def _mlp(self, visual: float) -> float:
-        return 3 * (visual + self.text) * self.hidden * self.intermediate
+        return mlp_macs(self.hidden, self.intermediate, visual + self.text, matrices=3)

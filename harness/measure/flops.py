@@ -1,4 +1,4 @@
-"""Arithmetic of one prefill from architecture facts and token counts, and the papers' own formula.
+"""Arithmetic of one prefill from architecture facts and token counts, beside the papers' own formulas.
 
 The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
 one sample; norms, activations, softmax, rotary embedding and additions are left out, as are the
@@ -25,19 +25,20 @@ through), e experts:
 | `text`      | every decoder layer on the tokens that enter it                              |
 | `head`      | the output head at the last position, all that generation asks for           |
 
-The papers (FastV, D2Pruner) print MULTIPLY-ADDS of a two-matrix MLP, full-width keys and unmasked
-attention, decoder layers alone: 4 n d^2 + 2 n^2 d + 2 n d m. The two are never mixed:
-`prefill_exact` and `prefill_paper` stand apart.
+What papers print as "FLOPs" is something else, and differs from paper to paper
+(`harness.measure.paper_counts`). The two are never mixed: `prefill_exact` and `paper` stand apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from harness.facts import ModelFacts, StackFacts
+from harness.measure.paper_counts import PAPERS, counts_of
 from harness.measure.work import Work
 
 
@@ -63,12 +64,12 @@ class Components:
 
 @dataclass(frozen=True)
 class SampleFlops:
-    """One sample's prefill as it ran and with every token, in both ways of counting."""
+    """One sample's prefill as it ran and with every token: the exact count, and every paper's own."""
 
     exact: Components
     exact_full: Components
-    paper: int
-    paper_full: int
+    paper: Mapping[str, float]
+    paper_full: Mapping[str, float]
 
     @property
     def share_of_full(self) -> float:
@@ -176,26 +177,6 @@ def mlp_flops(stack: StackFacts) -> int:
     return _mlp(stack)
 
 
-def paper_layer_macs(hidden: int, intermediate: int, tokens: int) -> int:
-    """Return one layer's 4nd^2 + 2n^2d + 2ndm multiply-adds, as in FastV (arXiv 2403.06764)."""
-    return 4 * tokens * hidden**2 + 2 * tokens**2 * hidden + 2 * tokens * hidden * intermediate
-
-
-def paper_flops(facts: ModelFacts, entering: Sequence[int], n_text: int) -> int:
-    """Return the papers' "FLOPs" (multiply-adds) of the decoder layers."""
-    text = facts.text
-    return sum(paper_layer_macs(text.hidden, text.intermediate, v + n_text) for v in entering)
-
-
-def paper_behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int) -> int:
-    """Return what `behind_flops` does as the papers count: their formula with q queries and k keys, n^2 being q k."""
-    d, m = facts.text.hidden, facts.text.intermediate
-    return sum(
-        queries * (4 * d * d + 2 * (visual + n_text + queries) * d + 2 * d * m)
-        for visual in entries
-    )
-
-
 def sample_flops(
     facts: ModelFacts, entering: Sequence[int], n_visual: int, n_text: int, work: Work
 ) -> SampleFlops:
@@ -220,28 +201,32 @@ def sample_flops(
     return SampleFlops(
         exact=components(entering, work),
         exact_full=components(full, untouched),
-        paper=paper_flops(facts, entering, n_text),
-        paper_full=paper_flops(facts, full, n_text),
+        paper=counts_of(facts.text, [visual + n_text for visual in entering]),
+        paper_full=counts_of(facts.text, [visual + n_text for visual in full]),
     )
 
 
-def flops_block(samples: Iterable[SampleFlops]) -> dict[str, float]:
+def flops_block(samples: Iterable[SampleFlops]) -> dict[str, Any]:
     """Return the `flops` block of a row: means over samples, shares as ratios of those means.
 
-    `prefill_exact` is the language model's exact count; tower and projector stand beside it.
+    `prefill_exact` is the language model's exact count; tower and projector stand beside it. `prefill_paper` and its
+    share are FastV's and D2Pruner's; `paper` has every paper's own.
     """
     counted = list(samples)
     language = fmean(s.exact.language for s in counted)
     total = fmean(s.exact.total for s in counted)
+    paper = {name: fmean(s.paper[name] for s in counted) for name in PAPERS}
+    paper_full = {name: fmean(s.paper_full[name] for s in counted) for name in PAPERS}
     return {
         "prefill_exact": language,
-        "prefill_paper": fmean(s.paper for s in counted),
+        "prefill_paper": paper["d2pruner"],
         "share_of_full": language / fmean(s.exact_full.language for s in counted),
         "tower": fmean(s.exact.tower for s in counted),
         "projector": fmean(s.exact.projector for s in counted),
         "share_with_tower": total / fmean(s.exact_full.total for s in counted),
-        "share_of_full_paper": fmean(s.paper for s in counted)
-        / fmean(s.paper_full for s in counted),
+        "share_of_full_paper": paper["d2pruner"] / paper_full["d2pruner"],
+        "paper": paper,
+        "paper_full": paper_full,
     }
 
 

@@ -1,45 +1,30 @@
-"""The paper's count of a denoising run against every figure of its Tables 2 and 5."""
+"""The paper's count of a denoising run; every figure of its Tables 2 and 5 is in tests/tables/test_analytic.py."""
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 
-from harness.measure.denoising_cost import DenoisingCost
+from harness.measure.denoising_cost import DenoisingCost, even, rising
 from methods.d3tom import D3ToM
 from methods.d3tom_t import D3ToMT
-
-FILE = Path(__file__).parent / "published" / "d3tom_tflops.csv"
-with FILE.open() as lines:
-    PRINTED = list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 #: LLaDA-8B, 64 tokens in 32 steps; sizes that the paper does not print are those that all its figures fit.
 PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
 
 
-def counted(row: dict[str, str]) -> float:
-    ratio, K = 1 - float(row["keep"]), int(row["layer"] or 3)
-    cost = {
-        "LaViDa": PAPER.whole,
-        "FastV": lambda: PAPER.pruning(ratio, K),
-        "PDrop": lambda: PAPER.pyramid(ratio),
-        "VisionZip": lambda: PAPER.before(ratio),
-        "D3ToM": lambda: PAPER.merging(D3ToM(K).ratios(ratio, PAPER.steps), K),
-        "D3ToM-t": lambda: PAPER.merging(D3ToMT(K).ratios(ratio, PAPER.steps), K),
-    }
-    return cost[row["method"]]() / 1e12
+@pytest.mark.parametrize("ratio", [0.5, 0.667, 0.9])
+def test_the_papers_shares_are_those_that_the_methods_take(ratio: float) -> None:
+    assert even(ratio, 32) == pytest.approx(D3ToM().ratios(ratio, 32))
+    assert rising(ratio, 32) == pytest.approx(D3ToMT().ratios(ratio, 32))
+    assert sum(rising(ratio, 32)) == pytest.approx(31 * ratio)
 
 
-@pytest.mark.parametrize("row", PRINTED, ids=lambda row: "-".join(row.values()))
-def test_the_count_is_the_printed_one(row) -> None:
-    assert counted(row) == pytest.approx(float(row["tflops"]), abs=0.01)
-
-
-def test_all_figures_of_both_tables_are_there() -> None:
-    assert len([row for row in PRINTED if row["table"] == "2"]) == 26
-    assert len([row for row in PRINTED if row["table"] == "5"]) == 11
+def test_rising_shares_cost_what_equation_18_says() -> None:
+    found = PAPER.merging(rising(0.5, 32), 3) - PAPER.merging(even(0.5, 32), 3)
+    spread = sum((one - 0.5) ** 2 for one in rising(0.5, 32)[1:])
+    assert spread == pytest.approx(31 * 32 / (12 * 30))
+    assert found == pytest.approx(2 * 4096 * (32 - 3 - 2) * 1000**2 * spread)
+    assert found / 1e12 == pytest.approx(0.610, abs=1e-3)
 
 
 def test_a_merging_step_without_a_share_is_a_whole_one() -> None:

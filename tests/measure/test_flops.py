@@ -16,13 +16,13 @@ from harness.measure.flops import (
     flops_block,
     head_flops,
     layer_flops,
-    paper_flops,
     projector_flops,
     quadratic,
     sample_flops,
     text_flops,
     tower_flops,
 )
+from harness.measure.paper_counts import PAPERS, counts_of, d2pruner
 from harness.measure.work import Work
 
 TEXT = StackFacts(3, 64, 176, 8, 2, 8, gated=True, causal=True)
@@ -114,14 +114,14 @@ def test_causal_attention_counts_each_visible_pair_once() -> None:
 def test_published_table_follows_the_papers_formula(
     kept: int, printed: float, residual: float
 ) -> None:
-    tera = paper_flops(LLAVA_NEXT, (2880,) * 2 + (kept,) * 30, 33) / 1e12
+    tera = d2pruner(LLAVA_NEXT.text, [2913] * 2 + [kept + 33] * 30) / 1e12
     assert round(tera, 1) == printed
     assert tera - printed == pytest.approx(residual, abs=5e-4)
 
 
 def test_published_ratios_follow_too() -> None:
-    full = paper_flops(LLAVA_NEXT, (2880,) * 32, 33)
-    shares = [full / paper_flops(LLAVA_NEXT, (2880,) * 2 + (k,) * 30, 33) for k in (962, 323)]
+    full = d2pruner(LLAVA_NEXT.text, [2913] * 32)
+    shares = [full / d2pruner(LLAVA_NEXT.text, [2913] * 2 + [k + 33] * 30) for k in (962, 323)]
     assert [round(share, 2) for share in shares] == [2.82, 6.10]
 
 
@@ -144,7 +144,11 @@ def test_sample_keeps_parts_and_conventions_apart() -> None:
     )
     assert done.exact.language == done.exact.text + head
     assert done.exact_full.text == 3 * layer_flops(TEXT, 46)
-    assert done.paper == sum(4 * n * 64**2 + 2 * n**2 * 64 + 2 * n * 64 * 176 for n in (46, 19, 19))
+    assert done.paper["d2pruner"] == sum(
+        4 * n * 64**2 + 2 * n**2 * 64 + 2 * n * 64 * 176 for n in (46, 19, 19)
+    )
+    assert done.paper == counts_of(TEXT, (46, 19, 19))
+    assert done.paper_full == counts_of(TEXT, (46,) * 3)
     assert done.share_of_full < done.share_with_tower < 1
 
 
@@ -193,6 +197,10 @@ def test_block_of_a_row_averages_counts_before_it_divides() -> None:
     spent = sum(s.exact.language for s in samples)
     assert block["prefill_exact"] == spent / 2
     assert block["share_of_full"] == spent / sum(s.exact_full.language for s in samples)
-    assert block["prefill_paper"] == sum(s.paper for s in samples) / 2
-    whole = flops_block([SampleFlops(s.exact_full, s.exact_full, 1, 1) for s in samples])
+    assert block["prefill_paper"] == sum(s.paper["d2pruner"] for s in samples) / 2
+    for name in PAPERS:
+        assert block["paper"][name] == sum(s.paper[name] for s in samples) / 2
+        assert block["paper_full"][name] == sum(s.paper_full[name] for s in samples) / 2
+    full = [SampleFlops(s.exact_full, s.exact_full, s.paper_full, s.paper_full) for s in samples]
+    whole = flops_block(full)
     assert whole["share_of_full"] == whole["share_with_tower"] == 1

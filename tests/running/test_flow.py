@@ -32,7 +32,10 @@ CONTRACT: dict[str, Any] = {
     "tokens": dict.fromkeys(
         ("visual", "requested_keep", "kept_final", "layer_average", "kv_entries"), NUMBER
     ),
-    "flops": dict.fromkeys(("prefill_exact", "prefill_paper", "share_of_full"), NUMBER),
+    "flops": {
+        **dict.fromkeys(("prefill_exact", "prefill_paper", "share_of_full"), NUMBER),
+        **dict.fromkeys(("paper", "paper_full"), dict),
+    },
     "time": dict.fromkeys(("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"), NUMBER),
     "memory": dict.fromkeys(("kv_bytes", "peak_bytes"), NUMBER),
     "settings": dict.fromkeys(("model", "method", "benchmark", "engine"), dict),

@@ -1,0 +1,100 @@
+"""Which printed figures follow from formulas alone? `python -m harness.tables analytic [--cells] [--write FOLDER]`.
+
+Published cells are read from results/papers/*.csv, known misprints from misprints.csv beside them; no model is needed.
+Exit status 0: every cell is the formula's within its tolerance, or a known misprint. 1: some cell is not, and standard
+error names it. 2: a table is missing or holds what no formula can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.paths import ROOT
+from harness.tables import (
+    analytic_aircache,
+    analytic_d2pruner,
+    analytic_d3tom,
+    analytic_parallelvlm,
+    analytic_rtprune,
+)
+from harness.tables.analytic_print import cells_table, console, csv_lines, summary_table
+from harness.tables.analytic_verdicts import Claim, Judged, Misprint, judge, misprints, unused
+
+PUBLISHED = ROOT / "results" / "papers"
+
+#: Every paper's claims on its tables, by the folder that holds them.
+PAPERS: tuple[Callable[[Path], Iterator[Claim]], ...] = (
+    analytic_d2pruner.claims,
+    analytic_d3tom.claims,
+    analytic_rtprune.claims,
+    analytic_aircache.claims,
+    analytic_parallelvlm.claims,
+)
+
+
+def verdicts(folder: Path = PUBLISHED) -> tuple[list[Judged], list[Misprint]]:
+    """Return the verdict on every claim, and listed misprints that were not found to be any.
+
+    Raises:
+        UserError: a table is missing, or has a cell that no formula can read.
+    """
+    known = misprints(folder / "misprints.csv")
+    judged = judge((claim for claims in PAPERS for claim in claims(folder)), known)
+    return judged, unused(judged, known)
+
+
+def write(judged: Sequence[Judged], folder: Path) -> None:
+    """Write analytic.md (both tables) and analytic.csv (a line a cell) into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = f"{summary_table(judged)}\n{cells_table(judged)}"
+    (folder / "analytic.md").write_text(page)
+    (folder / "analytic.csv").write_text(csv_lines(judged))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the verdicts; return the exit status."""
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m harness.tables analytic", description=about)
+    parser.add_argument("--cells", action="store_true", help="a line for each cell")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="analytic.md and analytic.csv")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="folder of the tables")
+    asked = parser.parse_args(argv)
+    try:
+        judged, left = verdicts(asked.published)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(console(judged, asked.cells), end="")
+    if asked.write is not None and not _written(judged, asked.write):
+        return 2
+    wrong = [one for one in judged if one.verdict == "off"]
+    for one in wrong:
+        cell = one.claim.cell
+        print(
+            f"off: {cell.name}: printed {cell.value}, {one.claim.source} gives {one.claim.value:.6g}: {one.note}",
+            file=sys.stderr,
+        )
+    for line in left:
+        print(
+            f"off: misprints.csv lists {', '.join(filter(None, line.key))}: no claim finds it wrong",
+            file=sys.stderr,
+        )
+    return 1 if wrong or left else 0
+
+
+def _written(judged: Sequence[Judged], folder: Path) -> bool:
+    """Write the files, or say in one line why not."""
+    try:
+        write(judged, folder)
+    except OSError as error:
+        print(f"error: --write {folder}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

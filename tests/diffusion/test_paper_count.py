@@ -1,0 +1,42 @@
+"""What a row of denoised answers says by D3ToM's formula is D3ToM's cost of the run."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from harness.diffusion.records import DenoisingRecord
+from harness.diffusion.summary import run_flops
+from harness.engine.record import Record
+from harness.facts import ModelFacts, StackFacts
+from harness.measure.denoising_cost import DenoisingCost
+from methods.d3tom import D3ToM
+from methods.fastv import FastV
+
+TEXT = StackFacts(6, 64, 176, 8, 8, 8, gated=True, causal=False)
+FACTS = ModelFacts(TEXT, TEXT, None, (48, 64), 211, 40, "token", 1, frozenset())
+VISUAL, PROMPT, LENGTH, STEPS = 40, 6, 8, 4
+
+
+def run(kept: tuple[tuple[int, ...], ...]) -> Record:
+    told = DenoisingRecord(LENGTH, (2,) * STEPS, kept, (fmean((VISUAL,)),) * STEPS)
+    return Record(
+        *("0", VISUAL, PROMPT, (), kept[-1], (VISUAL,) * 6, 0, 0, LENGTH), denoising=told.entry()
+    )
+
+
+COST = DenoisingCost(64, 176, 6, STEPS, VISUAL, PROMPT + LENGTH)
+
+
+@pytest.mark.parametrize("K", [0, 3])
+def test_merging_inside_a_layer(K: int) -> None:
+    found = run_flops(D3ToM(K), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
+    assert found.paper["d3tom"] == pytest.approx(COST.merging((0.0, 0.75, 0.75, 0.75), K))
+    assert found.paper_full["d3tom"] == pytest.approx(COST.whole())
+    assert found.paper["rtprune"] > 2 * found.paper["d3tom"]  # whose MLP of layer K is whole
+
+
+def test_dropping_before_a_layer() -> None:
+    found = run_flops(FastV(2), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
+    assert found.paper["d3tom"] == pytest.approx(COST.pruning(0.75, 2))

@@ -1,0 +1,253 @@
+"""Printed figures against formulas: every cell, and what happens when a cell or the list of misprints is wrong."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.paths import ROOT
+from harness.tables import __main__ as commands
+from harness.tables import analytic
+from harness.tables.analytic_cells import Sheet
+from harness.tables.analytic_print import summary_table
+from harness.tables.analytic_verdicts import Judged, misprints, quotient
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(analytic.PUBLISHED, tmp_path / "papers"))
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    return analytic.verdicts()[0]
+
+
+def change(folder: Path, name: str, old: str, new: str) -> None:
+    """Replace what stands exactly once in a file."""
+    path = folder / name
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def test_every_cell_is_reproduced_or_a_known_misprint(capsys) -> None:
+    assert commands.main(["analytic"]) == 0
+    told = capsys.readouterr()
+    assert "455 reproduced, 53 known misprints, 0 off" in told.out
+    assert told.err == ""
+
+
+#: Cells of each table that the formulas speak of, as printed.
+COUNTS = {
+    "D2Pruner 4": {"FLOPs": 3, "FLOPs reduction factor": 3, "KV cache": 3},
+    "D3ToM 2": {"TFLOPs": 26, "TFLOPs relative": 26, "time relative": 26},
+    "D3ToM 5": {"TFLOPs": 11, "TFLOPs relative": 11, "time relative": 11},
+    "RTPrune 4": {"GFLOPs": 14, "total tokens": 14, "prefill speedup": 12},
+    "RTPrune 7": {"GFLOPs": 26, "overall": 26},
+    "AirCache 3": {"throughput": 21, "decoding latency": 21},
+    "AirCache 9": {"throughput": 42},
+    "ParallelVLM 3": {"c": 6},
+    "ParallelVLM 5": {"c": 15},
+    "ParallelVLM 7": {"speed-up, Theorem 5": 4, "speed-up, renewal": 4},
+}
+
+
+def test_no_printed_cell_of_these_columns_is_left_out(judged) -> None:
+    found = Counter(
+        (f"{one.claim.cell.paper} {one.claim.cell.table}", one.claim.column) for one in judged
+    )
+    wanted = {(table, name): n for table, names in COUNTS.items() for name, n in names.items()}
+    assert {key: found[key] for key in wanted} == wanted
+
+
+#: The known slips, by table: those of the papers' cost and speed figures.
+SLIPS = {
+    "D2Pruner 4": 1,
+    "D3ToM 2": 2,
+    "D3ToM 5": 5,
+    "RTPrune 4": 1,
+    "AirCache 3": 1,
+    "AirCache 9": 41,
+    "ParallelVLM 5": 1,
+    "ParallelVLM 6": 1,
+}
+
+
+def test_misprints_are_those_of_the_list_and_no_more(judged) -> None:
+    wrong = [one.claim.cell for one in judged if one.verdict == "misprint"]
+    assert Counter(f"{cell.paper} {cell.table}" for cell in wrong) == SLIPS
+
+
+def residuals(judged: list[Judged], paper: str, table: str, column: str) -> list[float]:
+    found = [one.claim for one in judged if one.claim.column == column]
+    cells = [one for one in found if (one.cell.paper, one.cell.table) == (paper, table)]
+    return [one.residual for one in cells]
+
+
+def test_residuals_of_deepseek_ocr_are_those_that_were_found_by_hand(judged) -> None:
+    by_hand = [
+        *(-0.012, -0.025, 0.026, 0.026, 0.043, 0.043, 0.043),  # Base
+        *(-0.136, -0.095, -0.095, 0.039, -0.103, 0.039, 0.039),  # Large
+    ]
+    found = residuals(judged, "RTPrune", "4", "GFLOPs")
+    assert found == pytest.approx(by_hand, abs=6e-4)
+    base = residuals(judged, "RTPrune", "7", "GFLOPs")[1:13]
+    wanted = [-0.004, 0.022, 0.049, -0.025, 0.002, 0.028, -0.045, -0.018, 0.008, 0.035, -0.039]
+    assert base == pytest.approx([*wanted, -0.012], abs=6e-4)
+
+
+def test_table_7_of_parallel_decoding(judged) -> None:
+    found = {
+        column: [one.claim.value for one in judged if one.claim.column == column]
+        for column in ("speed-up, Theorem 5", "speed-up, renewal")
+    }
+    # 0.01: the worked figures were rounded on their way.
+    assert found["speed-up, Theorem 5"] == pytest.approx([3.70, 3.33, 2.97, 2.43], abs=0.01)
+    assert found["speed-up, renewal"][5:] == pytest.approx([3.50, 3.42, 3.19, 2.79], abs=0.01)
+
+
+def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
+    exact = {
+        (one.claim.cell.paper, one.claim.cell.value): one.claim.exact
+        for one in judged
+        if one.claim.exact is not None
+    }
+    # By hand: 32 layers of 2,913 tokens, 4 + 4 MLP and key products of 2 n d^2 or 2 n d m, causal pairs twice 2 d.
+    n, d, m = 2913, 4096, 11008
+    layer = 2 * n * (4 * d * d + 3 * d * m) + 4 * d * n * (n + 1) / 2
+    assert exact["D2Pruner", "16.9"] == pytest.approx(32 * layer / 1e12)
+    assert exact["D2Pruner", "1512"] == pytest.approx(n * 524288 / 1e6)
+    # LLaDA has no grouped keys, a gated MLP and sees every pair: twice the paper's multiply-adds.
+    assert exact["D3ToM", "262.60"] == pytest.approx(2 * 262.599, abs=0.01)
+    # Two FLOPs a multiply-add, as RTPrune counts; masked pairs are spared, 11 routers of 64 experts are not.
+    spared, routers = 12 * 4 * 1280 * 283 * 282 / 2, 11 * 2 * 283 * 1280 * 64
+    own = 235.6878336e9
+    assert exact["RTPrune", "235.7"] == pytest.approx((own - spared + routers) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "cell"),
+    [
+        ("d2pruner_table4.csv", ",FLOPs,6.0,T", ",FLOPs,6.1,T", "33.4% visual tokens"),
+        ("d2pruner_table4.csv", ",KV cache,198,", ",KV cache,199,", "11.2% visual tokens"),
+        ("d3tom_table2.csv", ",TFLOPs,187.18,", ",TFLOPs,187.19,", "PDrop, 50% tokens"),
+        ("d3tom_table5.csv", ",TFLOPs,151.98,", ",TFLOPs,151.99,", "merge layer index 11"),
+        ("rtprune_table7.csv", ",GFLOPs,305.0,", ",GFLOPs,305.1,", "at layer 3, 300 tokens"),
+        ("aircache_table3.csv", ",throughput,500,", ",throughput,501,", "batch 8, prompt 2k"),
+        ("parallelvlm_table7.csv", ",speedup vs AR,2.90,", ",speedup vs AR,2.80,", "alpha=0.99"),
+    ],
+)
+def test_a_changed_digit_is_found_and_named(published, capsys, name, old, new, cell) -> None:
+    change(published, name, old, new)
+    assert analytic.main(["--published", str(published)]) == 1
+    told = capsys.readouterr().err
+    assert cell in told
+    assert all(line.startswith("off: ") for line in told.splitlines())
+
+
+def test_a_misprint_counts_only_as_it_is_printed(published, capsys) -> None:
+    change(published, "aircache_table9.csv", ",throughput,214,", ",throughput,215,")
+    assert analytic.main(["--published", str(published)]) == 1
+    assert "as a misprint it is listed with 214" in capsys.readouterr().err
+
+
+def test_a_misprint_that_is_none_is_told(published, capsys) -> None:
+    change(published, "aircache_table9.csv", ",throughput,214,", ",throughput,281,")
+    assert analytic.main(["--published", str(published)]) == 1
+    assert "no claim finds it wrong" in capsys.readouterr().err
+
+
+def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
+    change(published, "misprints.csv", ",214,281,", ",214,291,")
+    assert analytic.main(["--published", str(published)]) == 1
+    assert "misprints.csv has 291 instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("d2pruner_table4.csv", ",FLOPs,6.0,T", ",FLOPs,six,T", "'six' is not a number"),
+        ("d3tom_table2.csv", ",LLaVA-Bench,,TFLOPs,187.18,", ",LLaVA-Bench,,TFLOP,187.18,", "has no cell"),
+        ("rtprune_table4.csv", "256 visual tokens\",olmOCR-Bench,,GFLOP", "256\",olmOCR-Bench,,GFLOP", "budget="),
+        ("d2pruner_table4.csv", "paper,table,", "paper,number,", "has columns"),
+        ("rtprune_table4.csv", ",total tokens,431,tokens", ",total tokens,431", "has not 10 fields"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line(published, capsys, name, old, new, told) -> None:
+    change(published, name, old, new)
+    assert analytic.main(["--published", str(published)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_table_is_one_line(published, capsys) -> None:
+    (published / "rtprune_table7.csv").unlink()
+    assert analytic.main(["--published", str(published)]) == 2
+    assert "rtprune_table7.csv is missing" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_refused(capsys) -> None:
+    assert commands.main(["analytical"]) == 2
+    assert "valid: analytic" in capsys.readouterr().err
+
+
+def test_cells_and_files(tmp_path, capsys, judged) -> None:
+    assert analytic.main(["--cells", "--write", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(judged) + 2
+    with (tmp_path / "out" / "analytic.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["formula"]) for line in lines] == [one.claim.value for one in judged]
+    assert [line["verdict"] for line in lines] == [one.verdict for one in judged]
+    columns = {
+        (line["paper"], line["table"], one.claim.column)
+        for line, one in zip(lines, judged, strict=True)
+    }
+    page = (tmp_path / "out" / "analytic.md").read_text()
+    assert (
+        page.count("\n") == len(columns) + len(judged) + 5
+    )  # two heads, their rules and a line between
+
+
+def test_the_page_has_these_figures(judged) -> None:
+    assert summary_table(judged) in (ROOT / "docs" / "tables_analytic.md").read_text()
+
+
+def test_quotients_are_allowed_what_rounding_takes() -> None:
+    sheet = Sheet.read(analytic.PUBLISHED, "D2Pruner", 4)
+    for cell in sheet.column("prefill time reduction factor"):
+        own = sheet.beside(cell, metric="prefill time")
+        plain = sheet.beside(own, method="Vanilla", budget="100% visual tokens")
+        claim = quotient(cell, plain, own)
+        ends = [(plain.number + a * 0.5) / (own.number + b * 0.5) for a in (-1, 1) for b in (-1, 1)]
+        spread = max(abs(end - claim.value) for end in ends)
+        assert claim.tolerance == pytest.approx(cell.half + spread, rel=0.02)
+
+
+def test_every_misprint_says_why_and_where() -> None:
+    with (analytic.PUBLISHED / "misprints.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert all(line["why"] and line["source"].startswith("arXiv ") for line in lines)
+    assert len({one.key for one in misprints(analytic.PUBLISHED / "misprints.csv")}) == len(lines)
+
+
+def test_no_model_library_is_loaded() -> None:
+    code = "import sys; from harness.tables import analytic; analytic.main([]); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert analytic.main(["--write", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith("error: --write ")
