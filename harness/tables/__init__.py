@@ -1,0 +1,1 @@
+"""Published tables, as data with provenance, and what can be held against them."""
