@@ -10,8 +10,11 @@ from statistics import fmean
 from harness.tables.filling import Filled
 from harness.tables.published import Average, Cell
 
+#: What a cell of a line is of: benchmark, split, metric.
+Place = tuple[str, ...]
+
 #: A line's cells by what they are of.
-Line = Mapping[tuple[str, str], Filled]
+Line = Mapping[Place, Filled]
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,11 @@ def averages(filled: Sequence[Filled], rule: Average | None) -> list[Averaged]:
     """Return the averages of every line of a table that prints one."""
     if rule is None:
         return []
-    found = []
-    for group in _grouped(filled, ("model", "metric")).values():
-        found += _of_model([one for one in group if one.cell.benchmark == rule.benchmark], filled, rule)
-    return found
+    printed: dict[tuple[str, ...], list[Filled]] = defaultdict(list)
+    for one in filled:
+        if rule.prints(one.cell):
+            printed[one.cell.model, one.cell.metric].append(one)
+    return [one for group in printed.values() for one in _of_group(group, filled, rule)]
 
 
 def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[Filled]:
@@ -67,22 +71,20 @@ def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[F
     return out
 
 
-def _of_model(printed: Sequence[Filled], filled: Sequence[Filled], rule: Average) -> list[Averaged]:
-    if not printed:
-        return []
+def _of_group(printed: Sequence[Filled], filled: Sequence[Filled], rule: Average) -> list[Averaged]:
+    """Return the averages of one model, all of one metric."""
     first = printed[0].cell
-    metric = first.metric if rule.rule == "mean" else None
-    lines: dict[tuple[str, str], dict[tuple[str, str], Filled]] = defaultdict(dict)
-    reference: dict[tuple[str, str], Filled] = {}
+    lines: dict[tuple[str, str], dict[tuple[str, ...], Filled]] = defaultdict(dict)
+    reference: dict[tuple[str, ...], Filled] = {}
     for one in filled:
         cell = one.cell
-        if cell.model != first.model or cell.benchmark == rule.benchmark:
+        if cell.model != first.model or rule.prints(cell) or cell.metric in RELATIVE:
             continue
-        if metric is not None and cell.metric != metric:
+        if rule.rule == "mean" and cell.metric != first.metric:
             continue
-        if cell.metric in RELATIVE:
+        if rule.rule == "omnidocbench" and cell.metric not in OMNIDOCBENCH:
             continue
-        where = (cell.benchmark, cell.split)
+        where = (cell.benchmark, cell.split, cell.metric)
         lines[cell.method, cell.budget][where] = one
         if cell.method == rule.reference:
             reference.setdefault(where, one)
@@ -94,56 +96,56 @@ def _of_model(printed: Sequence[Filled], filled: Sequence[Filled], rule: Average
     ]
 
 
+#: What OmniDocBench's Overall is made of: by what each is multiplied, and what that is added to.
+OMNIDOCBENCH = {"text_edit": (-100.0, 100.0), "formula_cdm": (1.0, 0.0), "table_teds": (1.0, 0.0)}
+
 #: Metrics that are no scores of a benchmark but stand among them.
 RELATIVE = ("relative performance", "TFLOPs", "TFLOPs relative", "time", "time relative")
 
 
-def _averaged(cell: Cell, line: Line, reference: Line, shared: set[tuple[str, str]], rule: Average) -> Averaged:
-    def mean(places: Iterable[tuple[str, str]], measured: bool) -> float | None:
+def _averaged(
+    cell: Cell, line: Line, reference: Line, shared: set[Place], rule: Average
+) -> Averaged:
+    def mean(places: Iterable[Place], measured: bool) -> float | None:
         values = [_share(line[one], reference.get(one), rule, measured) for one in places]
         known = [value for value in values if value is not None]
         return fmean(known) if known and len(known) == len(values) else None
 
     printed = [place for place, one in line.items() if one.cell.value]
-    slack = cell.half + _slack(line, reference, printed, rule)
     return Averaged(
         cell,
-        mean(printed, False) if printed else None,
-        slack,
-        mean(sorted(shared), False) if shared else None,
-        mean(printed, True) if printed else None,
+        mean(printed, False),
+        cell.half + _slack(line, reference, printed, rule),
+        mean(sorted(shared), False),
+        mean(printed, True),
         len(shared),
     )
 
 
 def _share(one: Filled, whole: Filled | None, rule: Average, measured: bool) -> float | None:
+    """Return what a cell adds to an average."""
     value = one.value if measured else one.cell.number
-    if rule.rule == "mean" or value is None:
-        return value
-    if whole is None:
+    if value is None:
         return None
-    unit = whole.value if measured else whole.cell.number
+    if rule.rule == "omnidocbench":
+        times, plus = OMNIDOCBENCH[one.cell.metric]
+        return times * value + plus
+    if rule.rule == "mean":
+        return value
+    unit = None if whole is None else (whole.value if measured else whole.cell.number)
     return 100 * value / unit if unit else None
 
 
-def _slack(line: Line, reference: Line, places: Sequence[tuple[str, str]], rule: Average) -> float:
+def _slack(line: Line, reference: Line, places: Sequence[Place], rule: Average) -> float:
     """Return by how much rounding of the printed cells may move their average, at most."""
-    if not places:
-        return 0.0
-    if rule.rule == "mean":
-        return fmean(line[place].cell.half for place in places)
-    lost = []
+    lost = [0.0]
     for place in places:
         one, whole = line[place].cell, reference.get(place)
-        if whole is None or not whole.cell.number or one.number is None:
-            continue
-        share = one.number / whole.cell.number
-        lost.append(100 * (one.half + share * whole.cell.half) / whole.cell.number)
-    return fmean(lost) if lost else 0.0
-
-
-def _grouped(filled: Iterable[Filled], keys: Sequence[str]) -> dict[tuple[str, ...], list[Filled]]:
-    found: dict[tuple[str, ...], list[Filled]] = defaultdict(list)
-    for one in filled:
-        found[tuple(getattr(one.cell, key) for key in keys)].append(one)
-    return found
+        if rule.rule == "omnidocbench":
+            lost.append(one.half * abs(OMNIDOCBENCH[one.metric][0]))
+        elif rule.rule == "mean":
+            lost.append(one.half)
+        elif whole is not None and whole.cell.number and one.number is not None:
+            share = one.number / whole.cell.number
+            lost.append(100 * (one.half + share * whole.cell.half) / whole.cell.number)
+    return sum(lost) / max(len(places), 1)

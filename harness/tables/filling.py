@@ -103,10 +103,12 @@ TOLD = frozenset(
     {
         "method.draft",
         "model.weights",
+        "model.prompt",
         "model.video.frames",
         "benchmark.prompt_tokens",
         "benchmark.new_tokens",
         "engine.batch_size",
+        "engine.rescore",
     }
 )
 

@@ -80,6 +80,12 @@ class Cell:
         return float(self.value) if self.value else None
 
     @property
+    def column(self) -> str:
+        """The column of a budget: `50%` of `50% visual KV`; of a row printed once for each column, what its split says."""
+        named = self.split.startswith("column ")
+        return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
+
+    @property
     def half(self) -> float:
         """Half a unit of the last printed digit: what rounding takes or gives."""
         return 0.5 * 10.0 ** -self.digits
@@ -95,16 +101,20 @@ class Average:
     """How a table averages.
 
     Attributes:
-        benchmark: the name of its column; null: none.
-        rule: ratios (mean of value over reference, in percent) or mean.
-        of: the metric of the reference rows' method, for ratios.
+        where: what the printed averages have in common, by keys of a cell.
+        rule: ratios (mean of value over reference, in percent), mean, or omnidocbench.
+        reference: the method of the reference rows, for ratios.
         why: what is known of the paper's own rule.
     """
 
-    benchmark: str
+    where: Mapping[str, str]
     rule: str
     reference: str = ""
     why: str = ""
+
+    def prints(self, cell: Cell) -> bool:
+        """Say whether a cell is a printed average."""
+        return all(getattr(cell, key) == value for key, value in self.where.items())
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def choose(rows: Iterable[Measured], positions: str, limit: int | None, notes: N
             counts[row.cell[:2]] = limit
     chosen = []
     for row in fitting:
-        if row.samples == counts[row.cell[:2]]:
+        # A batch of composed prompts is as many samples as it was asked to be.
+        composed = row.settings["benchmark.prompt_tokens"] is not None
+        if composed or row.samples == counts[row.cell[:2]]:
             chosen.append(row)
         else:
             text = f"{row.key} {row.samples} of {row.cell[1]}, not {counts[row.cell[:2]]}"
@@ -149,11 +151,12 @@ def _measured(row: Mapping[str, Any], committed: float) -> Measured:
         **{f"method.params.{key}": value for key, value in given["method"]["params"].items()},
         "method.draft": (given.get("draft") or {}).get("name"),
         "model.weights": given["model"].get("weights"),
+        "model.prompt": given["model"].get("prompt"),
         "model.video.frames": (given["model"].get("video") or {}).get("frames"),
         **{
             f"benchmark.{key}": given["benchmark"].get(key) for key in ("prompt_tokens", "new_tokens")
         },
-        "engine.batch_size": given["engine"].get("batch_size"),
+        **{f"engine.{key}": given["engine"].get(key) for key in ("batch_size", "rescore")},
     }
     environment = extra.get("environment", {})
     code = [str(environment.get(name)) for name in ("commit", "torch", "transformers", "lmms_eval")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -70,9 +70,11 @@ def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
     )
     found: dict[str, Any] = {}
     for part in parts:
-        if isinstance(part, str):
-            return part
-        found |= part
+        for own in _parts(part, cell):
+            if isinstance(own, str):
+                return own
+            found |= own
+    found = {key: value for key, value in found.items() if value is not None}
     if found.get("method") == "none":
         # Nothing is dropped, so that nothing of a budget or a method counts.
         found = {key: value for key, value in found.items() if not key.startswith("method.")}
@@ -86,7 +88,21 @@ def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
         run, unlike = stand_ins().apply(run, model), f"{model} in place of {run['model']}"
         found.pop("metric", None)
     ordered = {**{key: run[key] for key in FIRST}, **run}
-    return Wanted(ordered, *_number(found, run["benchmark"]), unlike)
+    of, scale = _number(found, run["benchmark"])
+    if cell.unit == "fraction" and "of" not in found:
+        scale /= 100
+    return Wanted(ordered, of, scale, unlike)
+
+
+def _parts(part: str | Mapping[str, Any], cell: Cell) -> Iterator[str | Mapping[str, Any]]:
+    """Yield an entry of a paper's file, and what it adds for this cell."""
+    if isinstance(part, str):
+        yield part
+        return
+    yield {key: value for key, value in part.items() if key != "at"}
+    for name, more in part.get("at", {}).items():
+        if name in cell.key:
+            yield more
 
 
 def _number(found: Mapping[str, Any], benchmark: str) -> tuple[str, float]:
