@@ -11,7 +11,7 @@ from harness.tables.averages import Averaged, averages, with_averages
 from harness.tables.filling import Filled, Shelf, fill
 from harness.tables.published import FOLDER, Paper, Printed, read_cells, read_paper
 from harness.tables.rows import Measured, Notes
-from harness.tables.wanted import Wanted, wanted
+from harness.tables.wanted import Wanted, text, wanted
 
 
 @dataclass(frozen=True)
@@ -159,5 +159,5 @@ def _telling(filled: Sequence[Filled], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _quoted(value: object) -> str:
-    text = str(value)
-    return f"'{text}'" if "$" in text else text
+    said = text(value)
+    return f"'{said}'" if "$" in said else said

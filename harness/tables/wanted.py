@@ -47,7 +47,12 @@ class Wanted:
     @property
     def line(self) -> tuple[str, ...]:
         """The overrides as a command line has them."""
-        return tuple(f"{key}={value}" for key, value in self.overrides.items())
+        return tuple(f"{key}={text(value)}" for key, value in self.overrides.items())
+
+
+def text(value: Any) -> str:
+    """Return a value as a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
@@ -60,11 +65,11 @@ def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
     """
     entry = paper.tables[cell.table]
     parts = (
+        {"budget": RULE},
         paper.models.get(cell.model, {}),
         paper.budgets.get(cell.budget, {}),
         paper.benchmarks.get(place(cell), paper.benchmarks.get(cell.benchmark, {})),
         paper.metrics.get(cell.metric, {}),
-        {"budget": RULE},
         entry.overrides,
         {**paper.methods, **entry.methods}.get(cell.method, {}),
     )
