@@ -1,4 +1,4 @@
-"""A sweep of several grids: what a preset says under `grids`, where one product of all values would have cells that nobody asked for.
+"""A sweep of several grids, which a preset lists under `grids` where one product would have cells that nobody asks for.
 
 Each grid is a table of overrides, `ratio: 0.5,0.9`, whose product is run, one grid after the other. On the command line
 `method=a,b` picks out of the grids what they have of it, likewise `ratio` and `benchmark`; values that no grid has, and
@@ -27,7 +27,7 @@ Grid = dict[str, Any]
 
 
 def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str]] | None:
-    """Return the overrides of each grid of a composed preset, those of the command line among them; None where it has none.
+    """Return the overrides of each grid of a preset, those of the command line among them; None where it has none.
 
     Args:
         config: the preset, composed with the overrides that are no sweeps.
@@ -46,7 +46,11 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
     given = {_name(one): one for one in overrides}
     model = str(given["model"].value()) if "model" in given else None
     tables = (fields.table(f"{KEY}.{number}", one) for number, one in enumerate(raw))
-    grids = [_on(table, model) for table in tables]
+    grids = [grid for grid in (_on(table, model) for table in tables) if grid is not None]
+    if not grids:
+        raise UserError(
+            f"model={model}: nothing stands for a benchmark of these {KEY}; valid: a line in conf/stand_ins.yaml"
+        )
     picked = set()
     for key in PICKED:
         values = _values(given[key]) if key in given else []
@@ -83,15 +87,17 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _on(grid: Mapping[str, Any], model: str | None) -> Grid:
-    """Return a grid as it runs on the command line's model."""
+def _on(grid: Mapping[str, Any], model: str | None) -> Grid | None:
+    """Return a grid as it runs on the command line's model; None where nothing stands for its benchmarks."""
     known = stand_ins()
     if model not in known.models:
         return dict(grid)
     kept = {key: value for key, value in grid.items() if key not in known.keys}
-    names = filter(None, str(grid.get("benchmark", "")).split(","))
-    stands = (known.apply({"benchmark": name}, model)["benchmark"] for name in names)
-    return kept | {"benchmark": ",".join(dict.fromkeys(stands))}
+    names = str(grid.get("benchmark", "")).split(",")
+    stands = ",".join(
+        dict.fromkeys(known.benchmarks[one] for one in names if one in known.benchmarks)
+    )
+    return kept | {"benchmark": stands} if stands else None
 
 
 def _line(grid: Grid, replaced: Collection[str]) -> Iterable[str]:

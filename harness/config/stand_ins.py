@@ -16,7 +16,13 @@ PATH = ROOT / "conf" / "stand_ins.yaml"
 
 @dataclass(frozen=True)
 class StandIns:
-    """Attributes: models that take them, keys that only published models have, and benchmarks by the published one's."""
+    """What the file says.
+
+    Attributes:
+        models: that take stand-ins.
+        keys: of grids that only published models have.
+        benchmarks: what stands for a published one, by its name.
+    """
 
     models: tuple[str, ...]
     keys: tuple[str, ...]

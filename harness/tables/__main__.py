@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.tables", description=__doc__)
     parser.add_argument("paper", help=f"{', '.join(papers())} or all")
     parser.add_argument("numbers", nargs="*", metavar="N", help="tables of it; all by default")
-    parser.add_argument("--store", type=rooted, action="append", help="a run store (default: results)")
+    parser.add_argument(
+        "--store", type=rooted, action="append", help="a run store (default: results)"
+    )
     parser.add_argument("--model", help="an embedded model in place of the printed ones")
     parser.add_argument("--positions", help="rows under this position policy (default: original)")
     parser.add_argument("--limit", type=int, help="rows of so many samples (default: the most)")
@@ -75,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever reads has had enough, as `head` has; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     for note in notes:
         print(note, file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""Averages of a table by its paper's rule and by one that treats all rows alike, and printed ones that do not follow."""
+"""Averages of a table by its paper's rule and by one that treats all rows alike; printed ones that do not follow."""
 
 from __future__ import annotations
 
@@ -58,8 +58,16 @@ def averages(filled: Sequence[Filled], rule: Average | None) -> list[Averaged]:
     return [one for group in printed.values() for one in _of_group(group, filled, rule)]
 
 
-def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[Filled]:
-    """Return the cells, printed averages with what was measured of them and what is wrong in print."""
+def with_averages(
+    filled: Sequence[Filled], found: Iterable[Averaged], apart: str = ""
+) -> list[Filled]:
+    """Return the cells, printed averages with what was measured of them and what is wrong in print.
+
+    Args:
+        filled: of a table.
+        found: its averages.
+        apart: why measured ones need not be the printed ones.
+    """
     by_key = {one.cell.key: one for one in found}
     out = []
     for one in filled:
@@ -67,7 +75,7 @@ def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[F
         if average is None:
             out.append(one)
         else:
-            out.append(replace(one, value=average.own, remark=average.remark))
+            out.append(replace(one, value=average.own, remark=average.remark, apart=apart))
     return out
 
 

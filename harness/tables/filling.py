@@ -26,6 +26,7 @@ class Filled:
         row: where that comes from.
         analytic: what a formula says of the cell, and which one.
         remark: of an average, what does not follow in print.
+        apart: of an average, why it need not be the printed one.
     """
 
     cell: Cell
@@ -35,6 +36,7 @@ class Filled:
     row: Measured | None = None
     analytic: tuple[float, str] | None = None
     remark: str = ""
+    apart: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -46,7 +48,7 @@ class Filled:
     @property
     def unlike(self) -> str:
         """Why the measured number need not be the printed one; empty where it is meant to be."""
-        return self.run.unlike if isinstance(self.run, Wanted) else ""
+        return self.run.unlike if isinstance(self.run, Wanted) else self.apart
 
     @property
     def verdict(self) -> str:

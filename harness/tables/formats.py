@@ -16,7 +16,17 @@ from harness.tables.wanted import Wanted
 
 #: What a line of the CSV says beside the printed cell.
 BESIDE = (
-    *("measured", "stderr", "difference", "verdict", "samples", "whole", "run_key", "analytic", "formula"),
+    *(
+        "measured",
+        "stderr",
+        "difference",
+        "verdict",
+        "samples",
+        "whole",
+        "run_key",
+        "analytic",
+        "formula",
+    ),
     *("remark", "missing"),
 )
 
@@ -87,7 +97,9 @@ def page(table: Table) -> str:
     for headings, lines in _blocks(table):
         if headings:
             text = html.escape(", ".join(headings))
-            body.append(f'<tr><th colspan="{len(table.columns) + 1}" class="block">{text}</th></tr>')
+            body.append(
+                f'<tr><th colspan="{len(table.columns) + 1}" class="block">{text}</th></tr>'
+            )
         for line in lines:
             cells = "".join(_html_cell(line.cells.get(column)) for column in table.columns)
             body.append(f"<tr><th>{html.escape(line.label or '-')}</th>{cells}</tr>")
@@ -106,7 +118,9 @@ def page(table: Table) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(wording.title(table))}</title>\n'
         f"<style>{STYLE}</style>\n<h1>{html.escape(wording.title(table))}</h1><p>{about}</p>\n"
-        f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>\n" + "\n".join(body) + "\n</tbody></table>\n"
+        f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>\n"
+        + "\n".join(body)
+        + "\n</tbody></table>\n"
         + "\n".join(sections)
         + "</html>\n"
     )

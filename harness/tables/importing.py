@@ -1,4 +1,4 @@
-"""`python -m harness.tables.importing DIR`: takes transcribed tables over into results/papers, once all of them are whole.
+"""`python -m harness.tables.importing DIR`: takes transcribed tables over into results/papers, once all are whole.
 
 DIR holds `<paper>_table<N>.csv`, a line a cell. What each paper has, with names, counts and provenance, stands in
 results/papers/<paper>.yaml. Every file is checked before one is written; values are taken over as they are printed.
@@ -39,7 +39,9 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in found}
     for path in sorted(source.glob("*.csv")):
         if path.name not in names | {"provenance.csv"}:
-            raise UserError(f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}")
+            raise UserError(
+                f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}"
+            )
     written = []
     for paper, number, cells in found:
         path = target / f"{paper.slug}_table{number}.csv"

@@ -34,7 +34,7 @@ def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
 
 
 def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
-    """Return grids whose products are exactly these runs: benchmarks, then methods, then ratios joined where all else is equal."""
+    """Return grids whose products are these runs: benchmarks, methods, ratios joined where all else is equal."""
     found: list[Grid] = [{**run, **{key: (text(run[key]),) for key in LISTED}} for run in runs]
     for key in ("benchmark", "method", "ratio"):
         joined: dict[tuple[Any, ...], Grid] = {}
@@ -56,9 +56,10 @@ def preset(paper: Paper, number: str) -> str | None:
     name = f"{paper.slug}_table{number}"
     entry = paper.tables[number]
     about = (
-        f"{paper.paper} (arXiv {paper.arxiv}), Table {number}: {entry.title}. `python run.py -m +experiment={name}`, then "
-        f"`python -m harness.tables {paper.slug} {number}`. On the embedded model and what stands for the benchmarks "
-        f"(conf/stand_ins.yaml): model=seedling here, --model seedling there. Cells that cannot run are left out and listed."
+        f"{paper.paper} (arXiv {paper.arxiv}), Table {number}: {entry.title}. "
+        f"`python run.py -m +experiment={name}`, then `python -m harness.tables {paper.slug} {number}`. On the "
+        "embedded model and what stands for the benchmarks (conf/stand_ins.yaml): model=seedling here, --model "
+        "seedling there. Cells that cannot run are left out and listed."
     )
     lines = [
         "# @package _global_",

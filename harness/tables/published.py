@@ -1,4 +1,4 @@
-"""What papers print: `results/papers/<paper>_table<N>.csv`, a line a cell, and `<paper>.yaml`, where it comes from and what its names mean.
+"""What papers print: `results/papers/<paper>_table<N>.csv`, a line a cell, and `<paper>.yaml`, what its names mean.
 
 A file is read whole or refused, with its name and the line: columns, paper and table, known names, known units, values
 that are numbers or empty, no cell twice, and as many lines as the paper's file says.
@@ -81,14 +81,14 @@ class Cell:
 
     @property
     def column(self) -> str:
-        """The column of a budget: `50%` of `50% visual KV`; of a row printed once for each column, what its split says."""
+        """The column of a budget: `50%` of `50% visual KV`; of a row printed for each column, what its split says."""
         named = self.split.startswith("column ")
         return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
 
     @property
     def half(self) -> float:
         """Half a unit of the last printed digit: what rounding takes or gives."""
-        return 0.5 * 10.0 ** -self.digits
+        return 0.5 * 10.0**-self.digits
 
     @property
     def digits(self) -> int:
@@ -218,7 +218,9 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, 
                 raise UserError(f"{path}, line {lines.line_num}: {where} stands there twice")
             found[cell.key] = cell
     if len(found) != entry.cells:
-        raise UserError(f"{path}: {len(found)} cells; valid: {entry.cells}, as {paper.slug}.yaml says")
+        raise UserError(
+            f"{path}: {len(found)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
+        )
     return tuple(found.values())
 
 
@@ -251,7 +253,9 @@ def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) ->
     if place(cell) not in paper.benchmarks and cell.benchmark not in paper.benchmarks:
         raise UserError(f"{where}: {unknown_name('benchmark', place(cell), paper.benchmarks)}")
     if cell.value and not _is_number(cell.value):
-        raise UserError(f"{where}: value={cell.value!r} is not a number; valid: a number or nothing")
+        raise UserError(
+            f"{where}: value={cell.value!r} is not a number; valid: a number or nothing"
+        )
     return cell
 
 

@@ -1,4 +1,4 @@
-"""Rows of stores for tables: of each only what a table asks, so that a hundred thousand take seconds, and what is wrong is named."""
+"""Rows of stores for tables: of each only what a table asks, so that a hundred thousand fit; what is wrong is named."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class Notes:
         return told
 
 
-def read_rows(stores: Sequence[Path], cells: Collection[tuple[str, str]], notes: Notes) -> list[Measured]:
+def read_rows(
+    stores: Sequence[Path], cells: Collection[tuple[str, str]], notes: Notes
+) -> list[Measured]:
     """Return the rows of stores that are of asked models and benchmarks, the oldest first.
 
     Args:
@@ -84,13 +86,18 @@ def read_rows(stores: Sequence[Path], cells: Collection[tuple[str, str]], notes:
         for one in _read(store, wanted, notes):
             other = found.get(one.key)
             if other is not None and other.numbers != one.numbers:
-                notes.add("keys stand in several stores with different numbers (the newest counts)", one.key)
+                notes.add(
+                    "keys stand in several stores with different numbers (the newest counts)",
+                    one.key,
+                )
             if other is None or other.committed <= one.committed:
                 found[one.key] = one
     return sorted(found.values(), key=lambda one: (one.committed, one.key))
 
 
-def choose(rows: Iterable[Measured], positions: str, limit: int | None, notes: Notes) -> list[Measured]:
+def choose(
+    rows: Iterable[Measured], positions: str, limit: int | None, notes: Notes
+) -> list[Measured]:
     """Return the rows that may stand in one table, and note the others.
 
     Args:
@@ -104,7 +111,9 @@ def choose(rows: Iterable[Measured], positions: str, limit: int | None, notes: N
         if row.positions in (None, positions):
             fitting.append(row)
         else:
-            notes.add(f"rows under another position policy than {positions}", f"{row.key} {row.positions}")
+            notes.add(
+                f"rows under another position policy than {positions}", f"{row.key} {row.positions}"
+            )
     counts: dict[tuple[Any, ...], int] = {}
     for row in fitting:
         if limit is None:
@@ -154,7 +163,8 @@ def _measured(row: Mapping[str, Any], committed: float) -> Measured:
         "model.prompt": given["model"].get("prompt"),
         "model.video.frames": (given["model"].get("video") or {}).get("frames"),
         **{
-            f"benchmark.{key}": given["benchmark"].get(key) for key in ("prompt_tokens", "new_tokens")
+            f"benchmark.{key}": given["benchmark"].get(key)
+            for key in ("prompt_tokens", "new_tokens")
         },
         **{f"engine.{key}": given["engine"].get(key) for key in ("batch_size", "rescore")},
     }

@@ -1,4 +1,4 @@
-"""One published table rebuilt: its cells in the paper's own layout, averages, and what fills the cells that are missing."""
+"""One published table rebuilt: its cells in the paper's own layout, averages, and what fills the missing ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class Table:
 
     def unreachable(self) -> dict[str, int]:
         """Return how many printed cells no run fills, by the reason."""
-        reasons = Counter(one.run for one in self.filled if isinstance(one.run, str) and one.cell.value)
+        reasons = Counter(
+            one.run for one in self.filled if isinstance(one.run, str) and one.cell.value
+        )
         return {str(reason): count for reason, count in reasons.items()}
 
 
@@ -124,7 +126,8 @@ def build(
     entry = paper.tables[number]
     filled = fill(paper, cells, Shelf(rows), notes, model, analytic)
     averaged = averages(filled, entry.average)
-    filled = with_averages(filled, averaged)
+    apart = "" if model is None else f"{model} in place of the printed models"
+    filled = with_averages(filled, averaged, apart)
     columns = _telling(filled, entry.columns)
     leading = _telling(filled, entry.rows)
     lines: dict[tuple[str, ...], dict[tuple[str, ...], Filled]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""Which run fills a printed cell: the names of a paper's file put together to one command line, or why there is none."""
+"""Which run fills a printed cell: the names of a paper's file put together to one command line, or why none does."""
 
 from __future__ import annotations
 
@@ -90,6 +90,8 @@ def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
         return f"the table does not say its {missing[0]}"
     unlike = found.get("unlike", "")
     if model is not None and model != run["model"]:
+        if run["benchmark"] not in stand_ins().benchmarks:
+            return f"nothing stands for {run['benchmark']} on {model}"
         run, unlike = stand_ins().apply(run, model), f"{model} in place of {run['model']}"
         found.pop("metric", None)
     ordered = {**{key: run[key] for key in FIRST}, **run}

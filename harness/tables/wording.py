@@ -8,9 +8,9 @@ from harness.tables.filling import Filled
 from harness.tables.table import Table
 
 LEGEND = (
-    "A cell holds what was measured, and in brackets what is printed, the difference and the verdict; of a cell that "
-    "nothing measured the brackets alone; behind = what a formula gives; † an average that does not follow from the cells "
-    "printed beside it."
+    "A cell holds what was measured, and in brackets what is printed, the difference and the verdict; of a cell "
+    "that nothing measured the brackets alone; behind = what a formula gives; † an average that does not follow from "
+    "the cells printed beside it."
 )
 
 
@@ -56,8 +56,8 @@ def source(table: Table) -> str:
     if table.model is None:
         return text
     return (
-        f"{text} Measured on {table.model} and its benchmarks, which stand for the printed ones: its numbers are not to be "
-        "compared with theirs."
+        f"{text} Measured on {table.model} and its benchmarks, which stand for the printed ones: its numbers are not "
+        "to be compared with theirs."
     )
 
 
@@ -89,9 +89,11 @@ AVERAGES = ("line", "printed", "from the printed cells", "over the same benchmar
 
 
 def averages(table: Table) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each average: printed, by the paper's rule, by the consistent one, measured, and what is wrong."""
+    """Yield a line for each average: printed, by the paper's rule, by the consistent one, measured, the remark."""
     for one in table.averaged:
-        where = ", ".join(part for part in (one.cell.model, one.cell.budget, one.cell.method) if part)
+        where = ", ".join(
+            part for part in (one.cell.model, one.cell.budget, one.cell.method) if part
+        )
         numbers = (one.follows, one.consistent, one.own)
         follows, consistent, own = ("" if value is None else f"{value:.2f}" for value in numbers)
         shared = f"{consistent} ({one.shared})" if consistent else ""
