@@ -130,6 +130,9 @@ def build(
     filled = with_averages(filled, averaged, apart)
     columns = _telling(filled, entry.columns)
     leading = _telling(filled, entry.rows)
+    # A line is named by the innermost key, even where those before it would tell it.
+    if len({_values(one, entry.rows[-1:]) for one in filled}) > 1 and entry.rows[-1] not in leading:
+        leading = (*leading, entry.rows[-1])
     lines: dict[tuple[str, ...], dict[tuple[str, ...], Filled]] = defaultdict(dict)
     for one in filled:
         lines[_values(one, leading)][_values(one, columns)] = one

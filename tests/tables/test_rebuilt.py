@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,6 @@ def test_an_average_that_does_not_follow_is_marked(store: Path, tmp_path: Path) 
 
 
 MARKED = {
-    ("d2pruner", "2"): {"25% tokens, FastV"},
     ("d3tom", "1"): set(),
     ("d3tom", "5"): {
         "25% tokens, D3ToM (merge layer index 3, fitted)",
@@ -112,7 +112,7 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize(("slug", "number"), [key for key in MARKED if key != ("d2pruner", "2")])
+@pytest.mark.parametrize(("slug", "number"), MARKED)
 def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
     found = {
         f"{one.cell.budget}, {one.cell.method}"
@@ -151,8 +151,6 @@ def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(
     store: Path, tmp_path: Path
 ) -> None:
     commit(store, "other", 0.7, environment__commit="def")
-    import os
-
     os.utime(store / "runs" / "other" / "row.json", (2e9, 2e9))
     table, _ = rebuilt(tmp_path / "papers", store)
     assert table.filled[0].value == pytest.approx(70)
