@@ -55,7 +55,10 @@ LINES = CELLS.splitlines(keepends=True)
         (CELLS.replace("Fast,50%,Rec", "Fats,50%,Rec"), "line 5: method='Fats' is unknown (did"),
         (CELLS.replace("Fast,50%,Rec", "Fast,5%,Rec"), "line 5: budget='5%' is unknown"),
         (CELLS.replace("Fast,50%,Rec", "Fast,50%,Rex"), "line 5: benchmark='Rex' is unknown"),
-        (CELLS.replace("Toy,1,Small,Fast,50%,Rec", "Toy,2,Small,Fast,50%,Rec"), "line 5: table '2'"),
+        (
+            CELLS.replace("Toy,1,Small,Fast,50%,Rec", "Toy,2,Small,Fast,50%,Rec"),
+            "line 5: table '2'",
+        ),
         (CELLS + LINES[0], "line 8: Small, Full, 100%, Rec, accuracy stands there twice"),
         ("".join(LINES[:-1]), "5 cells; valid: 6"),
     ],
