@@ -24,7 +24,7 @@ FILLING = 3500
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield rows of the tables' runs, over and over, as large as stored ones; the settings are those that tables read."""
+    """Yield rows of the tables' runs, over and over, as large as stored ones."""
     runs = [run for slug, number in asked("all", []) for run in runs_of(read_paper(slug), number)]
     for number, run in enumerate(cycle(runs)):
         name, variant, params = method_of(Wanted(run, "", 1.0))
