@@ -102,6 +102,7 @@ def _on(grid: Mapping[str, Any], model: str | None) -> Grid | None:
 
 def _line(grid: Grid, replaced: Collection[str]) -> Iterable[str]:
     """Yield a grid's overrides, less those that the command line replaces; with a method go its hyper-parameters."""
+    groups = {name for name in replaced if name not in ("model", "benchmark")}
     for key, value in grid.items():
-        if key not in replaced and key.partition(".")[0] not in replaced - {"model", "benchmark"}:
+        if key not in replaced and key.partition(".")[0] not in groups:
             yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.config.library import read_yaml
 from harness.errors import UserError, unknown_name
@@ -181,6 +181,9 @@ def papers(folder: Path = FOLDER) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
+Made = TypeVar("Made", Average, Printed, Paper)
+
+
 @lru_cache(maxsize=32)
 def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     """Return a paper's file.
@@ -276,7 +279,7 @@ def _printed(path: Path, entry: Mapping[str, Any]) -> Printed:
     return _made(Printed, path, values)
 
 
-def _made(kind: type[Any], path: Path, values: Mapping[str, Any]) -> Any:
+def _made(kind: type[Made], path: Path, values: Mapping[str, Any]) -> Made:
     known = {one.name for one in fields(kind)}
     for name in values:
         if name not in known:
