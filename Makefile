@@ -36,6 +36,8 @@ check: lint types layers test  ## what CI runs, less the tests marked slow and t
 docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m harness.pages.methods --write docs/methods.md
 	$(PY) -m harness.pages.benchmarks --write docs/benchmarks.md
+	$(PY) -m harness.pages.tables --write docs/tables.md
+	$(PY) -m harness.tables.presets --write conf/experiment
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)

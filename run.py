@@ -98,7 +98,8 @@ def run_all(command: Command, ranks: Ranks, waiting: Waiting) -> int:
     waiting.clear()
     codes: list[int] = []
     try:
-        launch(command.argv, lambda cfg: codes.append(run(cfg, runner)), str(CONF))
+        for argv in command.launches:
+            launch(argv, lambda cfg: codes.append(run(cfg, runner)), str(CONF))
     except SystemExit as end:
         codes.append(end.code if isinstance(end.code, int) else 1)
     finally:

@@ -17,6 +17,7 @@ from harness.catalogue import METHODS, build_method
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
+from harness.config.grids import KEY as GRIDS
 from harness.config.judge import KEYS as JUDGE
 from harness.config.judge import judge_spec
 from harness.config.model import model_spec
@@ -63,6 +64,8 @@ SECTIONS = {
 OPTIONAL = dict.fromkeys(("method", "compressor"), ("draft", "draft_options"))
 #: A compressor of this name stands for none.
 NO_COMPRESSOR = "none"
+#: Keys of a composed config that say which runs there are, and nothing of one of them.
+NOT_OF_A_RUN = ("hydra", GRIDS)
 SCALARS = (
     *("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused"),
     "json",
@@ -128,7 +131,7 @@ def _plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
-    return {str(key): value for key, value in dict(plain).items() if key != "hydra"}  # type: ignore[arg-type]
+    return {str(key): value for key, value in dict(plain).items() if key not in NOT_OF_A_RUN}  # type: ignore[arg-type]
 
 
 def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:

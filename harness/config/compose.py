@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.config import presets, task_source
 from harness.config.benchmark import check_benchmarks
+from harness.config.grids import KEY, grids_of
 from harness.config.library import not_yaml
 from harness.errors import UserError, unknown_name
 from harness.folders import check_folder
@@ -45,14 +46,16 @@ class Command:
     """A checked command line.
 
     Attributes:
-        argv: what hydra.main shall see; the model comes first, because the last override of a sweep varies fastest.
+        argv: the checked command line; the model comes first, because the last override of a sweep varies fastest.
         cells: one composed config for each run.
         sweep: whether Hydra runs it as a multirun.
+        launches: what hydra.main shall see, once for each grid of a preset.
     """
 
     argv: tuple[str, ...]
     cells: tuple[DictConfig, ...]
     sweep: bool
+    launches: tuple[tuple[str, ...], ...]
 
 
 def read_command(
@@ -84,9 +87,7 @@ def read_command(
             raise UserError(
                 f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
             )
-    overrides = sorted(
-        map(_in_full, options.overrides), key=lambda text: not text.startswith("model=")
-    )
+    overrides = _models_first([_in_full(text) for text in options.overrides])
     flags = [text for text in argv if text.startswith("-")]
     with _hydra() as loader:
         parsed = _parse(overrides, loader)
@@ -100,19 +101,30 @@ def read_command(
         if options.multirun or base.hydra.mode == RunMode.MULTIRUN:
             params = base.hydra.sweeper.params or {}
             preset = [f"{key}={value}" for key, value in params.items()]
-            batches = _expand(_parse([*preset, *overrides], loader))
+            grids = grids_of(base, parsed)
+            swept = [[*preset, *overrides]] if grids is None else grids
+            batches = [batch for line in swept for batch in _expand(_parse(line, loader))]
             _check_folder(base, "hydra.sweep.dir")
         elif sweeps:
             text = sweeps[0].input_line
             raise UserError(f"{text} is a sweep; add -m to run all its values, or give one value")
         else:
             _check_folder(base, "hydra.run.dir")
-            return Command((*flags, *overrides), _checked([_job(base)]), sweep=False)
+            argv = (*flags, *overrides)
+            return Command(argv, _checked([_job(base)]), sweep=False, launches=(argv,))
         cells = []
         for number, batch in enumerate(batches, 1):
             progress(number, len(batches))
             cells.append(_job(_compose(batch, loader)))
-    return Command((*flags, *overrides), _checked(cells), sweep=True)
+    # What a preset has under hydra.sweeper.params Hydra adds itself.
+    lines = [overrides] if grids is None else grids
+    launches = tuple((*flags, *_models_first(line)) for line in lines)
+    return Command((*flags, *overrides), _checked(cells), sweep=True, launches=launches)
+
+
+def _models_first(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with the model in front: a model is loaded once for a run of cells."""
+    return sorted(overrides, key=lambda text: not text.startswith("model="))
 
 
 def _checked(cells: Sequence[DictConfig]) -> tuple[DictConfig, ...]:
@@ -297,4 +309,5 @@ def _job(cfg: DictConfig) -> DictConfig:
     job = cfg.copy()
     OmegaConf.set_struct(job, False)
     del job["hydra"]
+    del job[KEY]
     return job

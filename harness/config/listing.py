@@ -57,6 +57,9 @@ def _read(path: Path) -> Section:
     own = read_yaml(path.read_text(), path)
     found: Section = {}
     for one in own.pop("defaults", ["_self_"]):
+        if isinstance(one, Mapping):
+            # `override /benchmark: ...`: a choice from another group, which says nothing of this one.
+            continue
         found = _merged(found, own if one == "_self_" else _read(_file(one, path)))
     return found
 

@@ -22,7 +22,7 @@ with FILE.open() as lines:
         row["benchmark"]: int(row["length"])
         for row in csv.DictReader(line for line in lines if not line.startswith("#"))
     }
-PRESET = "+experiment=d3tom_table1"
+PRESET = "+experiment=d3tom"
 
 
 def specs_of(*argv: str) -> list[RunSpec]:
@@ -60,7 +60,7 @@ def test_ratios_are_the_printed_shares() -> None:
     with TABLE_2.open() as lines:
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     kept = {float(row["keep"]) for row in rows if row["method"] == "D3ToM-t"}
-    preset = OmegaConf.load(CONF / "experiment" / "d3tom_table1.yaml").hydra.sweeper.params
+    preset = OmegaConf.load(CONF / "experiment" / "d3tom.yaml").hydra.sweeper.params
     assert {round(1 - float(ratio), 3) for ratio in preset.ratio.split(",")} == kept
     assert set(preset.benchmark.split(",")) == set(LENGTHS)
 

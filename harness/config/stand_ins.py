@@ -1,0 +1,52 @@
+"""What stands for published benchmarks on an embedded model (conf/stand_ins.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from harness.config.library import read_yaml
+from harness.errors import UserError
+from harness.paths import ROOT
+
+PATH = ROOT / "conf" / "stand_ins.yaml"
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """What the file says.
+
+    Attributes:
+        models: that take stand-ins.
+        keys: of grids that only published models have.
+        benchmarks: what stands for a published one, by its name.
+    """
+
+    models: tuple[str, ...]
+    keys: tuple[str, ...]
+    benchmarks: Mapping[str, str]
+
+    def apply(self, cell: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """Return a cell of a grid as it runs on `model`; published models take it as it is.
+
+        Raises:
+            UserError: nothing stands for its benchmark.
+        """
+        if model not in self.models:
+            return {**cell, "model": model}
+        benchmark = cell["benchmark"]
+        if benchmark not in self.benchmarks:
+            raise UserError(
+                f"benchmark={benchmark!r}: nothing stands for it on model={model}; valid: a line in {PATH.name}"
+            )
+        kept = {key: value for key, value in cell.items() if key not in self.keys}
+        return {**kept, "model": model, "benchmark": self.benchmarks[benchmark]}
+
+
+@cache
+def stand_ins() -> StandIns:
+    """Return what the file says."""
+    found = read_yaml(PATH.read_text(encoding="utf-8"), PATH)
+    return StandIns(tuple(found["models"]), tuple(found["keys"]), found["benchmarks"])

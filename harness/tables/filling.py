@@ -1,0 +1,171 @@
+"""Printed cells beside what rows measure of them, and a verdict on each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.tables.published import UNITS, Cell, Paper
+from harness.tables.rows import Measured, Notes
+from harness.tables.wanted import Wanted, method_of, wanted
+
+#: Standard errors on either side of a 95 % interval.
+WIDTH = 1.96
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A printed cell and what is known of it.
+
+    Attributes:
+        cell: the printed one.
+        run: what fills it, or why nothing does.
+        value, stderr: measured, in the printed unit; None where nothing ran.
+        row: where that comes from.
+        analytic: what a formula says of the cell, and which one.
+        remark: of an average, what does not follow in print.
+        apart: of an average, why it need not be the printed one.
+    """
+
+    cell: Cell
+    run: Wanted | str
+    value: float | None = None
+    stderr: float | None = None
+    row: Measured | None = None
+    analytic: tuple[float, str] | None = None
+    remark: str = ""
+    apart: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less printed, where these are meant to be the same."""
+        if self.value is None or self.cell.number is None or self.unlike:
+            return None
+        return self.value - self.cell.number
+
+    @property
+    def unlike(self) -> str:
+        """Why the measured number need not be the printed one; empty where it is meant to be."""
+        return self.run.unlike if isinstance(self.run, Wanted) else self.apart
+
+    @property
+    def verdict(self) -> str:
+        """What the difference means: near, within error, FAR; `missing` and other words where there is none."""
+        if not self.cell.value and self.value is None:
+            return "not printed"
+        if self.value is None:
+            return "missing" if isinstance(self.run, Wanted) else "printed"
+        if self.difference is None:
+            return "measured"
+        part = "" if self.row is None or self.row.whole else ", of a part"
+        allowed = UNITS[self.cell.unit]
+        if allowed is None:
+            return "another machine" + part
+        off = round(abs(self.difference), 9)
+        if off <= allowed + self.cell.half:
+            return "near" + part
+        error = 0.0 if self.stderr is None else WIDTH * self.stderr
+        return ("within error" if off <= error + self.cell.half else "FAR") + part
+
+
+class Shelf:
+    """Rows by the cell that they fill; the newest counts."""
+
+    def __init__(self, rows: Sequence[Measured]) -> None:
+        """Sort rows, the oldest first."""
+        self._by_cell: dict[tuple[Any, ...], list[Measured]] = defaultdict(list)
+        for row in rows:
+            self._by_cell[row.cell].append(row)
+
+    def find(self, run: Wanted, notes: Notes) -> Measured | None:
+        """Return the newest row of a run; rows of the same cell that give way to it are noted."""
+        name, variant, params = method_of(run)
+        asked = run.overrides
+        ratio = round(float(asked["ratio"]), 6)
+        cell = (asked["model"], asked["benchmark"], name, variant, ratio, asked["budget"])
+        settings = {f"method.params.{key}": value for key, value in params.items()}
+        settings |= {key: value for key, value in asked.items() if key in TOLD}
+        found = [row for row in self._by_cell.get(cell, ()) if _agrees(row, settings)]
+        if not found:
+            return None
+        newest = found[-1]
+        for other in found[:-1]:
+            why = "other code" if other.code != newest.code else "other settings or seed"
+            notes.add(
+                "rows of a cell that a newer one fills",
+                f"{other.key} gives way to {newest.key} ({why})",
+            )
+        return newest
+
+
+#: Overrides that a row tells under `settings`.
+TOLD = frozenset(
+    {
+        "method.draft",
+        "model.weights",
+        "model.prompt",
+        "model.video.frames",
+        "benchmark.prompt_tokens",
+        "benchmark.new_tokens",
+        "engine.batch_size",
+        "engine.rescore",
+    }
+)
+
+
+def fill(
+    paper: Paper,
+    cells: Sequence[Cell],
+    shelf: Shelf,
+    notes: Notes,
+    model: str | None = None,
+    analytic: Mapping[tuple[str, ...], tuple[float, str]] | None = None,
+) -> list[Filled]:
+    """Return each cell with what is measured of it; averages are left to harness/tables/averages.py.
+
+    Args:
+        paper: the paper's file.
+        cells: of one table.
+        shelf: rows to choose from.
+        notes: gets what is said of rows: several of one cell, several versions of code in one table.
+        model: run on this model in place of the cells' own.
+        analytic: what formulas say, by the key of a cell, with their names.
+    """
+    said = analytic or {}
+    filled = []
+    for cell in cells:
+        run = wanted(paper, cell, model)
+        one = Filled(cell, run, analytic=said.get(cell.key))
+        row = None if isinstance(run, str) else shelf.find(run, notes)
+        if row is not None and isinstance(run, Wanted):
+            one = _measured(one, run, row)
+        filled.append(one)
+    versions: dict[str, str] = {}
+    for one in filled:
+        if one.row is not None:
+            versions.setdefault(one.row.code, one.row.key)
+    if len(versions) > 1:
+        for code, key in versions.items():
+            notes.add("versions of code stand in one table", f"{code} ({key} and others)")
+    return filled
+
+
+def _measured(one: Filled, run: Wanted, row: Measured) -> Filled:
+    value = row.numbers.get(run.of)
+    if value is None:
+        return replace(one, run=f"row {row.key} has no {run.of}")
+    error = row.numbers.get(run.of.removesuffix("value") + "stderr")
+    stderr = None if error is None else error * run.scale
+    return replace(one, value=value * run.scale, stderr=stderr, row=row)
+
+
+def _agrees(row: Measured, settings: Mapping[str, Any]) -> bool:
+    return all(_same(row.settings.get(key), value) for key, value in settings.items())
+
+
+def _same(found: Any, asked: Any) -> bool:
+    if isinstance(asked, float | int) and isinstance(found, float | int):
+        return abs(found - asked) <= 1e-9
+    return bool(found == (list(asked) if isinstance(asked, tuple) else asked))

@@ -1,0 +1,290 @@
+"""What papers print: `results/papers/<paper>_table<N>.csv`, a line a cell, and `<paper>.yaml`, what its names mean.
+
+A file is read whole or refused, with its name and the line: columns, paper and table, known names, known units, values
+that are numbers or empty, no cell twice, and as many lines as the paper's file says.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.config.library import read_yaml
+from harness.errors import UserError, unknown_name
+from harness.paths import ROOT
+
+FOLDER = ROOT / "results" / "papers"
+
+#: Columns that say which cell a line is.
+KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
+COLUMNS = (*KEYS, "value", "unit")
+
+#: Units that occur, each with how far a measured number may be from the printed one to be called near; None: a time,
+#: a rate or a size of one machine, which another one does not repeat.
+UNITS: Mapping[str, float | None] = {
+    "%": 0.5,
+    "score": 10.0,
+    "F1": 0.5,
+    "% of vanilla": 0.5,
+    "% of baseline": 0.5,
+    "CIDEr (x1)": 0.005,
+    "CIDEr (x100)": 0.5,
+    "score 0-100": 0.5,
+    "score 0-3": 0.02,
+    "fraction": 0.005,
+    "edit distance": 0.005,
+    "tokens": 0.5,
+    "T": 0.05,
+    "TFLOPs": 0.5,
+    "GFLOPs": 0.5,
+    "x": None,
+    "ratio": None,
+    "ms": None,
+    "ms/sample": None,
+    "ms/token": None,
+    "s": None,
+    "MB": None,
+    "GB": None,
+    "token/s": None,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One printed cell; `value` is as printed, with its zeros, and empty where the paper prints none."""
+
+    paper: str
+    table: str
+    model: str
+    method: str
+    budget: str
+    benchmark: str
+    split: str
+    metric: str
+    value: str
+    unit: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What no other cell has."""
+        return tuple(getattr(self, name) for name in KEYS)
+
+    @cached_property
+    def number(self) -> float | None:
+        """The printed value; None where none is printed."""
+        return float(self.value) if self.value else None
+
+    @property
+    def column(self) -> str:
+        """The column of a budget: `50%` of `50% visual KV`; of a row printed for each column, what its split says."""
+        named = self.split.startswith("column ")
+        return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
+
+    @property
+    def half(self) -> float:
+        """Half a unit of the last printed digit: what rounding takes or gives."""
+        return 0.5 * 10.0**-self.digits
+
+    @property
+    def digits(self) -> int:
+        """Printed digits behind the point."""
+        return len(self.value.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Average:
+    """How a table averages.
+
+    Attributes:
+        where: what the printed averages have in common, by keys of a cell.
+        rule: ratios (mean of value over reference, in percent), mean, or omnidocbench.
+        reference: the method of the reference rows, for ratios.
+        why: what is known of the paper's own rule.
+    """
+
+    where: Mapping[str, str]
+    rule: str
+    reference: str = ""
+    why: str = ""
+
+    def prints(self, cell: Cell) -> bool:
+        """Say whether a cell is a printed average."""
+        return all(getattr(cell, key) == value for key, value in self.where.items())
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a paper's file says of one table.
+
+    Attributes:
+        title: what it shows, in our words.
+        cells: lines of its file, empty values included.
+        rows, columns: keys of a cell whose values lead the lines and head the columns, outermost first.
+        rebuilt: how: `measured`, `analytic`, both, or `printed` for what is neither.
+        overrides: what every run of the table adds to its command line.
+        average: how it averages; None: it does not.
+        decisions: what was decided about malformed rows.
+    """
+
+    title: str
+    cells: int
+    rebuilt: tuple[str, ...]
+    rows: tuple[str, ...] = ("model", "budget", "method")
+    columns: tuple[str, ...] = ("benchmark", "split", "metric")
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    average: Average | None = None
+    decisions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's file.
+
+    Attributes:
+        slug: name of its files.
+        models, methods, budgets, benchmarks, metrics: by printed name, what of a run it is (harness/tables/wanted.py),
+            or why nothing of this project is, as a text.
+    """
+
+    slug: str
+    paper: str
+    title: str
+    arxiv: str
+    venue: str
+    transcribed: str
+    models: Mapping[str, Any]
+    methods: Mapping[str, Any]
+    budgets: Mapping[str, Any]
+    benchmarks: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    tables: Mapping[str, Printed]
+
+    def table(self, number: str) -> Printed:
+        """Return a table's entry.
+
+        Raises:
+            UserError: the paper has no such table here.
+        """
+        if number not in self.tables:
+            raise unknown_name(f"table of {self.slug}", number, self.tables)
+        return self.tables[number]
+
+
+def papers(folder: Path = FOLDER) -> list[str]:
+    """Return the names of the papers' files."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+Made = TypeVar("Made", Average, Printed, Paper)
+
+
+@lru_cache(maxsize=32)
+def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
+    """Return a paper's file.
+
+    Raises:
+        UserError: there is no such paper, or its file lacks a key or has an unknown one.
+    """
+    if slug not in papers(folder):
+        raise unknown_name("paper", slug, papers(folder))
+    path = folder / f"{slug}.yaml"
+    found = read_yaml(path.read_text(encoding="utf-8"), path)
+    tables = {str(number): _printed(path, one) for number, one in found.pop("tables", {}).items()}
+    return _made(Paper, path, {**found, "slug": slug, "tables": tables})
+
+
+def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, ...]:
+    """Return the cells of a table, in printed order.
+
+    Raises:
+        UserError: there is no such table, or a line of its file is damaged.
+    """
+    entry, path = paper.table(number), folder / f"{paper.slug}_table{number}.csv"
+    if not path.is_file():
+        raise UserError(f"{path} is missing; valid: a file for each table of {paper.slug}.yaml")
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.reader(file)
+        head = next(lines, [])
+        if tuple(head) != COLUMNS:
+            raise UserError(f"{path}, line 1: columns {','.join(head)}; valid: {','.join(COLUMNS)}")
+        found: dict[tuple[str, ...], Cell] = {}
+        for line in lines:
+            cell = _cell(line, path, lines.line_num, paper, number)
+            if cell.key in found:
+                where = ", ".join(filter(None, cell.key[2:]))
+                raise UserError(f"{path}, line {lines.line_num}: {where} stands there twice")
+            found[cell.key] = cell
+    if len(found) != entry.cells:
+        raise UserError(
+            f"{path}: {len(found)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
+        )
+    return tuple(found.values())
+
+
+def place(cell: Cell) -> str:
+    """Return the name under which a paper's file has a cell's benchmark: with its split, where that is listed."""
+    return f"{cell.benchmark} {cell.split}".strip()
+
+
+def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) -> Cell:
+    where = f"{path}, line {number}"
+    if len(line) != len(COLUMNS):
+        raise UserError(f"{where}: {len(line)} columns; valid: {len(COLUMNS)}")
+    cell = Cell(*(text.strip() for text in line))
+    if (cell.paper, cell.table) != (paper.paper, table):
+        raise UserError(
+            f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {table} of {paper.paper}"
+        )
+    methods = {**paper.methods, **paper.tables[table].methods}
+    known: dict[str, Iterable[str]] = {
+        "model": paper.models,
+        "method": methods,
+        "budget": paper.budgets,
+        "metric": paper.metrics,
+        "unit": UNITS,
+    }
+    for name, valid in known.items():
+        text = getattr(cell, name)
+        if text not in valid:
+            raise UserError(f"{where}: {unknown_name(name, text, valid)}")
+    if place(cell) not in paper.benchmarks and cell.benchmark not in paper.benchmarks:
+        raise UserError(f"{where}: {unknown_name('benchmark', place(cell), paper.benchmarks)}")
+    if cell.value and not _is_number(cell.value):
+        raise UserError(
+            f"{where}: value={cell.value!r} is not a number; valid: a number or nothing"
+        )
+    return cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _printed(path: Path, entry: Mapping[str, Any]) -> Printed:
+    values = dict(entry)
+    if values.get("average") is not None:
+        values["average"] = _made(Average, path, values["average"])
+    for name in ("rebuilt", "rows", "columns", "decisions"):
+        if name in values:
+            values[name] = tuple(values[name])
+    return _made(Printed, path, values)
+
+
+def _made(kind: type[Made], path: Path, values: Mapping[str, Any]) -> Made:
+    known = {one.name for one in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise UserError(f"{path}: {unknown_name('key', str(name), known)}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise UserError(f"{path}: {error}; valid: the keys of {kind.__name__}") from error

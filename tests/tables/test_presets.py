@@ -1,0 +1,115 @@
+"""Presets of published tables: current, exact, composable, and the whole path on the embedded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import run
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.pages.tables import page
+from harness.paths import ROOT
+from harness.tables.__main__ import rebuild, write
+from harness.tables.presets import LISTED, preset, runs_of
+from harness.tables.published import papers, read_paper
+
+FOLDER = ROOT / "conf" / "experiment"
+TABLES = [(slug, number) for slug in papers() for number in read_paper(slug).tables]
+NAMES = sorted(path.stem for path in FOLDER.glob("*_table*.yaml"))
+
+
+def test_the_page_is_current() -> None:
+    text = (ROOT / "docs" / "tables.md").read_text()
+    assert text == page(), "python -m harness.pages.tables --write docs/tables.md"
+
+
+@pytest.mark.parametrize(("slug", "number"), TABLES)
+def test_a_preset_is_current_and_holds_the_runs_of_its_table(slug: str, number: str) -> None:
+    paper, path = read_paper(slug), FOLDER / f"{slug}_table{number}.yaml"
+    text = preset(paper, number)
+    assert (path.read_text() if path.exists() else None) == text, "make docs"
+    wanted = [_plain(one) for one in runs_of(paper, number)]
+    grids = [] if text is None else yaml.safe_load(text)["grids"]
+    found = [cell for grid in grids for cell in _cells(grid)]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, wanted))
+
+
+def _cells(grid: Mapping[str, Any]) -> list[list[str]]:
+    values = [str(v).split(",") if k in LISTED else [str(v)] for k, v in grid.items()]
+    return [_line(zip(grid, cell, strict=True)) for cell in product(*values)]
+
+
+def _plain(run: Mapping[str, Any]) -> list[str]:
+    return _line(run.items())
+
+
+def _line(pairs: Any) -> list[str]:
+    return [f"{key}={value}" for key, value in pairs]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
+    grids = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["grids"]
+    seen = set()
+    for grid in grids[:: max(1, len(grids) // 2)]:
+        first = [f"{key}={str(value).split(',')[0]}" for key, value in grid.items()]
+        if tuple(first) not in seen:
+            seen.add(tuple(first))
+            command = read_command([one.replace("=True", "=true") for one in first])
+            assert command is not None
+            build_spec(command.cells[0])
+
+
+def test_the_command_line_picks_out_of_the_grids() -> None:
+    asked = ["method=sparsevlm,dart", "benchmark=pope", "ratio=0.88888889"]
+    command = read_command(["-m", "+experiment=d2pruner_table1", *asked])
+    assert command is not None
+    cells = {
+        (one.model.name, one.method.name, one.budget.rule, one.benchmark.name, one.ratio)
+        for one in command.cells
+    }
+    assert cells == {
+        (model, method, rule, "pope", 0.88888889)
+        for model in ("llava15_7b", "llava_next_7b")
+        for method, rule in (("sparsevlm", "average"), ("dart", "kept"))
+    }
+
+
+def test_nothing_stands_for_a_benchmark() -> None:
+    with pytest.raises(UserError, match="nothing stands for a benchmark"):
+        read_command(["-m", "+experiment=aircache_table3", "model=seedling"])
+
+
+def test_from_sweep_to_table(tmp_path: Path) -> None:
+    asked = ["method=none,fastv", "ratio=0,0.66666667", "benchmark=seedling_exist", "limit=2"]
+    line = ["-m", "+experiment=d2pruner_table1", "model=seedling", *asked, f"store={tmp_path}"]
+    assert run.main([*line, "engine.warmup=0"]) == 0
+    (table,), notes = rebuild([("d2pruner", "1")], [tmp_path], model="seedling")
+    measured = {
+        (one.cell.method, one.cell.budget, one.cell.benchmark): one.row.samples
+        for one in table.filled
+        if one.row is not None
+    }
+    assert notes == []
+    # What stands for POPE stands for MME, too.
+    assert measured == {
+        (method, budget, benchmark): 2
+        for method, budget in (
+            *(("Vanilla", "576 visual tokens"), ("Vanilla", "2880 visual tokens")),
+            ("FastV", "192 visual tokens"),
+        )
+        for benchmark in ("MME", "POPE")
+    }
+    assert all(one.difference is None for one in table.filled)
+    paths = write(table, tmp_path / "out")
+    assert [path.suffix for path in paths] == [".md", ".tex", ".csv", ".html"]
+    assert "seedling in place" not in paths[0].read_text()
+    assert "not to be compared with theirs" in " ".join(paths[0].read_text().split())

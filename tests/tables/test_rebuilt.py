@@ -1,0 +1,182 @@
+"""Tables beside rows: verdicts, averages, formats, and rows that may not stand in one table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.tables.__main__ import main
+from harness.tables.formats import FORMATS
+from harness.tables.rows import Notes, choose, read_rows
+from harness.tables.table import Table, build
+from tests.tables.stored import commit, write_paper
+
+CELLS = {("seedling", "seedling_rec"), ("seedling", "seedling_vqa")}
+
+
+def rebuilt(folder: Path, store: Path, limit: int | None = None) -> tuple[Table, list[str]]:
+    notes = Notes()
+    rows = choose(read_rows([store], CELLS, notes), "original", limit, notes)
+    return build("toy", "1", rows, folder=write_paper(folder)), notes.lines()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Rows of all cells but one."""
+    commit(tmp_path, "full_rec", 0.804)
+    commit(tmp_path, "full_vqa", 0.88, benchmark="seedling_vqa")
+    commit(tmp_path, "fast_rec", 0.5, method="fastv", ratio=0.5)
+    return tmp_path
+
+
+def test_verdicts(store: Path, tmp_path: Path) -> None:
+    table, notes = rebuilt(tmp_path / "papers", store)
+    verdicts = [one.verdict for one in table.filled]
+    assert verdicts == ["near", "within error", "near", "FAR", "missing", "printed"]
+    assert notes == []
+
+
+MARKDOWN = """\
+|  | Rec | Vqa | Avg |
+| --- | ---: | ---: | ---: |
+| **100%** |  |  |  |
+| Full | 80.4 (80.0, +0.4 near) | 88.0 (90.0, -2.0 within error) | 100 (100, +0.0 near) |
+| **50%** |  |  |  |
+| Fast | 50.0 (60.0, -10.0 FAR) | (81.0) | (90.0†) |
+"""
+
+LATEX = r"""
+\begin{tabular}{lrrr}
+\toprule
+ & Rec & Vqa & Avg \\
+\midrule
+\multicolumn{4}{l}{100\%} \\
+Full & 80.4 & 88.0 & 100 \\
+\midrule
+\multicolumn{4}{l}{50\%} \\
+Fast & 50.0 & \textit{81.0} & \textit{90.0}\dag{} \\
+\bottomrule
+\end{tabular}
+"""
+
+MISSING = "python run.py model=seedling method=fastv budget=kept ratio=0.5 benchmark=seedling_vqa"
+
+CSV = f"""\
+Toy,1,Small,Fast,50%,Rec,,accuracy,60.0,%,50,1,-10,FAR,500,true,fast_rec,,,,
+Toy,1,Small,Fast,50%,Vqa,,accuracy,81.0,%,,,,missing,,,,,,,{MISSING}
+"""
+
+HTML = (
+    '<tr><th>Fast</th><td class="FAR" title="fast_rec, 500 samples">50.0 (60.0, -10.0 FAR)</td>'
+    f'<td class="missing" title="{MISSING}">(81.0)</td>'
+)
+
+
+@pytest.mark.parametrize(
+    ("ending", "part"), [("md", MARKDOWN), ("tex", LATEX), ("csv", CSV), ("html", HTML)]
+)
+def test_layout(ending: str, part: str, store: Path, tmp_path: Path) -> None:
+    table, _ = rebuilt(tmp_path / "papers", store)
+    assert part in FORMATS[ending](table)
+
+
+def test_missing_cells_say_what_fills_them(store: Path, tmp_path: Path) -> None:
+    table, _ = rebuilt(tmp_path / "papers", store)
+    assert table.commands() == [MISSING]
+
+
+def test_an_average_that_does_not_follow_is_marked(store: Path, tmp_path: Path) -> None:
+    table, _ = rebuilt(tmp_path / "papers", store)
+    full, fast = table.averaged
+    assert full.remark == ""
+    # (60 / 80 + 81 / 90) / 2
+    assert fast.follows == pytest.approx(82.5)
+    assert fast.remark == "printed 90.0, the printed cells give 82.50"
+    # 80.4 and 88.0 of themselves; nothing where a cell is missing.
+    assert (full.own, fast.own) == (pytest.approx(100), None)
+
+
+MARKED = {
+    ("d3tom", "1"): set(),
+    ("d3tom", "5"): {
+        "25% tokens, D3ToM (merge layer index 3, fitted)",
+        "25% tokens, D3ToM (merge layer index 15, fitted)",
+        "10% tokens, D3ToM (merge layer index 3, fitted)",
+    },
+    ("rtprune", "3"): {"fixed, 300 tokens, DART"},
+    ("rtprune", "7"): set(),
+    ("rtprune", "9"): {"fixed, 192 tokens, RTPrune (alpha=0.2)"},
+    ("parallelvlm", "1"): set(),
+}
+
+
+@pytest.mark.parametrize(("slug", "number"), MARKED)
+def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
+    found = {
+        f"{one.cell.budget}, {one.cell.method}"
+        for one in build(slug, number, []).averaged
+        if one.remark
+    }
+    assert found == MARKED[slug, number]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"n_samples": 20}, "rows of another number of samples: other 20 of seedling_rec, not 500"),
+        ({"engine__positions": "renumbered"}, "another position policy than original: other renum"),
+        ({"schema": 99}, "rows cannot be read: "),
+    ],
+)
+def test_rows_that_may_not_stand_in_the_table_are_named(
+    changed: dict[str, object], told: str, store: Path, tmp_path: Path
+) -> None:
+    commit(store, "other", 0.1, **changed)
+    table, notes = rebuilt(tmp_path / "papers", store)
+    assert told in "\n".join(notes)
+    assert table.filled[0].value == pytest.approx(80.4)
+
+
+def test_a_damaged_row_is_named(store: Path, tmp_path: Path) -> None:
+    (store / "runs" / "torn").mkdir()
+    (store / "runs" / "torn" / "row.json").write_text('{"schema": 1, "run_')
+    _, notes = rebuilt(tmp_path / "papers", store)
+    assert len(notes) == 1
+    assert "torn" in notes[0]
+
+
+def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(
+    store: Path, tmp_path: Path
+) -> None:
+    commit(store, "other", 0.7, environment__commit="def")
+    os.utime(store / "runs" / "other" / "row.json", (2e9, 2e9))
+    table, _ = rebuilt(tmp_path / "papers", store)
+    assert table.filled[0].value == pytest.approx(70)
+    said = "\n".join(table.notes)
+    assert "full_rec gives way to other (other code)" in said
+    assert "2 versions of code stand in one table" in said
+
+
+def test_a_number_of_samples_may_be_asked_for(store: Path, tmp_path: Path) -> None:
+    commit(store, "other", 0.1, n_samples=20)
+    table, _ = rebuilt(tmp_path / "papers", store, limit=20)
+    assert table.filled[0].value == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["d2pruner", "9"], "table of d2pruner='9' is unknown; valid: 1, 2, 3, 4"),
+        (["d2prune"], "paper='d2prune' is unknown (did you mean d2pruner?)"),
+        (["d2pruner", "--model", "sapling"], "--model='sapling' is unknown"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1
