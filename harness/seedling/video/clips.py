@@ -15,7 +15,7 @@ from harness.seedling.hashing import DrawStream, draws
 from harness.seedling.scenes import COLOURS, MAX_CLUTTER, WIDTH
 from harness.seedling.sprites import FRAME, Digits, noise_bank, shape_mask
 from harness.seedling.targets import GRID, MIN_OVERLAP, PATCH
-from harness.seedling.video.events import Event, Track
+from harness.seedling.video.events import Story, Track
 from harness.seedling.video.story import tell
 
 WORLD = 128
@@ -31,24 +31,10 @@ _RGB = np.array(list(COLOURS.values()), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Clip:
-    """A drawn clip of T frames.
+class Clip(Story):
+    """A drawn clip: its story, and pixels ``(T, 96, 96, 3)`` uint8."""
 
-    Attributes:
-        split: "train", "val" or "test": which digit images it shows.
-        seed: Seed of the clip.
-        index: Number of the clip.
-        frames: Pixels ``(T, 96, 96, 3)`` uint8.
-        tracks: The objects, in the order in which they come.
-        events: What happens, in order of time; those of the first frame in reading order.
-    """
-
-    split: str
-    seed: int
-    index: int
     frames: np.ndarray
-    tracks: tuple[Track, ...]
-    events: tuple[Event, ...]
 
     @cached_property
     def patches(self) -> np.ndarray:
@@ -85,13 +71,13 @@ def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:
     Raises:
         ValueError: Another number of frames.
     """
-    tracks, events = tell(split, seed, index, frames)
+    story = tell(split, seed, index, frames)
     row = draws(seed + _OFFSET, split, [index], 16 + 5 * MAX_CLUTTER)[0]
     pixels = _background(DrawStream(row), frames)
-    for track in tracks:
+    for track in story.tracks:
         for frame in np.flatnonzero(track.colour >= 0).tolist():
             _draw(pixels[frame], track, frame, split)
-    return Clip(split, seed, index, pixels, tuple(tracks), tuple(events))
+    return Clip(split, seed, index, frames, story.tracks, story.events, pixels)
 
 
 @lru_cache(maxsize=1)

@@ -79,3 +79,24 @@ class Track:
     def name(self, frame: int) -> str:
         """Names the object as it is in a frame, by colour: "red star", "blue frame"."""
         return f"{COLOUR_NAMES[self.colour[frame]]} {self.thing}"
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """What happens in a clip, without its pixels.
+
+    Attributes:
+        split: "train", "val" or "test": which digit images are shown.
+        seed: Seed of the clip.
+        index: Number of the clip.
+        length: Frames, T.
+        tracks: The objects, in the order in which they come.
+        events: What happens, in order of time; those of the first frame in reading order.
+    """
+
+    split: str
+    seed: int
+    index: int
+    length: int
+    tracks: tuple[Track, ...]
+    events: tuple[Event, ...]

@@ -13,7 +13,7 @@ import numpy as np
 from harness.seedling.hashing import DrawStream, draws
 from harness.seedling.scenes import BOX, CELL, COLOUR_NAMES
 from harness.seedling.sprites import SHAPES, SIZES
-from harness.seedling.video.events import Event, Track
+from harness.seedling.video.events import Event, Story, Track
 from harness.seedling.video.vocabulary import MOST_FRAMES, PLACES
 
 MOST_OBJECTS = 6
@@ -48,10 +48,8 @@ class _Actor:
     there: bool = True
 
 
-def tell(split: str, seed: int, index: int, frames: int) -> tuple[list[Track], list[Event]]:
-    """Returns the objects of a clip and its events, in order of time.
-
-    Events of the first frame are in reading order; of the later frames, each has at most one.
+def tell(split: str, seed: int, index: int, frames: int) -> Story:
+    """Returns what happens in a clip. Behind the first frame, each frame has one new event at most.
 
     Raises:
         ValueError: Fewer than 8 frames, or more than have a word for their time.
@@ -71,7 +69,8 @@ def tell(split: str, seed: int, index: int, frames: int) -> tuple[list[Track], l
         if frame in times:
             teller.happen(frame)
         teller.record(frame)
-    return [actor.track for actor in teller.actors], teller.events
+    tracks = tuple(actor.track for actor in teller.actors)
+    return Story(split, seed, index, frames, tracks, tuple(teller.events))
 
 
 class _Teller:
@@ -106,9 +105,7 @@ class _Teller:
         y, x = divmod(cell, 3)
         near = [(y - 1, x), (y, x - 1), (y, x + 1), (y + 1, x)]
         free = self._free_cells()
-        return [
-            3 * a + b for a, b in near if 0 <= a < 3 and 0 <= b < 3 and 3 * a + b in free
-        ]
+        return [3 * a + b for a, b in near if 0 <= a < 3 and 0 <= b < 3 and 3 * a + b in free]
 
     def _spot(self, cell: int, size: int) -> tuple[int, int]:
         """Draws the left upper corner of an object of this size inside a place."""
