@@ -1,10 +1,14 @@
-"""What the video model starts from: the weights of `seedling` behind two new layers that tell the time.
+"""What the video model starts from: the weights of `seedling`, and two new layers that tell the time.
 
 A text stack with rotary positions knows distances only, so a visual token learns when it is shown by
 looking back at the two words in front of the video. Found by training alone this takes long; the heads
-of the new layers start as such clocks: head h weighs ``<bos>`` against ``USER:`` by
-``cos(position * frequency + phase)`` of one rotary pair, and writes the result into a direction of its
-own. Everything stays trainable, and every position survives pruning.
+of the new layers start as such clocks: each weighs ``<bos>`` against ``USER:`` by
+``cos(position * frequency - phase)`` of one rotary pair, and writes the result into a direction of its
+own. Everything stays trainable. The two words and all positions survive pruning.
+
+The new layers stand behind the first: in `seedling` that one raises words from a length of 1 to 60,
+while visual tokens have 550 throughout, which would drown every clock; they are scaled to a quarter,
+which `seedling` itself bears well.
 """
 
 from __future__ import annotations
@@ -19,6 +23,12 @@ from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS
 from harness.seedling.vocabulary import VOCABULARY
 
+BEHIND = 1
+"""Layers of `seedling` in front of the new ones."""
+SHRINK = 0.25
+"""Scale of visual tokens against `seedling`'s."""
+CODE = 40.0
+"""Length of what all clocks together write."""
 CLOCKS = ((12, 8, 5), (10, 7, 6))
 """Rotary pairs of the new layers: wavelengths of 112 to 6,283 positions; two heads each, a quarter turn apart."""
 _REST = 15
@@ -37,29 +47,22 @@ def start_from_seedling(model: Any, seedling: Any) -> None:
         model: A new video model with ``len(CLOCKS)`` layers more than `seedling`.
         seedling: The shipped model in float32.
     """
-    state, source = model.state_dict(), seedling.state_dict()
-    new = len(CLOCKS)
-    for key, value in source.items():
-        target = _shifted(key, new)
-        if target.endswith(("embed_tokens.weight", "lm_head.weight")):
-            state[target][: len(VOCABULARY)] = value
-        else:
-            state[target].copy_(value)
-    language = model.model.language_model
-    known = language.embed_tokens.weight[: len(VOCABULARY)]
+    _copy(model, seedling)
+    projector, language = model.model.multi_modal_projector, model.model.language_model
+    projector.linear_2.weight.mul_(SHRINK)
+    projector.linear_2.bias.mul_(SHRINK)
+    words = language.embed_tokens.weight
+    known, fresh = words[: len(VOCABULARY)], words[len(VOCABULARY) :]
     size = float(known.norm(dim=1).median())
-    fresh = language.embed_tokens.weight[len(VOCABULARY) :]
     fresh.mul_(size / fresh.norm(dim=1, keepdim=True))
-    for layer in language.layers:
-        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-            part.bias.zero_()
     # Directions that no known word uses.
-    basis = torch.linalg.qr(torch.cat([known.T, torch.randn(known.shape[1], 88)], dim=1)).Q
-    directions = basis[:, -2 * sum(map(len, CLOCKS)) :].T
-    hands = iter(directions * size / 4)
-    first = language.embed_tokens(torch.tensor(PREFIX))
+    span = torch.linalg.qr(torch.cat([known.T, torch.randn(known.shape[1], 88)], dim=1)).Q
+    count = 2 * sum(map(len, CLOCKS))
+    hands = iter(span[:, -count:].T * CODE / (count / 2) ** 0.5)
     readings = []
-    for layer, pairs in zip(language.layers[:new], CLOCKS, strict=True):
+    for number, pairs in enumerate(CLOCKS, BEHIND):
+        first = _behind(language, number)
+        layer = language.layers[number]
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
         heads = [(pair, phase) for pair in pairs for phase in (0.0, math.pi / 2)]
@@ -68,17 +71,37 @@ def start_from_seedling(model: Any, seedling: Any) -> None:
             _set_clock(layer, first, head, pair, phase, hand)
             readings.append(_reading(pair, phase)[:, None] * hand)
     code = torch.stack(readings).sum(0)
-    times = language.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
+    times = words[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
     times.mul_(0.7).add_(code * (0.7 * size / code.norm(dim=1, keepdim=True)))
 
 
-def _shifted(key: str, new: int) -> str:
+def _copy(model: Any, seedling: Any) -> None:
+    state = model.state_dict()
+    for key, value in seedling.state_dict().items():
+        target = state[_shifted(key)]
+        target[: len(value)].copy_(value)
+    for layer in model.model.language_model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+            part.bias.zero_()
+
+
+def _behind(language: Any, layers: int) -> torch.Tensor:
+    """Returns the first two words behind some layers ``(2, D)``."""
+    words = language.embed_tokens(torch.tensor([PREFIX]))
+    output = language(inputs_embeds=words, use_cache=False, output_hidden_states=True)
+    hidden: torch.Tensor = output.hidden_states[layers][0]
+    return hidden
+
+
+def _shifted(key: str) -> str:
+    """Returns what a weight of `seedling` is called in the video model."""
     mark = "language_model.layers."
     if mark not in key:
         return key
     before, after = key.split(mark)
     number, rest = after.split(".", 1)
-    return f"{before}{mark}{int(number) + new}.{rest}"
+    layer = int(number) + (len(CLOCKS) if int(number) >= BEHIND else 0)
+    return f"{before}{mark}{layer}.{rest}"
 
 
 def _set_clock(
