@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from harness.seedling.model import weights_dir
 from harness.seedling.training import video_stage
@@ -28,8 +29,8 @@ from harness.seedling.training.video import (
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import greedy_words
-from harness.seedling.training.video_start import CLOCKS, start_from_seedling
 from harness.seedling.training.video_stage import Feed, new_model, prepared, train_video
+from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
 from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
 from harness.seedling.video_model import (
     FRAME_TOKENS,
@@ -171,7 +172,9 @@ def test_labels_say_what_the_tracks_say(seen):
         assert colour[frame, token] == track.colour[frame]
     act = seen.act.reshape(grid.shape)
     begun = {(event.frame, event.kind) for event in seen.clip.events if event.kind != "present"}
-    told = {(int(frame), ACTS[act[frame, token]]) for frame, token in zip(*np.nonzero(act), strict=True)}
+    told = {
+        (int(frame), ACTS[act[frame, token]]) for frame, token in zip(*np.nonzero(act), strict=True)
+    }
     assert {frame for frame, _ in told} <= {frame for frame, _ in begun}
     assert told
 
@@ -186,10 +189,11 @@ def test_untrained_tokens_tell_their_time(started, seen, keep, first):
     packed = pack_talks([talks], ones(talks), shown)
     _, layers = video_hidden(started, visual_tokens(started, shown.features), shown, packed)
     times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
-    moved = layers[len(CLOCKS)] - layers[0]
+    moved = layers[BEHIND + len(CLOCKS)] - layers[BEHIND]
     told = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
     frame = torch.from_numpy(shown.chosen) // FRAME_TOKENS + first
-    assert ((told - frame).abs() <= 1).float().mean() > 0.9
+    assert (told == frame).float().mean() > 0.5  # of 112 frames
+    assert ((told - frame).abs() <= 1).float().mean() > 0.8
 
 
 def test_times_move_with_the_clip(seen):
@@ -207,7 +211,8 @@ def test_the_first_layers_add_to_seedling_and_change_no_other(started):
     for name in ("self_attn.q_proj.weight", "mlp.up_proj.weight", "input_layernorm.weight"):
         for layer in range(6):
             source = seedling[f"model.language_model.layers.{layer}.{name}"]
-            target = state[f"model.language_model.layers.{layer + len(CLOCKS)}.{name}"]
+            place = layer + len(CLOCKS) * (layer >= BEHIND)
+            target = state[f"model.language_model.layers.{place}.{name}"]
             assert torch.equal(target, source)
 
 
@@ -250,7 +255,9 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert {"answers", "look", "time", "act"} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
     draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
-    train_video_draft(Worker(0, 1), {**recipe, "video": tiny, "video_draft": draft}, tmp_path / "once")
+    train_video_draft(
+        Worker(0, 1), {**recipe, "video": tiny, "video_draft": draft}, tmp_path / "once"
+    )
     assert load_checkpoint(tmp_path / "once/video_draft.pt")["step"] == 2
 
 
@@ -268,19 +275,18 @@ class _Halt:
 
 
 @torch.no_grad()
-def test_a_saved_model_answers_as_before_through_the_librarys_generate(model, seen, tmp_path):
+def test_a_saved_model_answers_through_the_librarys_generate_as_through_the_gate(tmp_path):
     torch.manual_seed(0)
     fresh = build_video_model("seedling_video_draft").eval()
-    shown = whole(seen)
     question = "describe the video ."
     save_video_model(fresh, tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size < 8e6
-    import transformers
-
     loaded, report = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(
         tmp_path, dtype=torch.float32, output_loading_info=True
     )
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    seen = see(tower_of(loaded.eval()), "val", 0, 0, FRAMES)
     processor = transformers.AutoProcessor.from_pretrained(tmp_path)
     content = [{"type": "video"}, {"type": "text", "text": question}]
     prompt = processor.apply_chat_template(
@@ -292,8 +298,8 @@ def test_a_saved_model_answers_as_before_through_the_librarys_generate(model, se
     places = len(PREFIX) + TOTAL + 1
     assert inputs["input_ids"].shape[1] == places + len(encode(question)) + 1
     assert inputs["input_ids"][0, -1] == ASSISTANT
-    answer = loaded.eval().generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
-    assert greedy_words(loaded, shown, question, 6) == answer.tolist()
+    answer = loaded.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
+    assert greedy_words(loaded, whole(seen), question, 6) == answer.tolist()
 
 
 def test_the_largest_model_fits():
@@ -308,9 +314,13 @@ def test_a_draft_takes_the_layers_that_it_is_told(started):
     draft = video_draft_from(started, [0, 4])
     for here, there in ((0, 0), (1, 4)):
         name = "model.language_model.layers.{}.mlp.gate_proj.weight"
-        assert torch.equal(draft.state_dict()[name.format(here)], started.state_dict()[name.format(there)])
+        assert torch.equal(
+            draft.state_dict()[name.format(here)], started.state_dict()[name.format(there)]
+        )
 
 
 def test_start_needs_room_for_the_clocks(started):
     with pytest.raises(KeyError):
-        start_from_seedling(build_video_model("seedling_video_draft"), load_exported(weights_dir("seedling")))
+        start_from_seedling(
+            build_video_model("seedling_video_draft"), load_exported(weights_dir("seedling"))
+        )

@@ -65,7 +65,10 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
     """Draws a clip, runs the frozen tower over its frames and labels its tokens."""
     drawn = clip(split, seed, index, frames)
     features = torch.cat(
-        [patch_features(tower, normalise(part))[:, 1:] for part in np.split(drawn.frames, range(16, frames, 16))]
+        [
+            patch_features(tower, normalise(part))[:, 1:]
+            for part in np.split(drawn.frames, range(16, frames, 16))
+        ]
     )
     grouped = torch.from_numpy(blocks(features.numpy())).flatten(0, 1).bfloat16()
     owner = _owners(drawn)
@@ -164,9 +167,7 @@ def visual_tokens(model: Any, features: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def pack_talks(
-    talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown: Shown
-) -> Packed:
+def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown: Shown) -> Packed:
     """Packs the dialogues of B clips; each sees its clip and itself.
 
     Args:
@@ -281,7 +282,12 @@ class Namers(nn.Module):
         self.gain = nn.Parameter(torch.ones(3))
 
     def losses(
-        self, model: Any, hidden: Sequence[torch.Tensor], layers: tuple[int, int], seen: Sequence[Seen], shown: Shown
+        self,
+        model: Any,
+        hidden: Sequence[torch.Tensor],
+        layers: tuple[int, int],
+        seen: Sequence[Seen],
+        shown: Shown,
     ) -> dict[str, torch.Tensor]:
         """Returns the loss terms "look", "time" and "act".
 
@@ -307,9 +313,7 @@ class Namers(nn.Module):
         return {
             "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
             + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
-            "time": F.cross_entropy(
-                when @ words[FIRST_TIME : FIRST_TIME + MOST_FRAMES].T, frame
-            ),
+            "time": F.cross_entropy(when @ words[FIRST_TIME : FIRST_TIME + MOST_FRAMES].T, frame),
             "act": (error * worth).sum() / worth.sum(),
         }
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from harness.seedling.scoring import reading_score
+from harness.seedling.training.packing import PREFIX
 from harness.seedling.training.release import LOG, merged_log, record_sums
 from harness.seedling.training.runtime import load_checkpoint
 from harness.seedling.training.tower_stage import tower_of
@@ -24,10 +25,12 @@ from harness.seedling.video_model import (
     save_video_model,
     video_weights_dir,
 )
-from harness.seedling.training.packing import PREFIX
 from harness.seedling.vocabulary import ASSISTANT, EOS
 
-SOURCES = {"seedling_video": (CHECKPOINT, "video"), "seedling_video_draft": (DRAFT_CHECKPOINT, "video_draft")}
+SOURCES = {
+    "seedling_video": (CHECKPOINT, "video"),
+    "seedling_video_draft": (DRAFT_CHECKPOINT, "video_draft"),
+}
 SHORT = ("what", "where", "how_many", "order", "when")
 
 
@@ -91,7 +94,12 @@ def greedy_words(model: Any, shown: Shown, question: str, room: int) -> list[int
     embed = language.embed_tokens
     asked = torch.tensor([[*encode(question), ASSISTANT]])
     newline = model.model.image_newline[None, None]
-    parts = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown.features), newline, embed(asked)]
+    parts = [
+        embed(torch.tensor([PREFIX])),
+        visual_tokens(model, shown.features),
+        newline,
+        embed(asked),
+    ]
     rows = torch.cat(parts, dim=1)
     places = [torch.arange(len(PREFIX))[None], shown.positions]
     after = shown.end + torch.arange(asked.shape[1] + 1)
@@ -153,7 +161,9 @@ def accepted(
         seen = see(tower_of(target), split, 2, index, frames)
         whole = _all(seen)
         (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
-        answer = greedy_words(target, whole, talk.question, len(encode(talk.answer)) + plan["spare"])
+        answer = greedy_words(
+            target, whole, talk.question, len(encode(talk.answer)) + plan["spare"]
+        )
         few = whole if keep == 1 else _spread(seen, keep)
         told = _led(draft, few, talk.question, answer)
         right += sum(one == other for one, other in zip(told, answer, strict=True))

@@ -86,7 +86,8 @@ class Feed:
         if block != self._block:
             first = plan["first_index"] + (block * self.worker.count + self.worker.rank) * 4096
             self._pool = [
-                see(self.tower, "train", self.seed, first + number, frames) for number in range(size)
+                see(self.tower, "train", self.seed, first + number, frames)
+                for number in range(size)
             ]
             self._block = block
         visit = place * count // size
