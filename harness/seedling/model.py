@@ -187,6 +187,7 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
 
 
 def portable_key(key: str) -> str:
+    """Returns what a weight is called in a file that every version of transformers loads completely."""
     return re.sub(r"^((?:model\.)?vision_tower\.)(?!vision_model\.)", r"\1vision_model.", key)
 
 

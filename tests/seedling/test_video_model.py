@@ -165,7 +165,7 @@ def test_tokens_are_blocks_of_two_by_two():
 def test_labels_say_what_the_tracks_say(seen):
     grid = seen.owner.reshape(FRAMES, FRAME_TOKENS)
     kind, colour = (a.reshape(grid.shape) for a in (seen.kind, seen.colour))
-    assert (grid >= 0).any() and (kind >= 0).any()
+    assert (kind >= 0).any()
     for frame, token in zip(*np.nonzero(kind >= 0), strict=True):
         track = seen.clip.tracks[grid[frame, token]]
         assert track.seen(frame)
