@@ -1,4 +1,4 @@
-"""A clip as one picture, all frames with their times: `python -m harness.seedling.video.sheet <index> --write <file>`."""
+"""A clip as one picture: `python -m harness.seedling.video.sheet <index> --write <file>`."""
 
 from __future__ import annotations
 

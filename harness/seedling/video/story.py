@@ -23,6 +23,7 @@ REST = 3
 STRIDE = 3
 """Frames that a move to a neighbouring place takes."""
 LONGEST_COVER = 6
+LARGEST_JITTER = 12
 
 _OFFSET = 2_000_003
 """Keeps the draws of stories apart from those of scenes and questions with the same seed."""
@@ -122,7 +123,7 @@ class _Teller:
             thing="frame" if digital else stream.pick(SHAPES),
             size=size,
             stroke=190 + stream.below(60),
-            jitter=stream.below(25) - 12,
+            jitter=stream.below(2 * LARGEST_JITTER + 1) - LARGEST_JITTER,
             box=np.full((frames, 4), -1, np.int64),
             colour=np.full(frames, -1, np.int64),
             digit=np.full(frames, -1, np.int64),

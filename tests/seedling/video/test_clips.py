@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_each_state_lasts_some_frames(clips):
     for one in clips:
         for number in range(len(one.tracks)):
             times = [event.frame for event in one.events if event.track == number]
-            assert all(b - a >= REST for a, b in zip(times, times[1:], strict=False))
+            assert all(b - a >= REST for a, b in pairwise(times))
 
 
 def test_only_objects_and_light_change(clips):

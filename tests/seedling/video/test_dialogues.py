@@ -79,11 +79,11 @@ def answers_by_search(story: Story, text: str) -> set[str]:
             for track in there(story, frame)
             if track.name(frame) == f"{words[5]} frame"
         }
-    if text.startswith("what colour"):
+    if "turns to what colour" in text:
         return {
             COLOUR_NAMES[track.colour[frame]]
             for track in story.tracks
-            if track.there(frame - 1) and track.name(frame - 1) == f"{words[4]} {words[5]}"
+            if track.there(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
         }
     if text.startswith("what is at the "):
         return {
