@@ -185,10 +185,12 @@ class _Teller:
         idle = [n for n in present if self.actors[n].ready <= frame]
         bare = [n for n in idle if self.actors[n].covered_at < 0]
         room = len(present) < MOST_OBJECTS
+        # Where a move leads must be seen before the clip ends.
+        movers = bare if frame + STRIDE <= self.frames else []
         return {
             "enter": self._free_cells() if room else [],
             "leave": bare if len(present) > LEAST_OBJECTS else [],
-            "move": [n for n in bare if self._neighbours(self.actors[n].cell)],
+            "move": [n for n in movers if self._neighbours(self.actors[n].cell)],
             "turn": bare,
             "cover": bare,
             "uncover": [n for n in idle if self.actors[n].covered_at >= 0],
