@@ -16,7 +16,7 @@ from harness.seedling.scenes import COLOURS, MAX_CLUTTER, WIDTH
 from harness.seedling.sprites import FRAME, Digits, noise_bank, shape_mask
 from harness.seedling.targets import GRID, MIN_OVERLAP, PATCH
 from harness.seedling.video.events import Story, Track
-from harness.seedling.video.story import tell
+from harness.seedling.video.story import LARGEST_JITTER, tell
 
 WORLD = 128
 """Side of the background; a frame shows a window of it that slides."""
@@ -27,7 +27,8 @@ MARGIN = 1
 
 _OFFSET = 3_000_017
 """Keeps the draws of backgrounds apart from all others with the same seed."""
-_RGB = np.array(list(COLOURS.values()), np.int64)
+_JITTER = np.arange(-LARGEST_JITTER, LARGEST_JITTER + 1)[:, None, None]
+_SHADES = np.clip(np.array(list(COLOURS.values()))[None] + _JITTER, 0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +111,17 @@ def _background(stream: DrawStream, frames: int) -> np.ndarray:
     slide = [stream.below(9) - 4 for _ in range(2)]
     start = [stream.below(5) if step >= 0 else WORLD - WIDTH - stream.below(5) for step in slide]
     swing, turns = stream.below(21) - 10, 1 + stream.below(2)
+    lines = world.reshape(WORLD, -1)
     pixels = np.empty((frames, WIDTH, WIDTH, 3), np.uint8)
     for frame in range(frames):
         y, x = (first + frame * step // 16 for first, step in zip(start, slide, strict=True))
         # A triangle wave from 0 over `swing` back to 0, once or twice in a clip.
         phase = frame * turns * 128 // frames % 128
         light = level + swing * min(phase, 128 - phase) // 64
-        window = world[y : y + WIDTH, x : x + WIDTH]
-        np.add(window, (light + tint).astype(np.uint8), out=pixels[frame])
+        # Lines of pixels and colours together: additions over three colours alone take ten times as long.
+        window = lines[y : y + WIDTH, 3 * x : 3 * (x + WIDTH)]
+        offset = np.tile((light + tint).astype(np.uint8), WIDTH)
+        np.add(window, offset, out=pixels[frame].reshape(WIDTH, -1))
     return pixels
 
 
@@ -131,7 +135,7 @@ def _draw(picture: np.ndarray, track: Track, frame: int, split: str) -> None:
         region[:] = np.where((row + column) // 4 % 2, *PANEL)[:, :, None]
         return
     region = picture[y0:y1, x0:x1]
-    colour = np.clip(_RGB[track.colour[frame]] + track.jitter, 0, 255).astype(np.uint8)
+    colour = _SHADES[track.jitter + LARGEST_JITTER, track.colour[frame]]
     if track.thing != "frame":
         region[_mask(track.thing, track.size)] = colour
         return

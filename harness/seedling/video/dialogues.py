@@ -70,12 +70,20 @@ def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
     return found
 
 
+def _alone(story: Story, event: Event) -> bool:
+    """Returns whether nothing else moves, or is covered, while this object begins to."""
+    others = [track for number, track in enumerate(story.tracks) if number != event.track]
+    if event.kind == "move":
+        return not any(t.there(event.frame) and t.place[event.frame] < 0 for t in others)
+    return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
+
+
 def what_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for the object of an event, for what is at a place, or for a digit at a time."""
     choice = stream.below(4)
     digits = _at(story, "frame")
     if choice == 0:
-        event = stream.pick(later(story))
+        event = stream.pick([event for event in later(story) if _alone(story, event)])
         acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
         return Dialogue("what", text, captions.named(event), "event")
@@ -87,7 +95,9 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
-        text = f"what colour is the {captions.named(event)} after time {time_word(event.frame)} ?"
+        text = (
+            f"the {captions.named(event)} turns to what colour at time {time_word(event.frame)} ?"
+        )
         return Dialogue("what", text, event.outcome, "colour")
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]

@@ -23,6 +23,7 @@ REST = 3
 STRIDE = 3
 """Frames that a move to a neighbouring place takes."""
 LONGEST_COVER = 6
+LARGEST_JITTER = 12
 
 _OFFSET = 2_000_003
 """Keeps the draws of stories apart from those of scenes and questions with the same seed."""
@@ -122,7 +123,7 @@ class _Teller:
             thing="frame" if digital else stream.pick(SHAPES),
             size=size,
             stroke=190 + stream.below(60),
-            jitter=stream.below(25) - 12,
+            jitter=stream.below(2 * LARGEST_JITTER + 1) - LARGEST_JITTER,
             box=np.full((frames, 4), -1, np.int64),
             colour=np.full(frames, -1, np.int64),
             digit=np.full(frames, -1, np.int64),
@@ -184,10 +185,12 @@ class _Teller:
         idle = [n for n in present if self.actors[n].ready <= frame]
         bare = [n for n in idle if self.actors[n].covered_at < 0]
         room = len(present) < MOST_OBJECTS
+        # Where a move leads must be seen before the clip ends.
+        movers = bare if frame + STRIDE <= self.frames else []
         return {
             "enter": self._free_cells() if room else [],
             "leave": bare if len(present) > LEAST_OBJECTS else [],
-            "move": [n for n in bare if self._neighbours(self.actors[n].cell)],
+            "move": [n for n in movers if self._neighbours(self.actors[n].cell)],
             "turn": bare,
             "cover": bare,
             "uncover": [n for n in idle if self.actors[n].covered_at >= 0],
