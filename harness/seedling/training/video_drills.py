@@ -79,7 +79,7 @@ def _begins_at(clip: Clip, stream: DrawStream) -> Talk:
     later = [event for event in clip.events if event.kind != "present"]
     if stream.below(3) == 0:
         busy = {event.frame for event in later}
-        calm = [frame for frame in range(1, len(clip.frames)) if frame not in busy]
+        calm = [frame for frame in range(1, clip.length) if frame not in busy]
         if calm:
             return Talk("drill", f"{time_word(stream.pick(calm))} happens", "no")
     event = stream.pick(later)
