@@ -34,7 +34,7 @@ def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
     """Returns the question, with a prompt around it where the task file sets one."""
     extra = lmms_eval_specific_kwargs or {}
-    return extra.get("pre_prompt", "") + doc["question"] + extra.get("post_prompt", "")
+    return f"{extra.get('pre_prompt', '')}{doc['question']}{extra.get('post_prompt', '')}"
 
 
 def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[dict[str, Any]]:

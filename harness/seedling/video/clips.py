@@ -57,7 +57,7 @@ def _overlap(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Returns how many pixels of ``[low, high)`` fall in each line of patches ``(T, 12)``."""
     edge = np.arange(GRID)[None] * PATCH
     shared: np.ndarray = np.minimum(high[:, None], edge + PATCH) - np.maximum(low[:, None], edge)
-    return np.clip(shared, 0, PATCH)
+    return shared.clip(0, PATCH)
 
 
 def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:

@@ -7,6 +7,7 @@ from os import replace
 from pathlib import Path
 
 import av
+from av.video.stream import VideoStream
 
 from harness.errors import UserError
 from harness.media import frames
@@ -52,6 +53,7 @@ def written(clip: Clip, folder: str | Path) -> Path:
     height, width = clip.frames.shape[1:3]
     with av.open(str(part), "w", format="mp4") as container:
         stream = container.add_stream("libx264rgb", rate=Fraction(RATE))
+        assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, "rgb24"
         stream.options = {"qp": "0", "preset": "ultrafast", "threads": "1"}
         for pixels in clip.frames:
