@@ -22,7 +22,8 @@ from harness.seedling.training.runtime import (
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import pack_talks, show, video_hidden, visual_tokens
+from harness.seedling.training.video import show, visual_tokens
+from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import CHECKPOINT, Feed, prepared, validate_video
 from harness.seedling.video_model import build_video_model
 

@@ -26,18 +26,9 @@ from harness.seedling.training.runtime import (
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import (
-    ATTENTION,
-    Namers,
-    Seen,
-    Shown,
-    pack_talks,
-    see,
-    show,
-    video_attention,
-    video_hidden,
-    visual_tokens,
-)
+from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
+from harness.seedling.training.video_namers import Namers
+from harness.seedling.training.video_packing import ATTENTION, pack_talks, video_attention, video_hidden
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_start import start_from_seedling
 from harness.seedling.video.vocabulary import MOST_FRAMES
@@ -156,7 +147,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         logits = model.lm_head(hidden[answered])
         terms = namers.losses(model, layers, plan["named_after"], seen, shown)
         terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
-        loss = sum(plan["terms"][name] * term for name, term in terms.items())
+        loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
         optimiser.zero_grad()
         loss.backward()
         worker.average_gradients(parameters)
