@@ -17,10 +17,10 @@ from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import Worker, load_checkpoint, load_recipe
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import ACTS, Shown, blocks, see, show, visual_tokens
-from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import greedy_words
+from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import Feed, new_model, prepared, train_video
 from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
 from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode

@@ -27,9 +27,14 @@ from harness.seedling.training.runtime import (
 )
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
-from harness.seedling.training.video_namers import Namers
-from harness.seedling.training.video_packing import ATTENTION, pack_talks, video_attention, video_hidden
 from harness.seedling.training.video_drills import Talk, talks_about
+from harness.seedling.training.video_namers import Namers
+from harness.seedling.training.video_packing import (
+    ATTENTION,
+    pack_talks,
+    video_attention,
+    video_hidden,
+)
 from harness.seedling.training.video_start import start_from_seedling
 from harness.seedling.video.vocabulary import MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS, build_video_model
