@@ -11,10 +11,12 @@ from typing import Any
 
 from PIL import Image
 
+from harness.media.frames import Clip
+
 #: Characters of a text, and entries of a list or table, that are kept.
 TEXT, ENTRIES = 4000, 200
 
-#: Hexadecimal digits of a picture's hash.
+#: Hexadecimal digits of the hash of a picture or of frames.
 DIGITS = 16
 
 
@@ -53,7 +55,8 @@ def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, 
         messages: the chat, as it goes to the adapter.
         source: data set, split and document; the place in the chat is added.
 
-    Cost: one hash over the pixels of a picture; of a video only its path and size in bytes are taken.
+    Cost: one hash over the pixels of a picture or of frames in memory; of a video file only its path and size in bytes
+    are taken.
     """
     found = []
     for place, (kind, value) in enumerate(_media(messages)):
@@ -87,4 +90,7 @@ def _described(value: Any) -> dict[str, Any]:
     if isinstance(value, str | Path):
         file = Path(value)
         return {"path": str(value), "bytes": file.stat().st_size if file.is_file() else None}
+    if isinstance(value, Clip):
+        digest = hashlib.sha256(value.frames.tobytes()).hexdigest()[:DIGITS]
+        return {"shape": list(value.frames.shape), "sha256": digest}
     return {"is": type(value).__name__}

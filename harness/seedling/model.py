@@ -180,13 +180,14 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
     model.half().save_pretrained(folder)
     build_processor().save_pretrained(folder)
     path = folder / "model.safetensors"
-    weights = {_portable_key(key): value for key, value in load_file(path).items()}
+    weights = {portable_key(key): value for key, value in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
     path.chmod(0o644)
     return file_sha256(path)
 
 
-def _portable_key(key: str) -> str:
+def portable_key(key: str) -> str:
+    """Returns what a weight is called in a file that every version of transformers loads completely."""
     return re.sub(r"^((?:model\.)?vision_tower\.)(?!vision_model\.)", r"\1vision_model.", key)
 
 

@@ -13,6 +13,8 @@ from PIL import Image
 from harness.evaluation.evaluate import evaluate_session
 from harness.evaluation.kept import ENTRIES, TEXT, media, plain, question
 from harness.evaluation.samples import finished, read_scorings, score_entries
+from harness.seedling.video.clips import clip
+from harness.seedling.video.media import in_memory
 from harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
@@ -58,6 +60,16 @@ def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -
     assert len(first["sha256"]) == 16
     assert first["sha256"] != second["sha256"]
     assert third == {"from": "data/set/test/7#2", "kind": "video", "path": str(clip), "bytes": 4}
+
+
+def test_frames_in_memory_are_told_by_their_shape_and_a_hash() -> None:
+    clips = [in_memory(clip("val", 0, index, 8)) for index in (0, 1)]
+    found = [
+        media([{"role": "user", "content": [{"type": "video", "video": one}]}], "s")
+        for one in clips
+    ]
+    assert [one["shape"] for (one,) in found] == [[8, 96, 96, 3]] * 2
+    assert found[0][0]["sha256"] != found[1][0]["sha256"]
 
 
 def test_a_run_keeps_question_target_and_media(

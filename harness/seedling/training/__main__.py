@@ -16,6 +16,9 @@ from harness.seedling.training.language_stage import FORKS, train_language
 from harness.seedling.training.release import export, gate
 from harness.seedling.training.runtime import load_recipe, run_workers
 from harness.seedling.training.tower_stage import train_tower
+from harness.seedling.training.video_draft_stage import train_video_draft
+from harness.seedling.training.video_gate import export_video, gate_video
+from harness.seedling.training.video_stage import train_video
 
 STAGES = (
     "tower",
@@ -28,6 +31,7 @@ STAGES = (
     "gate",
     "gate_denoising",
 )
+VIDEO_STAGES = ("video", "video_draft", "export_video", "gate_video")
 
 
 def run_stage(stage: str, options: argparse.Namespace) -> None:
@@ -43,6 +47,14 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
         run_workers(train_draft, workers, recipe, out)
     elif stage == "denoising":
         run_workers(train_denoising, workers, recipe, out)
+    elif stage == "video":
+        run_workers(train_video, workers, recipe, out)
+    elif stage == "video_draft":
+        run_workers(train_video_draft, workers, recipe, out)
+    elif stage == "export_video":
+        export_video(recipe, out, options.unfinished)
+    elif stage == "gate_video":
+        gate_video(recipe, options.split)
     elif stage == "export":
         export(recipe, out, options.unfinished)
     elif stage == "gate_denoising":
@@ -54,7 +66,7 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", "all"])
+    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", *VIDEO_STAGES, "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
     parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")

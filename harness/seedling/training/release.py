@@ -11,7 +11,6 @@ import torch
 
 from harness.seedling.model import (
     DENOISER,
-    LAYERS,
     NAMES,
     build_model,
     file_sha256,
@@ -73,11 +72,16 @@ def export(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
         if state is not None and (unfinished or state["step"] == recipe[source.stage]["steps"]):
             export_model(name, state[source.weights], weights_dir(name), source.config)
             exported.append(name)
-    files = [weights_dir(name) / "model.safetensors" for name in LAYERS]
-    lines = [f"{file_sha256(f)}  {f.parent.name}/{f.name}" for f in files if f.exists()]
-    SUMS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    record_sums()
     if exported and (out / "log.jsonl").exists():
         LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
+
+
+def record_sums() -> None:
+    """Writes the checksums of all shipped weights, the video models' too."""
+    files = sorted(SUMS.parent.glob("*/model.safetensors"))
+    lines = [f"{file_sha256(file)}  {file.parent.name}/{file.name}" for file in files]
+    SUMS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def merged_log(recorded: Path, new: Path) -> str:

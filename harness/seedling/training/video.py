@@ -1,0 +1,157 @@
+"""Clips as the video model sees them in training: pooled features, labels of tokens, and which of them are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.seedling.model import normalise
+from harness.seedling.sprites import SHAPES
+from harness.seedling.targets import GRID
+from harness.seedling.tower import patch_features
+from harness.seedling.training.packing import PREFIX
+from harness.seedling.video.clips import Clip, clip
+from harness.seedling.video_model import FRAME_TOKENS
+
+ACTS = ("no", "enters", "leaves", "moves", "turns", "covered", "seen", "changes")
+"""Words that tell what begins in a token's frame; the first: nothing."""
+_KINDS = ("", "enter", "leave", "move", "turn", "cover", "uncover", "change")
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A clip and what the tower makes of it; N is 36 tokens for each of T frames.
+
+    Attributes:
+        clip: The clip.
+        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16.
+        owner: Number of the object in each token, -1 for none ``(N,)``.
+        kind: The digit, or 10 and the number of the shape, in each token; -1 where none is seen ``(N,)``.
+        colour: Number of its colour, -1 where none is seen ``(N,)``.
+        act: Which of :data:`ACTS` begins there ``(N,)``.
+    """
+
+    clip: Clip
+    features: torch.Tensor
+    owner: np.ndarray
+    kind: np.ndarray
+    colour: np.ndarray
+    act: np.ndarray
+
+
+def blocks(patches: np.ndarray) -> np.ndarray:
+    """Regroups patches ``(T, 144, ...)`` into tokens of 2 x 2 ``(T, 36, 4, ...)``, in raster order."""
+    frames, rest, half = len(patches), patches.shape[2:], GRID // 2
+    grid = patches.reshape(frames, half, 2, half, 2, *rest)
+    return np.moveaxis(grid, 2, 3).reshape(frames, half * half, 4, *rest)
+
+
+@torch.no_grad()
+def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
+    """Draws a clip, runs the frozen tower over its frames and labels its tokens."""
+    drawn = clip(split, seed, index, frames)
+    features = torch.cat(
+        [
+            patch_features(tower, normalise(part))[:, 1:]
+            for part in np.split(drawn.frames, range(16, frames, 16))
+        ]
+    )
+    grouped = torch.from_numpy(blocks(features.numpy())).flatten(0, 1).bfloat16()
+    owner = _owners(drawn)
+    kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
+    for number, track in enumerate(drawn.tracks):
+        for frame in np.flatnonzero((track.colour >= 0) & ~track.covered).tolist():
+            mine = owner[frame] == number
+            digit = int(track.digit[frame])
+            kind[frame, mine] = digit if digit >= 0 else 10 + SHAPES.index(track.thing)
+            colour[frame, mine] = track.colour[frame]
+    act = _acts(drawn, owner)
+    return Seen(drawn, grouped, owner.ravel(), kind.ravel(), colour.ravel(), act.ravel())
+
+
+def _owners(drawn: Clip) -> np.ndarray:
+    """Returns the object that has most patches of each token ``(T, 36)``, -1 for none."""
+    patches = blocks(drawn.patches)
+    owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
+    for number in range(len(drawn.tracks)):
+        count = (patches == number).sum(-1)
+        owner[count > most] = number
+        most = np.maximum(most, count)
+    return owner
+
+
+def _acts(drawn: Clip, owner: np.ndarray) -> np.ndarray:
+    act = np.zeros(owner.shape, np.int64)
+    for event in drawn.events:
+        if event.kind in _KINDS:
+            # What has left is seen by where it was.
+            frame = event.frame - (event.kind == "leave")
+            act[event.frame, owner[frame] == event.track] = _KINDS.index(event.kind)
+    return act
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The visual tokens that a batch of B clips shows, V of each.
+
+    Attributes:
+        chosen: Their numbers ``(B, V)``, ascending.
+        features: Tower features of their patches ``(B, V, 4, 128)``.
+        first: Frame whose time and place the clips' first frame takes.
+        frames: T of the clips.
+    """
+
+    chosen: np.ndarray
+    features: torch.Tensor
+    first: int
+    frames: int
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position ids ``(B, V)``."""
+        return torch.from_numpy(self.chosen) + len(PREFIX) + FRAME_TOKENS * self.first
+
+    @property
+    def end(self) -> int:
+        """Position of the newline behind the video."""
+        return len(PREFIX) + FRAME_TOKENS * (self.first + self.frames)
+
+    def labels(self, values: Sequence[np.ndarray]) -> torch.Tensor:
+        """Returns the chosen tokens' entries of one array a clip ``(B, V)``."""
+        return torch.from_numpy(np.take_along_axis(np.stack(values), self.chosen, 1))
+
+
+def show(
+    seen: Sequence[Seen], keep: int, tilt: float, rng: np.random.Generator, first: int = 0
+) -> Shown:
+    """Chooses visual tokens, at their original places.
+
+    Args:
+        seen: Clips of equal length.
+        keep: Tokens to keep of each.
+        tilt: Largest preference for objects; each clip draws its own below it. 0 is plainly random
+            and 1 goes up to objects first.
+        rng: Source of choices.
+        first: See :class:`Shown`.
+    """
+    inside = np.stack([one.owner >= 0 for one in seen])
+    score = rng.random(inside.shape)
+    score += tilt * rng.random((len(seen), 1)) * inside
+    chosen = np.sort(np.argsort(-score, axis=1)[:, :keep], axis=1)
+    features = torch.stack(
+        [one.features[torch.from_numpy(row)] for one, row in zip(seen, chosen, strict=True)]
+    )
+    return Shown(chosen, features.float(), first, len(seen[0].clip.frames))
+
+
+def visual_tokens(model: Any, features: torch.Tensor) -> torch.Tensor:
+    """Projects patches and pools four to a token: ``(B, V, 4, 128)`` to ``(B, V, D)``.
+
+    The mean of 2 x 2 is what the model's bilinear pooling of an even grid comes to.
+    """
+    tokens: torch.Tensor = model.model.multi_modal_projector(features).mean(-2)
+    return tokens

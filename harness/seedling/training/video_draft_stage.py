@@ -1,0 +1,121 @@
+"""Distils the video model into a draft of two language layers, which often sees a few of the tokens only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from harness.seedling.training.fast_math import use_bf16_products
+from harness.seedling.training.language import answer_loss
+from harness.seedling.training.packing import IGNORE
+from harness.seedling.training.runtime import (
+    TrainingLog,
+    Worker,
+    cosine_lr,
+    load_checkpoint,
+    make_optimiser,
+    save_checkpoint,
+    set_lr,
+)
+from harness.seedling.training.tower_stage import tower_of
+from harness.seedling.training.video import show, visual_tokens
+from harness.seedling.training.video_packing import pack_talks, video_hidden
+from harness.seedling.training.video_stage import CHECKPOINT, Feed, prepared, validate_video
+from harness.seedling.video_model import build_video_model
+
+DRAFT_CHECKPOINT = "video_draft.pt"
+
+
+def video_target(out: Path) -> Any:
+    """Loads the trained video model, frozen.
+
+    Raises:
+        FileNotFoundError: It has not been trained.
+    """
+    trained = load_checkpoint(out / CHECKPOINT)
+    if trained is None:
+        raise FileNotFoundError(f"{out / CHECKPOINT}: run the video stage first")
+    target = build_video_model()
+    target.load_state_dict(trained["model"])
+    return prepared(target).requires_grad_(False).eval()
+
+
+def video_draft_from(target: Any, layers: list[int]) -> Any:
+    """Builds a draft from the target's tower, projector, words and some of its layers."""
+    draft = build_video_model("seedling_video_draft", len(layers))
+    source = target.state_dict()
+    state = {}
+    for key in draft.state_dict():
+        wanted = key
+        for number, layer in enumerate(layers):
+            here = f"language_model.layers.{number}."
+            if here in key:
+                wanted = key.replace(here, f"language_model.layers.{layer}.")
+        state[key] = source[wanted]
+    draft.load_state_dict(state)
+    return prepared(draft)
+
+
+def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
+    """Trains the draft to agree with the target on answers; resumes from ``out/video_draft.pt``.
+
+    The target always sees the whole clip, the draft in a share of the steps a part of it.
+
+    Args:
+        worker: This process.
+        recipe: The whole recipe.
+        out: Run folder with ``video.pt``.
+    """
+    plan, seed = {**recipe["video"], **recipe["video_draft"]}, recipe["seed"]
+    torch.manual_seed(seed)
+    target = video_target(out)
+    draft = video_draft_from(target, plan["target_layers"])
+    feed = Feed(worker, plan, seed, tower_of(draft))
+    use_bf16_products(draft.model.multi_modal_projector)
+    use_bf16_products(draft.model.language_model)
+    parameters = [p for p in draft.parameters() if p.requires_grad]
+    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
+    log = TrainingLog(out / "log.jsonl", "video_draft")
+    first_step = 0
+    if checkpoint := load_checkpoint(out / DRAFT_CHECKPOINT):
+        draft.load_state_dict(checkpoint["model"])
+        optimiser.load_state_dict(checkpoint["optimiser"])
+        first_step = checkpoint["step"]
+    for step in range(first_step, plan["steps"]):
+        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        seen, shown, talks = feed.batch(step)
+        packed = pack_talks(talks, plan["weights"], shown)
+        answered = packed.labels != IGNORE
+        labels, weights = packed.labels[answered], packed.weights[answered]
+        with torch.no_grad():
+            whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
+            visual = visual_tokens(target, whole.features)
+            wanted = target.lm_head(video_hidden(target, visual, whole, packed)[0][answered])
+        visual = visual_tokens(draft, shown.features)
+        logits = draft.lm_head(video_hidden(draft, visual, shown, packed)[0][answered])
+        distance = F.kl_div(
+            logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
+        ).sum(-1)
+        loss = (distance * weights).sum() / weights.sum()
+        loss = loss + plan["answer_weight"] * answer_loss(logits, labels, weights)
+        optimiser.zero_grad()
+        loss.backward()
+        worker.average_gradients(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+
+        done = step + 1
+        if not worker.leads:
+            continue
+        if done % plan["log_every"] == 0:
+            agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
+            log.write(step=done, frames=shown.frames, loss=loss.item(), agreement=agreement.item())
+        if done % plan["save_every"] == 0 or done == plan["steps"]:
+            state = {"model": draft.state_dict(), "optimiser": optimiser.state_dict()}
+            save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "step": done})
+        if done % plan["validate_every"] == 0 or done == plan["steps"]:
+            log.write(step=done, val=validate_video(draft, plan["validation"]))

@@ -1,0 +1,234 @@
+"""Exports the video models and holds them to the recipe's targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.seedling.scoring import reading_score
+from harness.seedling.training.packing import PREFIX
+from harness.seedling.training.release import LOG, merged_log, record_sums
+from harness.seedling.training.runtime import load_checkpoint
+from harness.seedling.training.tower_stage import tower_of
+from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
+from harness.seedling.training.video_draft_stage import DRAFT_CHECKPOINT
+from harness.seedling.training.video_drills import Talk, talks_about
+from harness.seedling.training.video_stage import CHECKPOINT
+from harness.seedling.video.scoring import caption_score
+from harness.seedling.video.vocabulary import WORDS, encode
+from harness.seedling.video_model import (
+    build_video_model,
+    save_video_model,
+    video_weights_dir,
+)
+from harness.seedling.vocabulary import ASSISTANT, EOS
+
+SOURCES = {
+    "seedling_video": (CHECKPOINT, "video"),
+    "seedling_video_draft": (DRAFT_CHECKPOINT, "video_draft"),
+}
+SHORT = ("what", "where", "how_many", "order", "when")
+
+
+def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
+    """Writes the trained video models to the package's weights folder, with checksums and the log.
+
+    A model whose checkpoint is missing, or unfinished and not asked for, keeps its present files.
+
+    Args:
+        recipe: The whole recipe.
+        out: Run folder.
+        unfinished: Whether checkpoints from before the stage's last step are taken too.
+    """
+    for name, (file, stage) in SOURCES.items():
+        state = load_checkpoint(out / file)
+        if state is None or not (unfinished or state["step"] == recipe[stage]["steps"]):
+            continue
+        model = build_video_model(name)
+        model.load_state_dict(state["model"])
+        save_video_model(model, video_weights_dir(name))
+        record_sums()
+        LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
+
+
+def load_video(name: str) -> Any:
+    """Loads a shipped video model in float32 and insists that every weight was in it.
+
+    Raises:
+        RuntimeError: If a weight was missing or unknown; transformers would only warn.
+    """
+    # Its model classes take seconds to import, and only an exported model needs them.
+    from transformers import LlavaOnevisionForConditionalGeneration
+
+    folder = video_weights_dir(name)
+    loaded: Any = LlavaOnevisionForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    model, report = loaded
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise RuntimeError(f"{folder}: weights do not fit: {report}")
+    return model.eval()
+
+
+@torch.no_grad()
+def greedy_words(model: Any, shown: Shown, question: str, room: int) -> list[int]:
+    """Answers a question about one clip word by word.
+
+    Args:
+        model: A video model with ordinary attention.
+        shown: The visual tokens of one clip.
+        question: Its words.
+        room: Most words of the answer.
+
+    Returns:
+        Token ids, ``<eos>`` included where it came.
+    """
+    # transformers takes half a second to import, and most of this file does without.
+    from transformers import DynamicCache
+
+    language = model.model.language_model
+    embed = language.embed_tokens
+    asked = torch.tensor([[*encode(question), ASSISTANT]])
+    newline = model.model.image_newline[None, None]
+    parts = [
+        embed(torch.tensor([PREFIX])),
+        visual_tokens(model, shown.features),
+        newline,
+        embed(asked),
+    ]
+    rows = torch.cat(parts, dim=1)
+    places = [torch.arange(len(PREFIX))[None], shown.positions]
+    after = shown.end + torch.arange(asked.shape[1] + 1)
+    positions = torch.cat([*places, after[None]], dim=1)
+    cache, answer = DynamicCache(config=language.config), []
+    while len(answer) < room:
+        hidden = language(
+            inputs_embeds=rows, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        answer.append(int(model.lm_head(hidden[:, -1]).argmax()))
+        if answer[-1] == EOS:
+            break
+        rows, positions = embed(torch.tensor([answer[-1:]])), positions[:, -1:] + 1
+    return answer
+
+
+def _text(tokens: list[int]) -> str:
+    return " ".join(WORDS[token] for token in tokens if token != EOS)
+
+
+def _score(talk: Talk, answer: str, seen: Seen) -> float:
+    if talk.family == "caption":
+        return caption_score(answer, seen.clip.events).recall
+    if talk.family == "digits":
+        return reading_score(answer, talk.answer)
+    return float(answer == talk.answer)
+
+
+def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> dict[str, float]:
+    """Returns the mean score of each family over clips of one length, all tokens shown."""
+    scores: dict[str, list[float]] = {}
+    for index in range(plan["clips"][frames]):
+        seen = see(tower_of(model), split, 1, index, frames)
+        shown = _all(seen)
+        for talk in talks_about(seen.clip, 0, plan["questions"], 0):
+            room = len(encode(talk.answer)) + plan["spare"]
+            answer = _text(greedy_words(model, shown, talk.question, room))
+            scores.setdefault(talk.family, []).append(_score(talk, answer, seen))
+    means = {family: float(np.mean(values)) for family, values in scores.items()}
+    means["questions"] = float(np.mean([means[family] for family in SHORT]))
+    return means
+
+
+def accepted(
+    target: Any, draft: Any, plan: dict[str, Any], split: str, frames: int, keep: float
+) -> float:
+    """Returns the share of the target's greedy caption words that the draft, led by them, predicts too.
+
+    Args:
+        target: Sees all tokens.
+        draft: Sees a share of them.
+        plan: The recipe's "gate_video".
+        split: "val" or "test".
+        frames: T of the clips.
+        keep: Share of the tokens, spread evenly, that the draft sees.
+    """
+    right = total = 0
+    for index in range(plan["drafted"]):
+        seen = see(tower_of(target), split, 2, index, frames)
+        whole = _all(seen)
+        (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
+        answer = greedy_words(
+            target, whole, talk.question, len(encode(talk.answer)) + plan["spare"]
+        )
+        few = whole if keep == 1 else _spread(seen, keep)
+        told = _led(draft, few, talk.question, answer)
+        right += sum(one == other for one, other in zip(told, answer, strict=True))
+        total += len(answer)
+    return right / total
+
+
+@torch.no_grad()
+def _led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
+    """Returns the model's most likely word at each place of an answer, behind the words before it."""
+    language = model.model.language_model
+    words = [*encode(question), ASSISTANT, *answer[:-1]]
+    embed = language.embed_tokens
+    newline = model.model.image_newline[None, None]
+    text = embed(torch.tensor([words]))
+    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown.features), newline, text]
+    after = shown.end + torch.arange(len(words) + 1)
+    places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
+    hidden = language(
+        inputs_embeds=torch.cat(rows, dim=1), position_ids=torch.cat(places, dim=1), use_cache=False
+    ).last_hidden_state
+    found: list[int] = model.lm_head(hidden[0, -len(answer) :]).argmax(-1).tolist()
+    return found
+
+
+def _all(seen: Seen) -> Shown:
+    return show([seen], len(seen.owner), 0.0, np.random.default_rng(0))
+
+
+def _spread(seen: Seen, keep: float) -> Shown:
+    total = len(seen.owner)
+    chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
+    features = seen.features[torch.from_numpy(chosen[0])][None].float()
+    return Shown(chosen, features, 0, len(seen.clip.frames))
+
+
+def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
+    """Measures the shipped video models into ``weights/gate_video_SPLIT.json``.
+
+    Args:
+        recipe: The whole recipe.
+        split: "val" while developing; "test" once, at the end.
+
+    Raises:
+        SystemExit: If a target of the recipe is missed.
+    """
+    plan = recipe["gate_video"]
+    target = load_video("seedling_video")
+    results: dict[str, dict[str, float]] = {
+        f"{frames} frames": measure_video(target, plan, split, frames) for frames in plan["clips"]
+    }
+    if (video_weights_dir("seedling_video_draft") / "model.safetensors").exists():
+        draft, frames = load_video("seedling_video_draft"), plan["drafted_frames"]
+        results["draft"] = {
+            name: accepted(target, draft, plan, split, frames, keep)
+            for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))
+        }
+    path = video_weights_dir().parent / f"gate_video_{split}.json"
+    rounded = {s: {n: round(v, 4) for n, v in found.items()} for s, found in results.items()}
+    path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n", encoding="utf-8")
+    missed = [
+        f"{setting} {name} {found[name]:.3f} < {wanted}"
+        for setting, found in results.items()
+        for name, wanted in plan["targets"].items()
+        if name in found and found[name] < wanted
+    ]
+    if missed:
+        raise SystemExit(f"the video models miss their targets on {split}: {'; '.join(missed)}")

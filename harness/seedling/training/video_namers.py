@@ -1,0 +1,72 @@
+"""Losses on visual tokens: each names what it is, when it is shown and what begins there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from harness.seedling.scenes import COLOUR_NAMES
+from harness.seedling.sprites import SHAPES
+from harness.seedling.training.video import ACTS, Seen, Shown
+from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
+from harness.seedling.video_model import FRAME_TOKENS
+
+_LOOKS = [TOKEN_ID[word] for word in (*map(str, range(10)), *SHAPES)]
+_COLOURS = [TOKEN_ID[word] for word in COLOUR_NAMES]
+_ACTS = [TOKEN_ID[word] for word in ACTS]
+
+
+class Namers(nn.Module):
+    """Asks visual tokens to name what they are, when they are shown and what begins there.
+
+    They name with the word embeddings, each of the three by a learned scale. This stands in for the
+    language alignment a tower would bring along, and for the time that positions alone do not say.
+    """
+
+    def __init__(self) -> None:
+        """Starts with scale 1 for each."""
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+
+    def losses(
+        self,
+        model: Any,
+        hidden: Sequence[torch.Tensor],
+        layers: tuple[int, int],
+        seen: Sequence[Seen],
+        shown: Shown,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the loss terms "look", "time" and "act".
+
+        Args:
+            model: The video model.
+            hidden: Of the visual tokens, as :func:`video_hidden` returns them.
+            layers: Behind how many layers the time and the acts are named.
+            seen: The clips.
+            shown: The tokens shown.
+        """
+        words = model.model.language_model.embed_tokens.weight
+        kind, colour, act, owner = (
+            shown.labels([getattr(one, name) for one in seen])
+            for name in ("kind", "colour", "act", "owner")
+        )
+        inside, owned = kind >= 0, (owner >= 0) | (act > 0)
+        look = self._unit(hidden[0][inside], 0)
+        when = self._unit(hidden[layers[0]], 1).flatten(0, 1)
+        frame = torch.from_numpy(shown.chosen // FRAME_TOKENS + shown.first).flatten()
+        begun = self._unit(hidden[layers[1]][owned], 2) @ words[_ACTS].T
+        error = F.cross_entropy(begun, act[owned], reduction="none")
+        worth = torch.where(act[owned] > 0, 4.0, 1.0)
+        return {
+            "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
+            + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
+            "time": F.cross_entropy(when @ words[FIRST_TIME : FIRST_TIME + MOST_FRAMES].T, frame),
+            "act": (error * worth).sum() / worth.sum(),
+        }
+
+    def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:
+        return self.gain[which] * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)

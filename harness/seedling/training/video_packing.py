@@ -1,0 +1,121 @@
+"""Packs the dialogues about a clip into one row, and runs the text stack over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from harness.seedling.training.packing import IGNORE, PREFIX, Packed
+from harness.seedling.training.video import Shown
+from harness.seedling.training.video_drills import Talk
+from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, encode
+from harness.seedling.vocabulary import ASSISTANT, EOS, PAD
+
+ATTENTION = "seedling_video_packed"
+
+
+def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown: Shown) -> Packed:
+    """Packs the dialogues of B clips; each sees its clip and itself.
+
+    Args:
+        talks: Per clip.
+        weights: Loss weight per family, and of "end".
+        shown: Where the text begins, and by how much times are shifted.
+    """
+    rows = [[_row(talk, weights, shown.first) for talk in items] for items in talks]
+    longest = max(sum(len(tokens) for tokens, _, _ in items) for items in rows)
+    shape = (len(rows), -(-longest // 8) * 8)
+    tokens, labels = np.full(shape, PAD), np.full(shape, IGNORE)
+    loss_weights = np.zeros(shape, np.float32)
+    positions, segments = np.zeros(shape, np.int64), np.full(shape, -1)
+    for line, items in enumerate(rows):
+        start = 0
+        for number, (words, wanted, worth) in enumerate(items):
+            span = slice(start, start + len(words))
+            tokens[line, span], labels[line, span], loss_weights[line, span] = words, wanted, worth
+            positions[line, span] = shown.end + 1 + np.arange(len(words))
+            segments[line, span] = number
+            start = span.stop
+    arrays = (tokens, labels, loss_weights, positions, segments)
+    return Packed(*(torch.from_numpy(array) for array in arrays))
+
+
+def _row(
+    talk: Talk, weights: dict[str, float], first: int
+) -> tuple[list[int], list[int], list[float]]:
+    """Returns tokens, labels and weights of one dialogue, its times shifted by `first` frames."""
+    asked, answer = (_later(encode(text), first) for text in (talk.question, talk.answer))
+    weight = weights[talk.family]
+    if talk.family == "drill":
+        words = [*asked, *answer]
+        silent = len(asked) - 1
+        return words[:-1], [IGNORE] * silent + answer, [0.0] * silent + [weight] * len(answer)
+    silent = len(asked)
+    return (
+        [*asked, ASSISTANT, *answer],
+        [IGNORE] * silent + [*answer, EOS],
+        [0.0] * silent + [weight] * len(answer) + [weight * weights["end"]],
+    )
+
+
+def _later(tokens: list[int], frames: int) -> list[int]:
+    times = range(FIRST_TIME, FIRST_TIME + MOST_FRAMES)
+    return [token + frames if token in times else token for token in tokens]
+
+
+def video_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attends causally inside the prefix, then lets the text rows see prefix and own dialogue.
+
+    The fused kernel is two to three times as fast here as separate products with a mask.
+    """
+    prefix = attention_mask.shape[-1] - attention_mask.shape[-2]
+    attend = F.scaled_dot_product_attention
+    parts = (query[:, :, :prefix], key[:, :, :prefix], value[:, :, :prefix])
+    video = attend(*parts, is_causal=True, scale=scaling)
+    text = attend(query[:, :, prefix:], key, value, attn_mask=attention_mask, scale=scaling)
+    return torch.cat([video, text], dim=2).transpose(1, 2).contiguous(), None
+
+
+def video_hidden(
+    model: Any, visual: torch.Tensor, shown: Shown, packed: Packed
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Runs the language model over a packed batch.
+
+    Returns:
+        Hidden states of the text rows ``(B, L, D)``, and of the visual tokens behind each layer
+        ``(B, V, D)``, first the tokens themselves.
+    """
+    language = model.model.language_model
+    batch, count = visual.shape[:2]
+    start = language.embed_tokens(torch.tensor(PREFIX)).expand(batch, -1, -1)
+    newline = model.model.image_newline.expand(batch, 1, -1)
+    text = language.embed_tokens(packed.tokens)
+    places = [
+        torch.arange(len(PREFIX)).expand(batch, -1),
+        shown.positions,
+        torch.full((batch, 1), shown.end),
+        packed.positions,
+    ]
+    prefix = len(PREFIX) + count + 1
+    output = language(
+        inputs_embeds=torch.cat([start, visual, newline, text], dim=1),
+        attention_mask=packed.mask(prefix),
+        position_ids=torch.cat(places, dim=1),
+        use_cache=False,
+        output_hidden_states=True,
+    )
+    span = slice(len(PREFIX), len(PREFIX) + count)
+    return output.last_hidden_state[:, prefix:], tuple(h[:, span] for h in output.hidden_states)

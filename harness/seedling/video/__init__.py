@@ -1,0 +1,1 @@
+"""Generated clips with events in time, what is asked about them, and how answers are scored."""

@@ -1,0 +1,51 @@
+"""Captions: every event of a clip in order, each with its time, its object and its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.seedling.video.events import Event
+from harness.seedling.video.vocabulary import time_word
+
+QUESTION = "describe the video ."
+
+
+def named(event: Event) -> str:
+    """Names the object of an event as it is before it: "red star", "blue frame"."""
+    return f"{event.colour} {event.thing}"
+
+
+def sentence(event: Event) -> str:
+    """Returns the caption's sentence about an event."""
+    thing, place = named(event), f"the {event.place}"
+    new = f"a {thing}" + (f" with digit {event.digit}" if event.digit else "")
+    told = {
+        "present": f"there is {new} at {place}",
+        "enter": f"{new} enters at {place}",
+        "leave": f"the {thing} leaves from {place}",
+        "move": f"the {thing} moves from {place} to the {event.outcome}",
+        "turn": f"the {thing} at {place} turns {event.outcome}",
+        "cover": f"the {thing} at {place} is covered",
+        "uncover": f"the {thing} at {place} is seen again",
+        "change": f"the {thing} at {place} changes from digit {event.digit} to digit {event.outcome}",
+    }
+    return f"at time {time_word(event.frame)} {told[event.kind]} ;"
+
+
+def caption(events: Sequence[Event]) -> str:
+    """Returns the caption of a clip: its only right answer."""
+    return " ".join(sentence(event) for event in events)
+
+
+def clause(event: Event) -> str:
+    """Names an event without its time and place, as questions do: "the red star leaves"."""
+    acts = {
+        "enter": "enters",
+        "leave": "leaves",
+        "move": "moves",
+        "turn": f"turns {event.outcome}",
+        "cover": "is covered",
+        "uncover": "is seen again",
+        "change": f"changes to digit {event.outcome}",
+    }
+    return f"the {named(event)} {acts[event.kind]}"

@@ -1,0 +1,207 @@
+"""Questions about clips, with unique answers. Each is a pure function of the clip and a stream of draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.seedling.hashing import DrawStream, draws
+from harness.seedling.video import captions
+from harness.seedling.video.events import Event, Story
+from harness.seedling.video.vocabulary import PLACES, time_word
+from harness.seedling.vocabulary import box_text
+
+FAMILIES = ("what", "where", "how_many", "order", "when", "digits", "find", "caption")
+COUNTS = {
+    "what": 4,
+    "where": 2,
+    "how_many": 2,
+    "order": 3,
+    "when": 2,
+    "digits": 1,
+    "find": 3,
+    "caption": 1,
+}
+"""Questions of each family that training asks about a clip."""
+
+_OFFSET = 4_000_037
+_DRAWS = 512
+
+
+class Dialogue(NamedTuple):
+    """A question with its only right answer, in words separated by spaces.
+
+    Attributes:
+        family: One of :data:`FAMILIES`.
+        question: Question words, without the chat format.
+        answer: Answer words.
+        template: Which of the family's questions it is.
+        target: The event to find, in the family "find" only.
+    """
+
+    family: str
+    question: str
+    answer: str
+    template: str
+    target: Event | None = None
+
+
+def later(story: Story) -> list[Event]:
+    """Returns the events behind the first frame."""
+    return [event for event in story.events if event.kind != "present"]
+
+
+def named_once(story: Story) -> list[Event]:
+    """Returns the events whose clause names no other event of the clip."""
+    clauses = Counter(captions.clause(event) for event in later(story))
+    return [event for event in later(story) if clauses[captions.clause(event)] == 1]
+
+
+def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
+    """Returns (frame, track) of all objects at rest in a place and seen, or of those called `thing`."""
+    found = []
+    for number, track in enumerate(story.tracks):
+        if thing is None or track.thing == thing:
+            still = (track.place >= 0) & ~track.covered
+            found += [(frame, number) for frame in np.flatnonzero(still).tolist()]
+    return found
+
+
+def _alone(story: Story, event: Event) -> bool:
+    """Returns whether nothing else moves, or is covered, while this object begins to."""
+    others = [track for number, track in enumerate(story.tracks) if number != event.track]
+    if event.kind == "move":
+        return not any(t.there(event.frame) and t.place[event.frame] < 0 for t in others)
+    return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
+
+
+def what_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for the object of an event, for what is at a place, or for a digit at a time."""
+    choice = stream.below(4)
+    digits = _at(story, "frame")
+    if choice == 0:
+        event = stream.pick([event for event in later(story) if _alone(story, event)])
+        acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
+        text = f"what {acts} at time {time_word(event.frame)} ?"
+        return Dialogue("what", text, captions.named(event), "event")
+    if choice == 1 and digits:
+        frame, number = stream.pick(digits)
+        track = story.tracks[number]
+        text = f"what digit is in the {track.name(frame)} at time {time_word(frame)} ?"
+        return Dialogue("what", text, str(track.digit[frame]), "digit")
+    turns = [event for event in later(story) if event.kind == "turn"]
+    if choice == 2 and turns:
+        event = stream.pick(turns)
+        text = (
+            f"the {captions.named(event)} turns to what colour at time {time_word(event.frame)} ?"
+        )
+        return Dialogue("what", text, event.outcome, "colour")
+    frame, number = stream.pick(_at(story))
+    track = story.tracks[number]
+    text = f"what is at the {PLACES[track.place[frame]]} at time {time_word(frame)} ?"
+    return Dialogue("what", text, track.name(frame), "place")
+
+
+def where_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for the place of an object at a time."""
+    frame, number = stream.pick(_at(story))
+    track = story.tracks[number]
+    text = f"where is the {track.name(frame)} at time {time_word(frame)} ?"
+    return Dialogue("where", text, PLACES[track.place[frame]], "place")
+
+
+def counting_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks how many digits, shapes or objects are seen at a time."""
+    template = stream.pick(("digits", "shapes", "objects"))
+    frame = stream.below(story.length)
+    seen = [track for track in story.tracks if track.seen(frame)]
+    wanted = {
+        "digits": sum(track.thing == "frame" for track in seen),
+        "shapes": sum(track.thing != "frame" for track in seen),
+        "objects": len(seen),
+    }
+    text = f"how many {template} are there at time {time_word(frame)} ?"
+    return Dialogue("how_many", text, str(wanted[template]), template)
+
+
+def order_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks which of two events was first, or what happened next."""
+    events = named_once(story)
+    if stream.below(2):
+        first = stream.below(len(events))
+        second = stream.below(len(events) - 1)
+        event, other = events[first], events[second + (second >= first)]
+        text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
+        answer = "before" if event.frame < other.frame else "after"
+        return Dialogue("order", text, answer, "before_after")
+    places = {id(event): number for number, event in enumerate(story.events)}
+    followed = [event for event in events if places[id(event)] + 1 < len(story.events)]
+    event = stream.pick(followed)
+    text = f"what happens next after {captions.clause(event)} ?"
+    return Dialogue("order", text, captions.clause(story.events[places[id(event)] + 1]), "next")
+
+
+def when_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for the time of an event."""
+    event = stream.pick(named_once(story))
+    text = f"what is the time when {captions.clause(event)} ?"
+    return Dialogue("when", text, time_word(event.frame), event.kind)
+
+
+def digits_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for all digits in the order in which they are shown; draws nothing."""
+    shown = [
+        event.outcome if event.kind == "change" else event.digit
+        for event in story.events
+        if event.kind == "change" or (event.kind in ("present", "enter") and event.digit)
+    ]
+    return Dialogue("digits", "read all digits in order .", " ".join(shown), "read_digits")
+
+
+def find_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for the moment and the box of an event."""
+    event = stream.pick(named_once(story))
+    text = f"find when and where {captions.clause(event)} ."
+    return Dialogue(
+        "find", text, f"{time_word(event.frame)} {box_text(event.box)}", event.kind, event
+    )
+
+
+def caption_question(story: Story, stream: DrawStream) -> Dialogue:
+    """Asks for everything that happens; draws nothing."""
+    return Dialogue("caption", captions.QUESTION, captions.caption(story.events), "describe")
+
+
+MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {
+    "what": what_question,
+    "where": where_question,
+    "how_many": counting_question,
+    "order": order_question,
+    "when": when_question,
+    "digits": digits_question,
+    "find": find_question,
+    "caption": caption_question,
+}
+
+
+def dialogue_stream(story: Story) -> DrawStream:
+    """Returns the stream of draws for questions about a clip, fixed by its address."""
+    return DrawStream(draws(story.seed + _OFFSET, story.split, [story.index], _DRAWS)[0])
+
+
+def dialogues(
+    story: Story, stream: DrawStream, counts: Mapping[str, int] = COUNTS
+) -> list[Dialogue]:
+    """Returns questions about a clip with their answers, in the order of :data:`FAMILIES`.
+
+    Args:
+        story: A clip or its story.
+        stream: Draws, as of :func:`dialogue_stream`.
+        counts: Questions of each family; missing families get none.
+    """
+    return [
+        MAKERS[family](story, stream) for family in FAMILIES for _ in range(counts.get(family, 0))
+    ]

@@ -1,0 +1,174 @@
+"""The embedded video models: LLaVA-OneVision at toy size, around the tower and the text stack of `seedling`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from harness.seedling.model import FEATURE_LAYER, VISUAL_TOKENS, file_sha256, weights_dir
+from harness.seedling.model import portable_key as portable
+from harness.seedling.scenes import WIDTH
+from harness.seedling.targets import GRID, PATCH
+from harness.seedling.video.vocabulary import TOKEN_ID, VIDEO, WORDS
+from harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
+
+if TYPE_CHECKING:
+    from transformers import (
+        LlavaOnevisionForConditionalGeneration,
+        LlavaOnevisionProcessor,
+        PreTrainedTokenizerFast,
+    )
+
+VIDEO_LAYERS = {"seedling_video": 8, "seedling_video_draft": 2}
+FRAME_TOKENS = (GRID // 2) ** 2
+"""Tokens of a frame after LLaVA-OneVision's pooling of 2 x 2 patches."""
+POSITIONS = 16384
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ 'USER: ' }}{% else %}{{ 'ASSISTANT: ' }}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] | trim + ' ' }}{% else %}"
+    "{% for part in message['content'] if part['type'] in ('image', 'video') %}"
+    "{{ '<' + part['type'] + '> ' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}"
+    "{{ part['text'] | trim + ' ' }}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def video_weights_dir(name: str = "seedling_video") -> Path:
+    """Returns the folder of a shipped video model, one of :data:`VIDEO_LAYERS`."""
+    if name not in VIDEO_LAYERS:
+        raise ValueError(f"unknown video model {name!r}; choose one of {', '.join(VIDEO_LAYERS)}")
+    return weights_dir().parent / name
+
+
+def build_video_model(
+    name: str = "seedling_video", layers: int | None = None
+) -> LlavaOnevisionForConditionalGeneration:
+    """Builds a randomly initialised model in float32 on CPU.
+
+    Args:
+        name: One of :data:`VIDEO_LAYERS`.
+        layers: Another number of language layers, for tests.
+    """
+    # transformers takes seconds to import, and much of what reads this file wants its sizes alone.
+    from transformers import (
+        CLIPVisionConfig,
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        Qwen2Config,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=WIDTH,
+        patch_size=PATCH,
+        projection_dim=128,
+        hidden_act="gelu",
+    )
+    text = Qwen2Config(
+        vocab_size=len(WORDS),
+        hidden_size=192,
+        intermediate_size=384,
+        num_hidden_layers=layers or VIDEO_LAYERS[name],
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        initializer_range=0.05,
+    )
+    config = LlavaOnevisionConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        projector_hidden_act="gelu",
+        vision_feature_select_strategy="default",
+        vision_feature_layer=FEATURE_LAYER,
+        image_grid_pinpoints=[[WIDTH, WIDTH]],
+        tie_word_embeddings=True,
+    )
+    config.architectures = ["LlavaOnevisionForConditionalGeneration"]
+    return LlavaOnevisionForConditionalGeneration(config)
+
+
+def build_video_tokenizer() -> PreTrainedTokenizerFast:
+    """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
+    # Seconds for transformers: only whoever builds a tokenizer pays them.
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=["<image>", "<video>"],
+        padding_side="left",
+        model_max_length=POSITIONS,
+    )
+
+
+def build_video_processor() -> LlavaOnevisionProcessor:
+    """Builds the processor: tokenizer, image and video processors and chat template."""
+    # Half a second for transformers, which nothing above needs.
+    import transformers
+
+    # The PIL variant needs no torchvision and gives the same pixels everywhere.
+    images = getattr(
+        transformers, "LlavaOnevisionImageProcessorPil", transformers.LlavaOnevisionImageProcessor
+    )
+    pixels: dict[str, Any] = {
+        "size": {"height": WIDTH, "width": WIDTH},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    return transformers.LlavaOnevisionProcessor(
+        image_processor=images(**pixels, image_grid_pinpoints=[[WIDTH, WIDTH]]),
+        video_processor=transformers.LlavaOnevisionVideoProcessor(**pixels),
+        tokenizer=build_video_tokenizer(),
+        num_image_tokens=VISUAL_TOKENS + 1,  # the class token, which the strategy takes off
+        vision_feature_select_strategy="default",
+        vision_aspect_ratio="anyres_max_9",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def save_video_model(model: Any, folder: Path) -> str:
+    """Saves a model and its processor as a Hugging Face folder in float16; returns the weights' sha256.
+
+    Args:
+        model: The model; converted to float16 in place.
+        folder: Folder to write.
+    """
+    # Half a second for transformers, which only whoever saves a model needs.
+    from transformers import GenerationConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=256
+    )
+    model.half().save_pretrained(folder)
+    build_video_processor().save_pretrained(folder)
+    path = folder / "model.safetensors"
+    weights = {portable(key): value for key, value in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    return file_sha256(path)

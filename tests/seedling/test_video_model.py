@@ -1,0 +1,318 @@
+"""The embedded video model: packed training equals the library's forward, its clocks, its feed, going on and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from harness.seedling.model import weights_dir
+from harness.seedling.training import video_stage
+from harness.seedling.training.packing import IGNORE, PREFIX
+from harness.seedling.training.release import load_exported
+from harness.seedling.training.runtime import Worker, load_checkpoint, load_recipe
+from harness.seedling.training.tower_stage import tower_of
+from harness.seedling.training.video import ACTS, Shown, blocks, see, show, visual_tokens
+from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
+from harness.seedling.training.video_drills import talks_about
+from harness.seedling.training.video_gate import greedy_words
+from harness.seedling.training.video_packing import pack_talks, video_hidden
+from harness.seedling.training.video_stage import Feed, new_model, prepared, train_video
+from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
+from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
+from harness.seedling.video_model import (
+    FRAME_TOKENS,
+    VIDEO_LAYERS,
+    build_video_model,
+    build_video_processor,
+    save_video_model,
+)
+from harness.seedling.vocabulary import ASSISTANT
+
+FRAMES = 8
+TOTAL = FRAMES * FRAME_TOKENS
+ASKED = {"what": 2, "when": 1, "digits": 1, "caption": 1}
+RECIPE = load_recipe()
+TINY = {
+    **RECIPE["video"],
+    "steps": 4,
+    "block": 2,
+    "visits": 2,
+    "phases": [{"until": 4, "frames": [FRAMES], "clips": 1, "whole": 0.0, "keep": [0.1, 0.2]}],
+    "mixes": [{"what": 1}],
+    "drills": 1,
+    "validation": {"clips": {FRAMES: 1}, "questions": {"what": 1, "digits": 1}, "drills": 1},
+    "log_every": 1,
+    "save_every": 2,
+    "validate_every": 4,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Models this small lose more at thread barriers than they gain, above all beside other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return prepared(build_video_model("seedling_video_draft")).eval()
+
+
+@pytest.fixture(scope="module")
+def started():
+    torch.manual_seed(0)
+    return new_model().eval()
+
+
+@pytest.fixture(scope="module")
+def seen(started):
+    return see(tower_of(started), "val", 0, 0, FRAMES)
+
+
+def whole(seen) -> Shown:
+    return show([seen], TOTAL, 0.0, np.random.default_rng(0))
+
+
+def ones(talks) -> dict[str, float]:
+    return dict.fromkeys([*(talk.family for talk in talks), "end"], 1.0)
+
+
+@torch.no_grad()
+def test_a_packed_dialogue_equals_the_librarys_forward(model):
+    """Tower, projector, pooling, newline, positions and template, through the processor and the model itself."""
+    seen = see(tower_of(model), "val", 0, 3, FRAMES)
+    talks = talks_about(seen.clip, 0, ASKED, 0)
+    shown = whole(seen)
+    packed = pack_talks([talks], ones(talks), shown)
+    hidden, _ = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    processor = build_video_processor()
+    custom, language = model.model.language_model.config._attn_implementation, model.model
+    for number, talk in enumerate(talks):
+        content = [{"type": "video"}, {"type": "text", "text": talk.question}]
+        prompt = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
+        )
+        inputs = processor(
+            text=[f"{prompt} {talk.answer}"],
+            videos=[seen.clip.frames],
+            do_sample_frames=False,
+            return_tensors="pt",
+        )
+        language.language_model.config._attn_implementation = "eager"
+        wanted = model(**inputs).logits[0]
+        language.language_model.config._attn_implementation = custom
+        here = (packed.segments[0] == number) & (packed.labels[0] != IGNORE)
+        length = len(encode(talk.answer)) + 1
+        # The features were kept in bfloat16.
+        found = model.lm_head(hidden[0][here])
+        torch.testing.assert_close(found, wanted[-length:], atol=0.05, rtol=0.05)
+
+
+@torch.no_grad()
+def test_a_subset_sees_what_a_mask_would_leave(model, seen):
+    """Tokens at their original positions: the library's attention over all of them, the others hidden."""
+    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
+    few = show([seen], 40, 1.0, np.random.default_rng(1))
+    packed = pack_talks([talks], ones(talks), few)
+    words = int((packed.segments[0] == 0).sum())
+    found, _ = video_hidden(model, visual_tokens(model, few.features), few, packed)
+    language, shown = model.model.language_model, whole(seen)
+    embeds = [
+        language.embed_tokens(torch.tensor([PREFIX])),
+        visual_tokens(model, shown.features),
+        model.model.image_newline[None, None],
+        language.embed_tokens(packed.tokens[:, :words]),
+    ]
+    rows = torch.cat(embeds, dim=1)
+    visible = torch.ones(rows.shape[1], dtype=torch.bool)
+    visible[len(PREFIX) : len(PREFIX) + TOTAL] = False
+    visible[len(PREFIX) + torch.from_numpy(few.chosen[0])] = True
+    cells = visible & torch.ones(len(visible), len(visible), dtype=torch.bool).tril()
+    cells |= torch.eye(len(visible), dtype=torch.bool)
+    mask = torch.zeros(cells.shape).masked_fill_(~cells, float("-inf"))[None, None]
+    custom, language.config._attn_implementation = language.config._attn_implementation, "eager"
+    wanted = language(inputs_embeds=rows, attention_mask=mask).last_hidden_state
+    language.config._attn_implementation = custom
+    torch.testing.assert_close(found[0, :words], wanted[0, -words:], atol=1e-3, rtol=1e-3)
+
+
+def test_tokens_are_blocks_of_two_by_two():
+    patches = np.arange(2 * 144).reshape(2, 144)
+    found = blocks(patches)
+    for token, members in enumerate(found[1]):
+        row, column = divmod(token, 6)
+        corner = 144 + 24 * row + 2 * column
+        assert members.tolist() == [corner, corner + 1, corner + 12, corner + 13]
+
+
+def test_labels_say_what_the_tracks_say(seen):
+    grid = seen.owner.reshape(FRAMES, FRAME_TOKENS)
+    kind, colour = (a.reshape(grid.shape) for a in (seen.kind, seen.colour))
+    assert (kind >= 0).any()
+    for frame, token in zip(*np.nonzero(kind >= 0), strict=True):
+        track = seen.clip.tracks[grid[frame, token]]
+        assert track.seen(frame)
+        assert colour[frame, token] == track.colour[frame]
+    act = seen.act.reshape(grid.shape)
+    begun = {(event.frame, event.kind) for event in seen.clip.events if event.kind != "present"}
+    told = {
+        (int(frame), ACTS[act[frame, token]]) for frame, token in zip(*np.nonzero(act), strict=True)
+    }
+    assert {frame for frame, _ in told} <= {frame for frame, _ in begun}
+    assert told
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", [TOTAL, TOTAL // 10], ids=["all", "tenth"])
+@pytest.mark.parametrize("first", [0, 90])
+def test_untrained_tokens_tell_their_time(started, seen, keep, first):
+    """The clocks read a token's position, whichever other tokens are there."""
+    shown = show([seen], keep, 0.0, np.random.default_rng(2), first)
+    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
+    packed = pack_talks([talks], ones(talks), shown)
+    _, layers = video_hidden(started, visual_tokens(started, shown.features), shown, packed)
+    times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
+    moved = layers[BEHIND + len(CLOCKS)] - layers[BEHIND]
+    told = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
+    frame = torch.from_numpy(shown.chosen) // FRAME_TOKENS + first
+    assert (told == frame).float().mean() > 0.5  # of 112 frames
+    assert ((told - frame).abs() <= 1).float().mean() > 0.8
+
+
+def test_times_move_with_the_clip(seen):
+    talks = talks_about(seen.clip, 0, {"when": 1}, 0)
+    late = show([seen], TOTAL, 0.0, np.random.default_rng(0), first=40)
+    packed, moved = (pack_talks([talks], ones(talks), shown) for shown in (whole(seen), late))
+    wanted, found = (int(one.labels[one.labels >= FIRST_TIME][0]) for one in (packed, moved))
+    assert found == wanted + 40
+    assert (moved.positions - packed.positions)[0, 0] == 40 * FRAME_TOKENS
+
+
+def test_the_first_layers_add_to_seedling_and_change_no_other(started):
+    seedling = load_exported(weights_dir("seedling")).state_dict()
+    state = started.state_dict()
+    for name in ("self_attn.q_proj.weight", "mlp.up_proj.weight", "input_layernorm.weight"):
+        for layer in range(6):
+            source = seedling[f"model.language_model.layers.{layer}.{name}"]
+            place = layer + len(CLOCKS) * (layer >= BEHIND)
+            target = state[f"model.language_model.layers.{place}.{name}"]
+            assert torch.equal(target, source)
+
+
+def test_a_feed_depends_on_the_step_alone(started):
+    straight, later = (Feed(Worker(0, 1), TINY, 0, tower_of(started)) for _ in range(2))
+    batches = [straight.batch(step) for step in range(3)]
+    seen, shown, talks = later.batch(2)
+    assert [one.clip.index for one in seen] == [one.clip.index for one in batches[2][0]]
+    assert np.array_equal(shown.chosen, batches[2][1].chosen)
+    assert talks == batches[2][2]
+    assert batches[0][2] != batches[1][2]
+
+
+def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    """Four steps at once, and two and two, end in the same weights; then the draft learns from them."""
+    small = dict.fromkeys(VIDEO_LAYERS, 2)
+
+    def start() -> object:
+        return prepared(build_video_model("seedling_video_draft"))
+
+    monkeypatch.setattr(video_stage, "new_model", start)
+    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
+    tiny = {**TINY, "named_after": [1, 2]}
+    recipe = {"seed": 0, "video": tiny}
+    train_video(Worker(0, 1), recipe, tmp_path / "once")
+    stop = {**tiny, "validate_every": 100}
+    halted = _Halt(2)
+    monkeypatch.setattr(video_stage, "save_checkpoint", halted)
+    with pytest.raises(KeyboardInterrupt):
+        train_video(Worker(0, 1), {**recipe, "video": stop}, tmp_path / "twice")
+    monkeypatch.undo()
+    monkeypatch.setattr(video_stage, "new_model", start)
+    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
+    train_video(Worker(0, 1), recipe, tmp_path / "twice")
+    one, two = (load_checkpoint(tmp_path / run / "video.pt") for run in ("once", "twice"))
+    assert one["step"] == two["step"] == 4
+    for name, value in one["model"].items():
+        torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
+    records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
+    assert {"answers", "look", "time", "act"} <= records[0].keys()
+    assert f"{FRAMES}/what" in records[-1]["val"]
+    draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
+    train_video_draft(
+        Worker(0, 1), {**recipe, "video": tiny, "video_draft": draft}, tmp_path / "once"
+    )
+    assert load_checkpoint(tmp_path / "once/video_draft.pt")["step"] == 2
+
+
+class _Halt:
+    """Saves a checkpoint of one step, then stops the training like a user does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, path: Path, state: dict) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+        if state["step"] == self.step:
+            raise KeyboardInterrupt
+
+
+@torch.no_grad()
+def test_a_saved_model_answers_through_the_librarys_generate_as_through_the_gate(tmp_path):
+    torch.manual_seed(0)
+    fresh = build_video_model("seedling_video_draft").eval()
+    question = "describe the video ."
+    save_video_model(fresh, tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_size < 8e6
+    loaded, report = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    seen = see(tower_of(loaded.eval()), "val", 0, 0, FRAMES)
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True
+    )
+    inputs = processor(
+        text=[prompt], videos=[seen.clip.frames], do_sample_frames=False, return_tensors="pt"
+    )
+    places = len(PREFIX) + TOTAL + 1
+    assert inputs["input_ids"].shape[1] == places + len(encode(question)) + 1
+    assert inputs["input_ids"][0, -1] == ASSISTANT
+    answer = loaded.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
+    assert greedy_words(loaded, whole(seen), question, 6) == answer.tolist()
+
+
+def test_the_largest_model_fits():
+    """Weights of 16 bit below 8 MB, and words for every token."""
+    model = build_video_model()
+    assert 2 * sum(weight.numel() for weight in model.parameters()) < 8e6
+    assert model.config.text_config.vocab_size == len(WORDS)
+    assert model.config.text_config.max_position_embeddings >= 16000
+
+
+def test_a_draft_takes_the_layers_that_it_is_told(started):
+    draft = video_draft_from(started, [0, 4])
+    for here, there in ((0, 0), (1, 4)):
+        name = "model.language_model.layers.{}.mlp.gate_proj.weight"
+        assert torch.equal(
+            draft.state_dict()[name.format(here)], started.state_dict()[name.format(there)]
+        )
+
+
+def test_start_needs_room_for_the_clocks(started):
+    with pytest.raises(KeyError):
+        start_from_seedling(
+            build_video_model("seedling_video_draft"), load_exported(weights_dir("seedling"))
+        )

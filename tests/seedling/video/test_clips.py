@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from harness.seedling.scenes import COLOUR_NAMES
+from harness.seedling.video.clips import Clip, clip
+from harness.seedling.video.dialogues import dialogue_stream, dialogues
+from harness.seedling.video.story import LEAST_OBJECTS, MOST_OBJECTS, REST, tell
+from harness.seedling.video.vocabulary import PLACES
+
+SPLITS = ("train", "val", "test")
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[Clip]:
+    return [clip(split, 0, index) for split in SPLITS for index in range(12)]
+
+
+def test_pixels_and_questions_are_pinned(clips):
+    """A change here changes every benchmark: bump the tasks' version and retrain."""
+    digest = hashlib.sha256()
+    for one in clips:
+        digest.update(one.frames.tobytes())
+        for asked in dialogues(one, dialogue_stream(one)):
+            digest.update(f"{asked.template}|{asked.question}|{asked.answer}\n".encode())
+    assert digest.hexdigest()[:16] == "3e91e33bd3cd903d"
+
+
+def test_a_clip_is_a_function_of_its_address():
+    again = [clip("val", 0, 3) for _ in range(2)]
+    assert np.array_equal(again[0].frames, again[1].frames)
+    others = [clip("val", 1, 3), clip("val", 0, 4), clip("test", 0, 3)]
+    assert len({one.frames.tobytes() for one in (again[0], *others)}) == 4
+
+
+@pytest.mark.parametrize("frames", [8, 112])
+def test_other_lengths(frames):
+    one = clip("val", 0, 0, frames)
+    assert one.frames.shape == (frames, 96, 96, 3)
+    assert one.patches.shape == (frames, 144)
+    assert all(event.frame < frames - 1 for event in one.events)
+
+
+@pytest.mark.parametrize("frames", [7, 113])
+def test_lengths_without_words_are_refused(frames):
+    with pytest.raises(ValueError, match=f"frames={frames}; valid: 8 to 112"):
+        clip("val", 0, 0, frames)
+
+
+def boxes(one: Clip, frame: int) -> dict[int, tuple[int, ...]]:
+    return {
+        number: tuple(track.box[frame].tolist())
+        for number, track in enumerate(one.tracks)
+        if track.there(frame)
+    }
+
+
+def test_objects_never_touch_and_differ_in_colour(clips):
+    for one in clips:
+        for frame in range(one.length):
+            found = boxes(one, frame)
+            assert LEAST_OBJECTS <= len(found) <= MOST_OBJECTS
+            taken = np.zeros((96, 96), int)
+            for x0, y0, x1, y1 in found.values():
+                assert 0 <= x0 < x1 <= 96
+                assert 0 <= y0 < y1 <= 96
+                taken[y0:y1, x0:x1] += 1
+            assert taken.max() == 1
+            colours = [int(one.tracks[number].colour[frame]) for number in found]
+            assert len(set(colours)) == len(colours)
+
+
+def changes(one: Clip) -> list[tuple[int, int, str]]:
+    """Return (frame, track, kind) of what differs between neighbouring frames, from the tracks alone."""
+    found = []
+    for number, track in enumerate(one.tracks):
+        for frame in range(1, one.length):
+            was, now = track.there(frame - 1), track.there(frame)
+            if was != now:
+                found.append((frame, number, "enter" if now else "leave"))
+            if not (was and now):
+                continue
+            if track.colour[frame] != track.colour[frame - 1]:
+                found.append((frame, number, "turn"))
+            if track.digit[frame] != track.digit[frame - 1]:
+                found.append((frame, number, "change"))
+            if track.covered[frame] != track.covered[frame - 1]:
+                found.append((frame, number, "cover" if track.covered[frame] else "uncover"))
+            if track.place[frame] < 0 <= track.place[frame - 1]:
+                found.append((frame, number, "move"))
+    return sorted(found)
+
+
+def test_the_events_are_what_differs_between_frames(clips):
+    for one in clips:
+        told = [(e.frame, e.track, e.kind) for e in one.events if e.kind != "present"]
+        assert told == changes(one)
+        frames = [frame for frame, _, _ in told]
+        assert len(set(frames)) == len(frames), "two events at once"
+
+
+def test_what_an_event_says_is_what_the_tracks_show(clips):
+    for one in clips:
+        for event in one.events:
+            track, frame = one.tracks[event.track], event.frame
+            before = frame if event.kind in ("present", "enter") else frame - 1
+            assert (event.colour, event.thing) == (
+                COLOUR_NAMES[track.colour[before]],
+                track.thing,
+            )
+            assert event.place == PLACES[track.place[before]]
+            assert event.box == tuple(track.box[before].tolist())
+            assert event.digit == ("" if track.thing != "frame" else str(track.digit[before]))
+            x0, y0, x1, y1 = event.box
+            row, column = (y0 + y1) // 64, (x0 + x1) // 64
+            assert PLACES[3 * row + column] == event.place
+            if event.kind == "turn":
+                assert event.outcome == COLOUR_NAMES[track.colour[frame]]
+            elif event.kind == "change":
+                assert event.outcome == str(track.digit[frame])
+            elif event.kind == "move":
+                arrived = track.place[frame:]
+                assert event.outcome == PLACES[arrived[arrived >= 0][0]]
+            else:
+                assert event.outcome == ""
+
+
+def test_each_state_lasts_some_frames(clips):
+    for one in clips:
+        for number in range(len(one.tracks)):
+            times = [event.frame for event in one.events if event.track == number]
+            assert all(b - a >= REST for a, b in pairwise(times))
+
+
+def test_only_objects_and_light_change(clips):
+    """Pixels of an object at rest are the same from frame to frame, those of its neighbourhood nearly."""
+    for one in clips[:6]:
+        for number, track in enumerate(one.tracks):
+            for frame in range(1, one.length):
+                own = [e for e in one.events if e.track == number and e.frame == frame]
+                if own or not (track.there(frame - 1) and track.there(frame)):
+                    continue
+                if track.place[frame] < 0 or track.place[frame - 1] < 0 or track.thing != "frame":
+                    continue
+                x0, y0, x1, y1 = track.box[frame]
+                pair = one.frames[frame - 1 : frame + 1, y0:y1, x0:x1]
+                assert np.array_equal(pair[0], pair[1])
+
+
+def patches_by_pixels(one: Clip, frame: int) -> np.ndarray:
+    """Return the owner of each patch by counting pixels one by one."""
+    owner = np.full(144, -1)
+    for patch in range(144):
+        top, left = 8 * (patch // 12), 8 * (patch % 12)
+        counts = {
+            number: sum(
+                x0 <= x < x1 and y0 <= y < y1
+                for y in range(top, top + 8)
+                for x in range(left, left + 8)
+            )
+            for number, (x0, y0, x1, y1) in boxes(one, frame).items()
+        }
+        best = max(counts, key=lambda number: counts[number])
+        owner[patch] = best if counts[best] >= 12 else -1
+    return owner
+
+
+def test_patches_are_those_of_the_boxes(clips):
+    for one in clips[::9]:
+        for frame in (0, 15, 31):
+            assert np.array_equal(one.patches[frame], patches_by_pixels(one, frame))
+
+
+def test_digit_images_stay_in_their_split(clips):
+    """A clip of one split told as another's shows other digits in the same frames."""
+    story = tell("train", 0, 0, 32)
+    assert story.events == tell("train", 0, 0, 32).events
+    shown: dict[str, set[bytes]] = {split: set() for split in SPLITS}
+    for one in clips:
+        for track in one.tracks:
+            for frame in np.flatnonzero((track.digit >= 0) & ~track.covered).tolist():
+                x0, y0, x1, y1 = track.box[frame]
+                grey = one.frames[frame, y0 + 3 : y1 - 3, x0 + 3 : x1 - 3, 0]
+                # Lines have a grey of their own in each track; which image it is shows in the rest.
+                scaled = (grey.astype(int) - 16) * 255 // max(int(grey.max()) - 16, 1)
+                shown[one.split].add((scaled // 8).astype(np.uint8).tobytes())
+    assert not shown["train"] & shown["test"]
+    assert not shown["val"] & shown["test"]

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from harness.seedling.scenes import COLOUR_NAMES
+from harness.seedling.video.captions import caption, clause
+from harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
+from harness.seedling.video.events import KINDS, Story
+from harness.seedling.video.story import tell
+from harness.seedling.video.vocabulary import PLACES, TOKEN_ID, WORDS, encode
+from harness.seedling.vocabulary import UNK, VOCABULARY, box_text
+
+EACH = {family: 3 for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return [tell("test", 0, index, 32) for index in range(150)]
+
+
+def test_words_start_with_those_of_the_picture_model():
+    assert WORDS[: len(VOCABULARY)] == VOCABULARY
+    assert len(set(WORDS)) == len(WORDS) == len(TOKEN_ID) == 256
+
+
+def test_every_word_is_known_and_every_family_asked(stories):
+    seen = set()
+    for story in stories:
+        for asked in dialogues(story, dialogue_stream(story), EACH):
+            seen.add(asked.family)
+            assert UNK not in encode(f"{asked.question} {asked.answer}"), asked
+    assert seen == set(FAMILIES)
+
+
+def test_captions_are_long_and_hold_all_kinds(stories):
+    lengths = [len(caption(story.events).split()) for story in stories]
+    assert mean(lengths) >= 300
+    assert max(lengths) < 512
+    assert {event.kind for story in stories for event in story.events} == set(KINDS)
+
+
+def frames_of(story: Story, text: str) -> list[int]:
+    return [e.frame for e in story.events if e.kind != "present" and clause(e) == text]
+
+
+def there(story: Story, frame: int) -> list:
+    """Return the tracks that are seen in a frame."""
+    return [
+        track for track in story.tracks if track.colour[frame] >= 0 and not track.covered[frame]
+    ]
+
+
+def answers_by_search(story: Story, text: str) -> set[str]:
+    """Answer a question from tracks and events alone, by trying all of them."""
+    words = text.split()
+    frame = int(words[-2][1:]) if words[-2][0] == "t" and words[-2][1:].isdigit() else -1
+    if text.startswith("what is the time when "):
+        return {f"t{at}" for at in frames_of(story, text[len("what is the time when ") : -2])}
+    if text.startswith("what happens next after "):
+        behind = {
+            clause(after)
+            for before, after in zip(story.events, story.events[1:], strict=False)
+            if before.kind != "present"
+            and clause(before) == text[len("what happens next after ") : -2]
+        }
+        return behind
+    if text.startswith("is it before or after "):
+        other, this = text[len("is it before or after ") : -2].split(" that ")
+        return {
+            "before" if a < b else "after"
+            for a in frames_of(story, this)
+            for b in frames_of(story, other)
+        }
+    if text.startswith("what digit"):
+        return {
+            str(track.digit[frame])
+            for track in there(story, frame)
+            if track.name(frame) == f"{words[5]} frame"
+        }
+    if "turns to what colour" in text:
+        return {
+            COLOUR_NAMES[track.colour[frame]]
+            for track in story.tracks
+            if track.there(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
+        }
+    if text.startswith("what is at the "):
+        return {
+            track.name(frame)
+            for track in there(story, frame)
+            if track.place[frame] == PLACES.index(f"{words[4]} {words[5]}")
+        }
+    if text.startswith("what "):
+        acts = text[len("what ") : text.index(" at time")]
+        return {
+            f"{e.colour} {e.thing}"
+            for e in story.events
+            if e.frame == frame and e.kind != "present" and clause(e).endswith(f" {acts}")
+        }
+    if text.startswith("where is the"):
+        return {
+            PLACES[track.place[frame]]
+            for track in there(story, frame)
+            if track.name(frame) == f"{words[3]} {words[4]}"
+        }
+    if text.startswith("how many "):
+        things = [track.thing == "frame" for track in there(story, frame)]
+        return {
+            str({"digits": sum(things), "objects": len(things)}.get(words[2], things.count(False)))
+        }
+    if text.startswith("find when and where "):
+        wanted = text[len("find when and where ") : -2]
+        return {
+            f"t{e.frame} {box_text(e.box)}"
+            for e in story.events
+            if e.kind != "present" and clause(e) == wanted
+        }
+    raise AssertionError(text)
+
+
+def test_answers_are_right_and_unique(stories):
+    for story in stories:
+        for asked in dialogues(story, dialogue_stream(story), EACH):
+            if asked.family not in ("caption", "digits"):
+                assert answers_by_search(story, asked.question) == {asked.answer}, asked
+
+
+def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
+    for story in stories[:40]:
+        shown: list[str] = []
+        states = {}
+        for frame in range(story.length):
+            # Objects of the first frame are numbered in reading order; later, one new digit a frame.
+            for number, track in enumerate(story.tracks):
+                if track.digit[frame] >= 0 and states.get(number) != track.digit[frame]:
+                    states[number] = track.digit[frame]
+                    shown.append(str(track.digit[frame]))
+        (asked,) = dialogues(story, dialogue_stream(story), {"digits": 1})
+        assert asked.answer.split() == shown
+
+
+def test_before_and_after_are_said_alike(stories):
+    said = [
+        asked.answer
+        for story in stories
+        for asked in dialogues(story, dialogue_stream(story), {"order": 6})
+        if asked.template == "before_after"
+    ]
+    assert 0.4 < said.count("before") / len(said) < 0.6
+
+
+def test_draws_suffice_for_every_clip():
+    """Events that are named once must be there to ask about, in any clip."""
+    for index in range(400):
+        story = tell("train", 5, index, 32)
+        dialogues(story, dialogue_stream(story))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.seedling.video.captions import caption, sentence
+from harness.seedling.video.events import KINDS, Event
+from harness.seedling.video.scoring import caption_score, found_score, moment, told
+
+EVENTS = (
+    Event("present", 0, 0, "red", "star", "top left", (2, 4, 20, 22)),
+    Event("present", 0, 1, "blue", "frame", "middle right", (66, 40, 90, 64), digit="7"),
+    Event("turn", 4, 0, "red", "star", "top left", (2, 4, 20, 22), outcome="green"),
+    Event("change", 9, 1, "blue", "frame", "middle right", (66, 40, 90, 64), "7", "3"),
+)
+RIGHT = (
+    "at time t0 there is a red star at the top left ; "
+    "at time t0 there is a blue frame with digit 7 at the middle right ; "
+    "at time t4 the red star at the top left turns green ; "
+    "at time t9 the blue frame at the middle right changes from digit 7 to digit 3 ;"
+)
+GARBAGE = [
+    "",
+    " \n",
+    "; ; ;",
+    "at time t4 ;",
+    "at time t99999999999999999999 the red star leaves from the top left ;",
+    "t4",
+    "<loc_1> " * 40,
+    "ünïcode ✓ 💥",
+    "9" * 5000,
+    "at time t4 the red star at the top left turns green and blue ;",
+]
+
+
+def test_the_wording_is_pinned():
+    assert caption(EVENTS) == RIGHT
+
+
+def test_the_right_caption_is_all_right():
+    score = caption_score(RIGHT, EVENTS)
+    assert (score.recall, score.precision, score.exact, score.parsed) == (1, 1, 1, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("digit", ["", "4"])
+def test_every_sentence_is_understood(kind, digit):
+    outcome = {"turn": "white", "change": "9", "move": "bottom centre"}.get(kind, "")
+    event = Event(
+        kind, 31, 0, "cyan", "frame" if digit else "cross", "top left", (0, 0, 9, 9), digit, outcome
+    )
+    if kind == "change" and not digit:
+        return  # shapes show no digit
+    (one,) = told(sentence(event))
+    assert one.frame == 31
+
+
+@pytest.mark.parametrize(
+    ("frame", "recall", "exact"), [(4, 1, 1), (5, 1, 0.75), (3, 1, 0.75), (6, 0.75, 0.75)]
+)
+def test_times_may_be_off_by_one(frame, recall, exact):
+    score = caption_score(RIGHT.replace("t4", f"t{frame}"), EVENTS)
+    assert (score.recall, score.exact) == (recall, exact)
+
+
+def test_an_event_is_right_only_as_a_whole():
+    for was, now in [
+        ("turns green", "turns blue"),
+        ("at the top left turns", "at the top right turns"),
+    ]:
+        assert caption_score(RIGHT.replace(was, now), EVENTS).recall == 0.75
+    assert caption_score(RIGHT.replace("to digit 3", "to digit 8"), EVENTS).recall == 0.75
+    assert caption_score(RIGHT.replace("red star", "red cross"), EVENTS).recall == 0.5
+
+
+def test_order_counts():
+    parts = RIGHT.split(" ;")[:-1]
+    swapped = " ; ".join(part.strip() for part in (parts[1], parts[0], parts[2], parts[3]))
+    score = caption_score(swapped, EVENTS)
+    assert (score.recall, score.precision) == (0.75, 0.75)
+
+
+def test_repeats_and_inventions_cost_precision_not_recall():
+    more = RIGHT + " at time t4 the red star at the top left turns green ;"
+    assert caption_score(more, EVENTS).recall == 1
+    assert caption_score(more, EVENTS).precision == 0.8
+
+
+def test_what_is_missing_costs_recall():
+    half = " ;".join(RIGHT.split(" ;")[:2]) + " ; at time t4 the red"  # cut off in mid-sentence
+    score = caption_score(half, EVENTS)
+    assert (score.recall, score.precision) == (0.5, 1)
+
+
+@pytest.mark.parametrize("answer", GARBAGE)
+def test_garbage_scores_nothing(answer):
+    assert caption_score(answer, EVENTS).recall == 0
+    assert not found_score(answer, 4, (8, 8, 24, 24)).found
+
+
+def test_no_events_at_all():
+    assert caption_score(RIGHT, ()).recall == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "near"),
+    [
+        ("t4 <loc_2> <loc_2> <loc_7> <loc_7>", True, True),
+        ("t5 <loc_2> <loc_2> <loc_7> <loc_7>", True, True),
+        ("t6 <loc_2> <loc_2> <loc_7> <loc_7>", False, False),
+        ("t4 <loc_20> <loc_20> <loc_27> <loc_27>", False, True),
+        ("t4 t5 <loc_2> <loc_2> <loc_7> <loc_7>", False, False),
+        ("t4 <loc_2> <loc_2> <loc_7>", False, True),
+        ("<loc_2> <loc_2> <loc_7> <loc_7>", False, False),
+    ],
+)
+def test_found_is_the_moment_and_the_box(answer, found, near):
+    score = found_score(answer, 4, (6, 6, 24, 24))
+    assert (score.found, score.near) == (found, near)
+    assert score.parsed == (answer.count("t") == 1 and answer.count("loc") == 4)
+
+
+def test_half_of_the_union_is_enough():
+    # Bins 2..7 stand for pixels 7..23: 16 x 16. A truth twice as wide shares half of it.
+    answer = "t4 <loc_2> <loc_2> <loc_7> <loc_7>"
+    assert found_score(answer, 4, (7, 7, 39, 23)).found
+    assert not found_score(answer, 4, (7, 7, 40, 23)).found
+
+
+@pytest.mark.parametrize(
+    ("answer", "frame"), [("t7", 7), ("T7", None), ("t7 t7", None), ("7", None)]
+)
+def test_a_moment_is_one_time(answer, frame):
+    assert moment(answer) == frame
