@@ -82,8 +82,9 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for the object of an event, for what is at a place, or for a digit at a time."""
     choice = stream.below(4)
     digits = _at(story, "frame")
-    if choice == 0:
-        event = stream.pick([event for event in later(story) if _alone(story, event)])
+    alone = [event for event in later(story) if _alone(story, event)]
+    if choice == 0 and alone:
+        event = stream.pick(alone)
         acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
         return Dialogue("what", text, captions.named(event), "event")
@@ -128,8 +129,12 @@ def counting_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def order_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks which of two events was first, or what happened next."""
+    """Asks which of two events was first, or what happened next; counts where too little happens."""
     events = named_once(story)
+    places = {id(event): number for number, event in enumerate(story.events)}
+    followed = [event for event in events if places[id(event)] + 1 < len(story.events)]
+    if not followed or len(events) < 2:
+        return counting_question(story, stream)
     if stream.below(2):
         first = stream.below(len(events))
         second = stream.below(len(events) - 1)
@@ -137,16 +142,17 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
         answer = "before" if event.frame < other.frame else "after"
         return Dialogue("order", text, answer, "before_after")
-    places = {id(event): number for number, event in enumerate(story.events)}
-    followed = [event for event in events if places[id(event)] + 1 < len(story.events)]
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
     return Dialogue("order", text, captions.clause(story.events[places[id(event)] + 1]), "next")
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the time of an event."""
-    event = stream.pick(named_once(story))
+    """Asks for the time of an event; counts where none has a name of its own."""
+    events = named_once(story)
+    if not events:
+        return counting_question(story, stream)
+    event = stream.pick(events)
     text = f"what is the time when {captions.clause(event)} ?"
     return Dialogue("when", text, time_word(event.frame), event.kind)
 
@@ -162,8 +168,11 @@ def digits_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def find_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the moment and the box of an event."""
-    event = stream.pick(named_once(story))
+    """Asks for the moment and the box of an event; counts where none has a name of its own."""
+    events = named_once(story)
+    if not events:
+        return counting_question(story, stream)
+    event = stream.pick(events)
     text = f"find when and where {captions.clause(event)} ."
     return Dialogue(
         "find", text, f"{time_word(event.frame)} {box_text(event.box)}", event.kind, event

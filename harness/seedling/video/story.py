@@ -6,13 +6,13 @@ A story is a pure function of (split, seed, index, frames) in integer arithmetic
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from harness.seedling.hashing import DrawStream, draws
-from harness.seedling.scenes import BOX, CELL, COLOUR_NAMES
+from harness.seedling.scenes import CELL, COLOUR_NAMES
 from harness.seedling.sprites import SHAPES, SIZES
+from harness.seedling.video.actors import Actor
 from harness.seedling.video.events import Event, Story, Track
 from harness.seedling.video.vocabulary import MOST_FRAMES, PLACES
 
@@ -32,23 +32,6 @@ _DENSITY = (16, 21)
 """Events in 31 frames after the first, at least and at most."""
 
 
-@dataclass
-class _Actor:
-    """The state of one object while the story is told."""
-
-    track: Track
-    cell: int
-    colour: int
-    digit: int
-    draw: int
-    at: tuple[int, int]
-    ready: int
-    path: list[tuple[int, int]] = field(default_factory=list)
-    behind: int = -1
-    covered_at: int = -1
-    there: bool = True
-
-
 def tell(split: str, seed: int, index: int, frames: int) -> Story:
     """Returns what happens in a clip. Behind the first frame, each frame has one new event at most.
 
@@ -66,10 +49,12 @@ def tell(split: str, seed: int, index: int, frames: int) -> Story:
     times = set(order[:count].tolist())
     teller = _Teller(frames, stream)
     for frame in range(frames):
-        teller.glide()
+        for actor in teller.actors:
+            actor.glide()
         if frame in times:
             teller.happen(frame)
-        teller.record(frame)
+        for actor in teller.actors:
+            actor.record(frame)
     tracks = tuple(actor.track for actor in teller.actors)
     return Story(split, seed, index, frames, tracks, tuple(teller.events))
 
@@ -79,11 +64,11 @@ class _Teller:
 
     def __init__(self, frames: int, stream: DrawStream) -> None:
         self.frames, self.stream = frames, stream
-        self.actors: list[_Actor] = []
+        self.actors: list[Actor] = []
         self.events: list[Event] = []
         cells = sorted(self._sample(list(range(len(PLACES))), 3 + stream.below(3)))
         for number, cell in enumerate(cells):
-            # The first two are a digit and a shape, in turn, so that every clip has both.
+            # A shape, then a digit, so that every clip has both.
             self._add("present", 0, cell, number if number < 2 else stream.below(2))
 
     def _sample(self, items: list[int], count: int) -> list[int]:
@@ -133,7 +118,7 @@ class _Teller:
         )
         at = self._spot(cell, size)
         draw = stream.below(1 << 20)
-        self.actors.append(_Actor(track, cell, colour, digit, draw, at, frame + REST))
+        self.actors.append(Actor(track, cell, colour, digit, draw, at, frame + REST))
         self._note(kind, frame, len(self.actors) - 1)
 
     def _note(self, kind: str, frame: int, number: int, outcome: str = "") -> None:
@@ -147,17 +132,11 @@ class _Teller:
                 colour=COLOUR_NAMES[actor.colour],
                 thing=actor.track.thing,
                 place=PLACES[actor.cell],
-                box=_box(actor),
+                box=actor.box,
                 digit=str(actor.digit) if actor.digit >= 0 else "",
                 outcome=outcome,
             )
         )
-
-    def glide(self) -> None:
-        """Moves what is on its way by one frame."""
-        for actor in self.actors:
-            if actor.path:
-                actor.at = actor.path.pop(0)
 
     def happen(self, frame: int) -> None:
         """Lets one event happen, if any can."""
@@ -236,20 +215,3 @@ class _Teller:
         self._note("change", frame, number, str(digit))
         actor.digit, actor.draw = digit, self.stream.below(1 << 20)
         actor.ready = frame + REST
-
-    def record(self, frame: int) -> None:
-        """Writes the state of all objects into their tracks."""
-        for actor in self.actors:
-            if not actor.there:
-                continue
-            track = actor.track
-            track.box[frame] = _box(actor)
-            track.colour[frame], track.digit[frame] = actor.colour, actor.digit
-            track.draw[frame] = actor.draw
-            track.covered[frame] = actor.covered_at >= 0
-            track.place[frame] = -1 if actor.path else actor.cell
-
-
-def _box(actor: _Actor) -> BOX:
-    x, y = actor.at
-    return (x, y, x + actor.track.size, y + actor.track.size)
