@@ -45,7 +45,7 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
     Raises:
         UserError: there are no rows, or a table is damaged, of another version or has a run twice.
 
-    Cost: 40 microseconds a row beyond reading the file; one row is in memory at a time.
+    Cost: one row is in memory at a time, beside the lines.
     """
     folder = _folder(path)
     lines: dict[tuple[Any, ...], tuple[float, list[dict[str, Any]]]] = {}
@@ -118,9 +118,9 @@ def compare(
         told = {"benchmark": panel.benchmark, "metric": panel.metric, "n_samples": panel.n_samples}
         if panel.full is not None:
             whole = Point(0.0, panel.full, flops=1.0)
-            lines.append({**told, "name": "none", "control": True, **_point(whole)})
+            lines.append({**told, "curve": "none", "control": True, **_point(whole)})
         for curve in panel.curves:
-            ours = {**told, "name": curve.name, "control": curve.control, "floor": curve.floor}
+            ours = {**told, "curve": curve.name, "control": curve.control, "floor": curve.floor}
             lines += [{**ours, **_point(point)} for point in curve.points]
         _tell(_folder(path), [f"{panel.benchmark}: {note}" for note in panel.notes])
     return _frame(lines, {name: dtype for name, (dtype, _) in POINTS.items()})

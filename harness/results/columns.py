@@ -35,7 +35,7 @@ ROWS: Mapping[str, Column] = {
     "model": Column(TEXT, "name of the model's config file", _at("model")),
     "benchmark": Column(TEXT, "name of the benchmark", _at("benchmark")),
     "method": Column(TEXT, "name of the method", _at("method")),
-    "name": Column(
+    "curve": Column(
         TEXT, "name of its curve: method, what is off its defaults, the engine's policy", name
     ),
     "variant": Column(TEXT, "`paper`, or the released code's reading", _at("variant")),
@@ -71,7 +71,7 @@ ROWS: Mapping[str, Column] = {
     "kv_bytes": Column(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
     "peak_bytes": Column(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
     "device": Column(TEXT, "name of the device", _at("extra", "environment", "device_name")),
-    "dtype": Column(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
+    "precision": Column(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
     "commit": Column(TEXT, "of the harness", _at("extra", "environment", "commit")),
     "run_key": Column(TEXT, "of the run, which joins the tables", _at("run_key")),
 }
@@ -91,7 +91,7 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "benchmark": (TEXT, "name of the benchmark"),
     "metric": (TEXT, "its headline"),
     "n_samples": (COUNT, "samples asked"),
-    "name": (TEXT, "name of the curve"),
+    "curve": (TEXT, "its name"),
     "control": (FLAG, "whether no paper proposes it"),
     "floor": (TEXT, "the random dropping that it is compared with"),
     "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
