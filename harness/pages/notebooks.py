@@ -40,8 +40,8 @@ def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
         path: of the notebook.
         figures: where its figures go; nowhere by default.
     """
-    # With the backend chosen; pyplot is what cells draw with.
     matplotlib.use("Agg")
+    # The backend has to be chosen first.
     import matplotlib.pyplot as plt
 
     before = Path.cwd()
