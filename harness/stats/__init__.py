@@ -1,4 +1,4 @@
-"""Intervals and tests for scores of samples and for times; how often they cover: docs/coverage.md.
+"""Intervals and tests for scores of samples and for times; how often they cover: harness/bench/coverage.py.
 
 Methods are compared on the same samples, so differences and ratios are of pairs; treating the two runs as independent
 would give intervals that are too wide.
