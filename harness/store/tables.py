@@ -126,7 +126,7 @@ def _read(path: Path, types: pa.Schema) -> pa.Table:
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} is damaged ({reason}); valid: a whole file") from error
-    if not table.schema.equals(types):
+    if table.column_names != types.names:
         names = ", ".join(types.names)
         raise UserError(f"{path} has columns {', '.join(table.column_names)}; valid: {names}")
-    return table
+    return table.cast(types)
