@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-gpu | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-gpu | make notebooks | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-gpu train-seedling quickstart sweep clean
+.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-gpu notebooks train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -62,6 +62,9 @@ bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, 
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
 	$(PY) -m harness.bench.gpu --write docs $(ARGS)
+
+notebooks: $(STAMP)  ## from the top to the bottom, on the rows of results/demo
+	$(PY) -m harness.pages.notebooks notebooks/*.ipynb $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
 	$(PY) -m harness.bench.speed $(ARGS)

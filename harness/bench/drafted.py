@@ -33,7 +33,7 @@ from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
 from harness.decoding.transports import Sequential
 from harness.seedling.benchmarks import sample_objects, sample_scene, samples
-from harness.stats import Interval, retention_interval
+from harness.stats import Interval, share_interval
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.uvprune import UVPrune
 
@@ -186,7 +186,7 @@ def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
 
 def _share(counts: Sequence[tuple[int, int]]) -> Interval:
     """Return accepted over judged tokens of all answers."""
-    return retention_interval([one for one, _ in counts], [judged for _, judged in counts])
+    return share_interval([one for one, _ in counts], [judged for _, judged in counts])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,7 +36,7 @@ entries, on average over layers.
 """
 
 CURVES = """\
-A cell holds the score in percent, the points above random entries with the paired 95 % bootstrap interval over
+A cell holds the score in percent, the points above random entries with the paired 95 % interval over
 samples, and **above** or **below** where the interval leaves 0 out; names are those of the files in `conf/method`. The
 first token of an answer comes out of the whole prefill, so that no method can lose it. If no method differed from
 random, one comparison in twenty would be marked all the same.

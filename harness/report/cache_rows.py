@@ -80,7 +80,7 @@ def chosen_cells(store: Path, model: str | None = None, where: Sequence[str] = (
         and _place(one) in benchmarks
         and not one.row["extra"].get("speculative")
     ]
-    cells = [Cell(one.path, one.row) for one in telling(ours)[0]]
+    cells = [Cell(one.path, one.row, one.told) for one in telling(ours)[0]]
     return one_of_each(chosen(cells, where))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 from harness.cells import name as name_of
 from harness.cells import policy
 from harness.errors import UserError, unknown_name
-from harness.evaluation.samples import Key, read_scorings
+from harness.evaluation.samples import Key
 from harness.report.stored import Stored, chosen, one_of_each, passed_over, stored, telling
-from harness.stats import Interval, by_unit, difference_interval, mean_interval, permutation_pvalue
+from harness.stats import (
+    Interval,
+    by_unit,
+    difference_interval,
+    holm,
+    mean_interval,
+    paired_pvalue,
+)
 from harness.stats import retention_interval as retained
-from harness.store import RunDir
 
 #: Method without reduction, and methods that no paper proposes: the floor every other is read by.
 FULL = "none"
@@ -27,9 +33,6 @@ CONTROLS = (FLOOR, "uniform", "pooled", "random_kv", "uniform_kv", "recent_kv")
 
 #: Random choices: of tokens, of cache entries.
 FLOORS = (FLOOR, "random_kv")
-
-#: Bootstrap resamples for one cell of a table; the end points move by about 0.1 standard errors.
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ class Point:
         score: mean over samples (seeds averaged first).
         retention: score over the unpruned score, paired by sample; None without an unpruned run.
         gain: score minus that of random dropping at the same place under the same policy; None where there is none.
-        pvalue: of the paired permutation test behind `gain`.
+        pvalue: of the paired test behind `gain`: McNemar's of answers right or wrong, else permutation.
+        chance: `pvalue` corrected (Holm) for all comparisons with random dropping in the panel.
+        lost: p-value of the paired test against the unpruned model, corrected for all of these in the panel.
         flops: share of the unreduced prefill's FLOPs: methods that act later cost more at the same count of tokens.
     """
 
@@ -78,6 +83,9 @@ class Point:
     gain: Interval | None = None
     pvalue: float | None = None
     flops: float | None = None
+    chance: float | None = None
+    lost: float | None = None
+    scores: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ class Curve:
 class Panel:
     """One benchmark: its headline metric, the unpruned score if measured, and the curves.
 
-    `notes` say which rows are not in it, a line each.
+    `notes` say which rows are not in it, a line each; `unpruned` has the unreduced model's score of each unit, as a
+    point's `scores` have its own.
     """
 
     benchmark: str
@@ -107,6 +116,7 @@ class Panel:
     full: Interval | None
     curves: tuple[Curve, ...]
     notes: tuple[str, ...] = ()
+    unpruned: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -206,7 +216,8 @@ def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequenc
         metric=runs[0].metric,
         n_samples=most,
         full=None if full is None else _mean(full),
-        curves=tuple(curves),
+        curves=_corrected(curves),
+        unpruned=full,
         notes=(
             *notes,
             *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
@@ -262,26 +273,43 @@ def _curve(
         below = groups[floor].get(ratio) if floor not in (None, run.name) else None
         # At ratio 0 nothing was chosen, so there is nothing to gain.
         below = None if ratio == 0 else below
-        kept = None
-        if full is not None and full.any():
-            kept = retained(scores, full, resamples=RESAMPLES)
-        gain = None if below is None else difference_interval(scores, below, resamples=RESAMPLES)
+        kept = retained(scores, full) if full is not None and full.mean() > 0 else None
         points.append(
             Point(
                 ratio=ratio,
                 score=_mean(scores),
                 retention=kept,
-                gain=gain,
-                pvalue=None if below is None else permutation_pvalue(scores, below),
+                gain=None if below is None else difference_interval(scores, below),
+                pvalue=None if below is None else paired_pvalue(scores, below),
                 flops=costs[ratio],
+                lost=None if kept is None or ratio == 0 else paired_pvalue(scores, full),
+                scores=scores,
             )
         )
     floor = None if floor == run.name else floor
     return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.place)
 
 
+def _corrected(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Correct the p-values of a panel, those against random dropping and those against the unpruned model apart."""
+    points = [point for curve in curves for point in curve.points]
+    gains = [point.pvalue for point in points if point.pvalue is not None]
+    losses = [point.lost for point in points if point.lost is not None]
+    chances, lost = iter(holm(gains)), iter(holm(losses))
+    told = [
+        replace(
+            point,
+            chance=None if point.pvalue is None else next(chances),
+            lost=None if point.lost is None else next(lost),
+        )
+        for point in points
+    ]
+    rest = iter(told)
+    return tuple(replace(curve, points=tuple(next(rest) for _ in curve.points)) for curve in curves)
+
+
 def _mean(scores: Iterable[float]) -> Interval:
-    return mean_interval(np.asarray(list(scores)), resamples=RESAMPLES)
+    return mean_interval(np.asarray(list(scores)))
 
 
 def read_run(one: Stored) -> Run:
@@ -292,11 +320,7 @@ def read_run(one: Stored) -> Run:
     """
     row, extra = one.row, one.row["extra"]
     metric = extra["headline"]
-    found = {
-        key: scoring
-        for key, scoring in read_scorings(RunDir(one.path).journal.entries()).items()
-        if metric in scoring.scores
-    }
+    found = {key: scoring for key, scoring in one.scorings().items() if metric in scoring.scores}
     # Younger than rows: how a metric comes out of its samples, and of how many.
     told = extra.get("aggregation", {}).get(metric, {})
     expected = told.get("samples") or row["n_samples"]

@@ -21,7 +21,7 @@ from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.report.dots import draw_dots
 from harness.report.figure import STYLE
 from harness.report.groups import Group, at, title, title_of, verdict
-from harness.report.table import said
+from harness.report.table import mark, said
 from harness.specs import RunSpec
 
 INTRO = """\
@@ -32,10 +32,11 @@ INTRO = """\
 
 ![{benchmark}: every method against random tokens]({file}.svg)
 
-A cell holds the score, the points above random dropping with the paired 95 % bootstrap interval over samples, and
-**above** or **below** where the interval leaves 0 out; - where the cell could not run. In the picture whiskers are
-those paired intervals, the grey band is the 95 % interval of random dropping itself, and squares are controls that no
-paper proposes. If no method differed from random, one comparison in twenty would be marked all the same.
+A cell holds the score, the points above random dropping with the paired 95 % interval over samples, and **above** or
+**below** where the interval leaves 0 out; - where the cell could not run. If no method differed from random, one
+comparison in twenty would be marked all the same; a `*` says that the paired test still finds a difference when it is
+corrected for all cells of the page. In the picture whiskers are those paired intervals, the grey band is the 95 %
+interval of random dropping itself, and squares are controls that no paper proposes.
 """
 
 EARLIER = """\
@@ -192,8 +193,8 @@ def _cell(point: Point | None) -> str:
         return f"{score} [{100 * point.score.low:.1f}, {100 * point.score.high:.1f}]"
     gain = point.gain
     found = verdict(point)
-    mark = f" **{found}**" if found else ""
-    return f"{score}, {100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]{mark}"
+    told = f" **{found}**{mark(point.chance)}" if found else ""
+    return f"{score}, {100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]{told}"
 
 
 def _left_out(gaps: Sequence[Gap]) -> str:

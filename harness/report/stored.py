@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.cells import Row, brief, check_comparable, identity, settings, text
 from harness.errors import UserError, unknown_name
-from harness.store import Store
+from harness.evaluation.samples import Key, Scoring, read_scorings
+from harness.store import RunDir, Store
+from harness.store.tables import is_table, read_tables
 
 #: What `--where` is, for the help of a reader's command line.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
@@ -20,17 +22,29 @@ UNCONCERNED = ("engine", "draft")
 
 @dataclass(frozen=True)
 class Stored:
-    """A committed row and the folder of its run."""
+    """A committed row and the folder of its run; `told`, where rows came as a table, is what its journal would say."""
 
     path: Path
     row: Row
+    told: Sequence[Mapping[str, Any]] | None = None
+
+    def scorings(self) -> dict[Key, Scoring]:
+        """Return what scoring said of each sample."""
+        return read_scorings(
+            RunDir(self.path).journal.entries() if self.told is None else self.told
+        )
 
 
 Some = TypeVar("Some", bound=Stored)
 
 
 def stored(store: Path) -> list[Stored]:
-    """Return all committed rows of a store, the oldest first; those that cannot be read are named and passed over."""
+    """Return all committed rows of a store, the oldest first; those that cannot be read are named and passed over.
+
+    A folder of tables (harness/store/tables.py) does as well.
+    """
+    if is_table(store):
+        return [Stored(store / row["run_key"], row, told) for row, told in read_tables(store)]
     found = sorted(Store(store).finished(), key=lambda one: one[0].committed)
     return [Stored(run.path, row) for run, row in found]
 

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.report.averages import averages
 from harness.report.data import Curve, Panel, Point
 from harness.stats import Interval
 
+#: Below this a corrected p-value is marked: one table in twenty has a mark that is chance.
+LEVEL = 0.05
+
 
 def markdown(panels: Sequence[Panel]) -> str:
-    """Return for each benchmark a table of scores, one of retention, and one against random."""
-    return "\n".join(_benchmark(panel) for panel in panels)
+    """Return for each benchmark a table of scores, one of retention, and one against random; last, means over all."""
+    return "\n".join([*(_benchmark(panel) for panel in panels), *over_all(panels)])
+
+
+def over_all(panels: Sequence[Panel]) -> list[str]:
+    """Return a table of mean retention over several benchmarks, of curves and ratios that all of them have."""
+    found = averages(panels)
+    if len(panels) < 2 or not found:
+        return []
+    ratios = sorted({ratio for _, ratio in found})
+    lines = [
+        f"### Mean retention over {len(panels)} benchmarks\n",
+        "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n",
+        f"| method | {' | '.join(f'{100 * (1 - ratio):.4g} %' for ratio in ratios)} |",
+        "| --- |" + " ---: |" * len(ratios),
+    ]
+    for name in dict.fromkeys(name for name, _ in found):
+        cells = " | ".join(_interval(found.get((name, ratio))) for ratio in ratios)
+        lines.append(f"| {name} | {cells} |")
+    return ["\n".join(lines) + "\n"]
+
+
+def mark(pvalue: float | None) -> str:
+    """Return a star for a corrected p-value below 0.05."""
+    return "*" if pvalue is not None and pvalue < LEVEL else ""
 
 
 def _benchmark(panel: Panel) -> str:
@@ -22,13 +49,14 @@ def _benchmark(panel: Panel) -> str:
     ]
     if panel.full is not None:
         parts += [
-            "Retention: score in percent of the unpruned score, paired by sample.\n",
-            _table(panel, lambda point: _interval(point.retention)),
+            "Retention: score in percent of the unpruned score, paired by sample; `*` where it differs from it, "
+            "corrected for all cells of this table.\n",
+            _table(panel, lambda point: _interval(point.retention) + mark(point.lost)),
         ]
     if any(point.gain for curve in panel.curves for point in curve.points):
         parts += [
             "Points above random dropping at the same layer, paired by sample, with the p-value of "
-            "the two-sided permutation test.\n",
+            "the exact paired test; `*` where it is below 0.05 when corrected for all cells of this table.\n",
             _table(panel, _against, only=lambda curve: curve.floor is not None),
         ]
     return "\n".join([*parts, *said(panel)])
@@ -76,4 +104,4 @@ def _against(point: Point) -> str:
     gain = point.gain
     bounds = f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
     chance = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{100 * gain.value:+.1f} {bounds}, {chance}"
+    return f"{100 * gain.value:+.1f} {bounds}, {chance}{mark(point.chance)}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -22,9 +22,6 @@ from filelock import FileLock, Timeout
 from harness import durable
 from harness.errors import StoreLost, UserError, tell_once
 from harness.journal import Journal
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Version of the layout of `row.json`; a reader refuses a newer one.
 SCHEMA = 1
@@ -201,7 +198,10 @@ class Store:
         One that cannot be read, is of a newer version or was copied from another folder says nothing about the others:
         it is named on stderr with the reason, and passed over.
         """
-        found = []
+        return list(self.each())
+
+    def each(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+        """Yield what `finished` returns, one row at a time, for stores whose rows do not fit into memory together."""
         for path in sorted(self.root.glob("runs/*/row.json")):
             directory = RunDir(path.parent)
             try:
@@ -210,36 +210,11 @@ class Store:
                 tell_once(f"passed over: {error}")
                 continue
             if row is not None:
-                found.append((directory, row))
-        return found
+                yield directory, row
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all committed rows, ordered by run key; see `finished`."""
         return [row for _, row in self.finished()]
-
-    def load(self) -> pd.DataFrame:
-        """Return one line for each finished run; nested keys are joined by dots.
-
-        Columns are those of the last line of run.py: `run_key`, `model`, `method`, `variant`, `benchmark`, `ratio`,
-        `budget_rule`, `seed`, `n_samples`, `metrics.<name>.value`, `metrics.<name>.stderr`, `tokens.*`, `flops.*`,
-        `time.*`, `memory.*`, `settings.*` (what else changed the numbers) and `extra.*` (the headline metric is
-        `extra.headline`, the environment `extra.environment.*`). Lists stay lists. A column that a row lacks is NaN
-        there.
-        """
-        # pandas takes half a second to import, and a run that writes its row needs none.
-        import pandas as pd
-
-        return pd.DataFrame([_flat(row) for row in self.rows()])
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    line: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            line |= _flat(value, f"{prefix}{key}.")
-        else:
-            line[f"{prefix}{key}"] = value
-    return line
 
 
 def _unwritable(root: Path, error: OSError) -> UserError:

@@ -1,4 +1,8 @@
-"""`python -m harness.store show <key>`: the answers of a stored run, its wrong ones, what it broke and mended."""
+"""What a store holds: `python -m harness.store show <key>` or `... export <folder>`.
+
+`show`: the answers of a stored run, its wrong ones, what it broke and mended. `export`: all rows and the scores of
+their samples as two small tables (harness/store/tables.py), which every reader of a store takes in its place.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from harness.paths import ROOT
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
 from harness.store.show import answer_lines, pair_lines, verdict, write, wrong_answers
+from harness.store.tables import write_tables
 
 #: Lines that are shown unless asked otherwise.
 LIMIT = 20
@@ -20,9 +25,10 @@ LIMIT = 20
 def main(argv: Sequence[str] | None = None) -> int:
     """Show answers; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.store", description=__doc__)
-    show = parser.add_subparsers(dest="command", required=True).add_parser(
-        "show", help="answers of a finished run"
-    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    export = commands.add_parser("export", help="rows and scores as tables")
+    export.add_argument("folder", type=Path, help="where they go, such as results/demo")
+    show = commands.add_parser("show", help="answers of a finished run")
     show.add_argument("key", help="run key, or the beginning of one")
     show.add_argument("--wrong", action="store_true", help="only answers without full marks")
     show.add_argument(
@@ -32,10 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument(
         "--limit", type=int, default=LIMIT, help=f"lines, 0 for all (default: {LIMIT})"
     )
-    show.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    for command in (show, export):
+        command.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     try:
-        _show(options)
+        if options.command == "export":
+            rows, size = write_tables(options.store, options.folder)
+            print(f"{options.folder}: {rows} rows, {size:,} bytes")
+        else:
+            _show(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -135,4 +135,4 @@ def _media(one: Said) -> str:
 def _gain(gain: Interval | None) -> str:
     if gain is None:
         return "no paired difference, contributions of samples are not known"
-    return f"{gain.value:+.4g} [{gain.low:+.4g}, {gain.high:+.4g}], 95 %, paired bootstrap, seed 0"
+    return f"{gain.value:+.4g} [{gain.low:+.4g}, {gain.high:+.4g}], 95 %, paired"

@@ -134,7 +134,7 @@ def test_intervals_of_contributions_are_the_bootstraps_of_the_aggregate(name: st
     assert found.values.mean() == pytest.approx(value)
     resampled = bootstrapped(aggregate, raw, units, resamples=300 if name == "cider" else 2000)
     assert found.stderr == pytest.approx(resampled.std(ddof=1), rel=0.15)
-    interval = mean_interval(by_unit(found.values, units), resamples=2000)
+    interval = mean_interval(by_unit(found.values, units))
     spread = resampled.std(ddof=1)
     # Of CIDEr the bootstrap is shifted: a caption that is drawn twice makes its own words less rare.
     low, high = np.percentile(resampled, [2.5, 97.5]) - resampled.mean()
@@ -255,7 +255,7 @@ def test_a_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
                 for a, t in zip(said, wants, strict=True)
             ]
             shares.append(influence(pope_aggregate_f1_score, raw, range(n)).values)
-        gap = difference_interval(*shares, resamples=400)
+        gap = difference_interval(*shares)
         covered += gap.low <= truth <= gap.high
     # Binomial with 0.95: 0.02 is one standard error of the share; percentile intervals are a little narrow.
     assert 0.88 <= covered / rounds <= 1.0

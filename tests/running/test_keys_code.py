@@ -158,7 +158,7 @@ def test_what_others_reach_changes_no_key(tree: Tree, plain: dict[str, str], nam
         ("harness/evaluation/scores.py", set(RUNS)),
         ("harness/running/row.py", set(RUNS)),
         ("harness/generation.py", set(RUNS)),
-        ("harness/stats.py", set(RUNS)),
+        ("harness/stats/units.py", set(RUNS)),
         ("tasks/seedling/utils.py", set(RUNS)),
         ("harness/seedling/scoring.py", set(RUNS)),
     ],

@@ -173,16 +173,3 @@ def test_store_that_cannot_be_written_names_the_config_key(tmp_path: Path) -> No
 def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:
     Store(tmp_path).check_writable()
     assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
-
-
-def test_load_gives_one_flat_line_for_each_finished_run(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.load().empty
-    store.run("b").commit(row("b", extra={"environment": {"torch": "2"}, "sites": [1, 2]}))
-    store.run("a").commit(row("a"))
-    store.run("unfinished").journal.append({"doc_id": 0})
-    frame = store.load()
-    assert list(frame["run_key"]) == ["a", "b"]
-    assert list(frame["metrics.acc.value"]) == [0.5, 0.5]
-    assert frame.loc[1, "extra.environment.torch"] == "2"
-    assert frame.loc[1, "extra.sites"] == [1, 2]

@@ -1,0 +1,223 @@
+"""How often the intervals cover a known truth, and how wide they are: `python -m harness.bench.coverage --write docs`.
+
+Populations (harness/bench/populations.py) have a loss that is known; of each, many samples are drawn, and the share
+whose 95 % interval holds the truth is counted. The percentile bootstrap, which resamples what was seen, stands beside
+it. `--runs` says how many draws; `--write <folder>` writes `coverage.md` and `coverage.json` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness.bench.populations import POPULATIONS, Array, Population
+from harness.stats import (
+    Interval,
+    average_retention,
+    difference_interval,
+    mean_interval,
+    paired_pvalue,
+    retention_interval,
+)
+from harness.stats.interval import is_binary
+from harness.stats.likelihood import tail_root
+from harness.stats.scores import of_difference, of_mean, of_retention
+
+RUNS, SIZES, LOSSES = 1000, (100, 500), (0.0, 0.002, 0.01, 0.05, 0.2)
+
+#: Below this share of covering draws an interval does not hold what it says.
+GOAL = 0.93
+
+#: Resamples of the percentile bootstrap, and benchmarks in an average.
+RESAMPLES, BENCHMARKS = 2000, 5
+
+#: Draws for averages, which cost a thousand times as much.
+AVERAGED = 200
+
+#: Draws whose interval's ends are found, for the width; of all others only whether it holds the truth.
+MEASURED = 50
+
+#: Ends of a standard normal's 95 %.
+NORMAL = 1.959964
+
+Rule = Callable[[Array, Array], Interval]
+Parts = Callable[[Array, Array], tuple[Array, Array]]
+
+
+def mean_of_first(ours: Array, _: Array) -> Interval:
+    """Return the interval of the mean of one of two."""
+    return mean_interval(ours)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One population, number of samples and loss: coverage and mean width of one interval, and of the bootstrap."""
+
+    kind: str
+    population: str
+    samples: int
+    loss: float
+    interval: str
+    coverage: float
+    width: float
+    bootstrap_coverage: float | None = None
+    bootstrap_width: float | None = None
+
+
+def simulated(population: Population, n: int, loss: float, runs: int) -> Iterator[Cell]:
+    """Yield the coverage of retention, difference and mean over draws of one population."""
+    rng = np.random.default_rng([n, round(1000 * loss)])
+    drawn = [population.draw(rng, n, loss) for _ in range(runs)]
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
+    ours, full = (np.array(side).T for side in zip(*drawn, strict=True))
+    kept = 1 - loss
+    score = population.full
+    intervals: dict[str, tuple[float, Rule, Parts, Array]] = {
+        "retention": (kept, retention_interval, of_retention, (weights @ ours) / (weights @ full)),
+        "difference": (-loss * score, difference_interval, of_difference, weights @ (ours - full)),
+        "mean": (
+            kept * score,
+            mean_of_first,
+            lambda x, _: of_mean(x),
+            weights @ ours,
+        ),
+    }
+    for name, (truth, interval, parts, means) in intervals.items():
+        found = [interval(*pair) for pair in drawn[:MEASURED]]
+        covered, width = _covered([one.low for one in found], [one.high for one in found], truth)
+        held = [_holds(interval, parts, pair, truth) for pair in drawn]
+        if abs(np.mean(held[:MEASURED]) - covered) > 1e-9:
+            raise AssertionError(f"ends and roots differ: {population.name}, {n}, {loss}, {name}")
+        low, high = np.quantile(means, (0.025, 0.975), axis=0)
+        yield Cell(
+            *(population.kind, population.name, n, loss, name),
+            *(float(np.mean(held)), width),
+            *_covered(low, high, truth),
+        )
+
+
+def _holds(interval: Rule, parts: Parts, pair: tuple[Array, Array], truth: float) -> bool:
+    """Say whether an interval holds a value by the root there, which is what its ends are found by.
+
+    Means of answers right or wrong have ends of their own, which cost little.
+    """
+    if interval is mean_of_first and is_binary(pair[0]):
+        found = interval(*pair)
+        return found.low - 1e-9 <= truth <= found.high + 1e-9
+    above, below = parts(*pair)
+    gaps, counts = np.unique(above - truth * below, return_counts=True)
+    return abs(tail_root(gaps, counts.astype(np.float64))) <= NORMAL
+
+
+def averages(n: int, loss: float, runs: int) -> Cell:
+    """Return the coverage of the mean retention over benchmarks, one of each of some populations."""
+    chosen = [one for one in POPULATIONS if one.kind != "corpus"][:BENCHMARKS]
+    rng = np.random.default_rng([n, round(1000 * loss)])
+    found = [
+        average_retention([population.draw(rng, n, loss) for population in chosen], resamples=1000)
+        for _ in range(runs)
+    ]
+    return Cell(
+        *("average", f"{BENCHMARKS} benchmarks", n, loss, "average retention"),
+        *_covered([one.low for one in found], [one.high for one in found], 1 - loss),
+    )
+
+
+def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
+    """Return seconds for a table: score, retention and difference of each cell; and the p-values beside them."""
+    rng = np.random.default_rng(0)
+    chosen = [POPULATIONS[place % len(POPULATIONS)] for place in range(cells)]
+    pairs = [population.draw(rng, n, 0.05) for population in chosen]
+    begun = time.perf_counter()
+    for ours, full in pairs:
+        mean_interval(ours)
+        retention_interval(ours, full)
+        difference_interval(ours, full)
+    between = time.perf_counter()
+    for pair in pairs:
+        paired_pvalue(*pair)
+    return {"intervals": between - begun, "pvalues": time.perf_counter() - between}
+
+
+def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
+    """Return the Markdown page."""
+    least = min(cell.coverage for cell in cells)
+    lines = [
+        "# Do the intervals hold what they say?\n",
+        "`python -m harness.bench.coverage --write docs` writes this page: share of simulated runs whose 95 % interval "
+        f"holds the true value, and behind the stroke its mean width in points, over {runs:,} draws of each cell "
+        f"({AVERAGED} of averages). Small: the percentile bootstrap over samples, which this harness used before. "
+        f"The lowest coverage of all {len(cells)} cells is {least:.3f}; {GOAL} is the goal.\n",
+        "A coverage of 1.000 at a loss of 0 or 0.2 % is no mistake: with hardly a changed answer to be seen an "
+        "interval can only say how much could have gone unseen, and the rule of three (3 / n) is always true there.\n",
+        "A table of 100 cells of 500 samples (score, retention and difference of each) takes "
+        f"{seconds['intervals']:.2f} s, its p-values {seconds['pvalues']:.2f} s, on one thread.\n",
+    ]
+    for name in dict.fromkeys(cell.interval for cell in cells):
+        lines += [f"## {name[0].upper()}{name[1:]}\n", *_table(cells, name), ""]
+    return "\n".join(lines)
+
+
+def _table(cells: Sequence[Cell], name: str) -> Iterator[str]:
+    ours = [cell for cell in cells if cell.interval == name]
+    losses = sorted({cell.loss for cell in ours})
+    yield f"| population | n | {' | '.join(f'loss {100 * loss:g} %' for loss in losses)} |"
+    yield "| --- | ---: |" + " ---: |" * len(losses)
+    for place in dict.fromkeys((cell.kind, cell.population, cell.samples) for cell in ours):
+        row = {
+            cell.loss: cell for cell in ours if (cell.kind, cell.population, cell.samples) == place
+        }
+        texts = " | ".join(_text(row[loss]) for loss in losses)
+        yield f"| {place[0]}: {place[1]} | {place[2]} | {texts} |"
+
+
+def _text(cell: Cell) -> str:
+    mark = "**" if cell.coverage < GOAL else ""
+    told = f"{mark}{cell.coverage:.3f}{mark} / {100 * cell.width:.2f}"
+    if cell.bootstrap_coverage is None or cell.bootstrap_width is None:
+        return told
+    return f"{told} <sub>{cell.bootstrap_coverage:.3f} / {100 * cell.bootstrap_width:.2f}</sub>"
+
+
+def _covered(
+    low: Sequence[float] | Array, high: Sequence[float] | Array, truth: float
+) -> tuple[float, float]:
+    """Return the share of intervals that hold the truth, within rounding, and their mean width."""
+    lows, highs = np.asarray(low), np.asarray(high)
+    covered = (lows <= truth + 1e-9) & (truth - 1e-9 <= highs)
+    return float(covered.mean()), float((highs - lows).mean())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print the page, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.coverage", description=__doc__)
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"draws of a cell (default: {RUNS})")
+    parser.add_argument("--write", type=Path, help="folder for coverage.md and coverage.json")
+    options = parser.parse_args(argv)
+    seconds = table_seconds()
+    cells: list[Cell] = []
+    for n in SIZES:
+        for loss in LOSSES:
+            for population in POPULATIONS:
+                cells += simulated(population, n, loss, options.runs)
+            cells.append(averages(n, loss, math.ceil(options.runs * AVERAGED / RUNS)))
+    places = {one.name: place for place, one in enumerate(POPULATIONS)}
+    cells.sort(key=lambda cell: places.get(cell.population, 0))
+    text = page(cells, options.runs, seconds)
+    print(text)
+    if options.write is not None:
+        (options.write / "coverage.md").write_text(text)
+        told = {"runs": options.runs, "seconds": seconds, "cells": [asdict(one) for one in cells]}
+        (options.write / "coverage.json").write_text(json.dumps(told, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

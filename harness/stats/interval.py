@@ -1,0 +1,42 @@
+"""An estimate with its interval, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval; `low` and `high` are NaN if one sample says all."""
+
+    value: float
+    low: float
+    high: float
+
+
+def checked(values: ArrayLike) -> Array:
+    """Return scores as an array; raises ValueError if there are none or some are not finite."""
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or not len(scores):
+        raise ValueError(f"scores must be a non-empty list of numbers, got shape {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite")
+    return scores
+
+
+def paired(ours: ArrayLike, theirs: ArrayLike) -> tuple[Array, Array]:
+    """Return two lists of scores of the same samples; raises ValueError as `checked`, or if they differ in length."""
+    first, second = checked(ours), checked(theirs)
+    if len(first) != len(second):
+        raise ValueError(f"paired scores differ in length: {len(first)} and {len(second)}")
+    return first, second
+
+
+def is_binary(*scores: Array) -> bool:
+    """Say whether every score is 0 or 1."""
+    return all(bool(np.isin(one, (0.0, 1.0)).all()) for one in scores)

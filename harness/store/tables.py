@@ -1,0 +1,132 @@
+"""Rows and scores of a store as two Parquet files: small enough to be tracked, and read by whoever reads a store.
+
+`rows.parquet` has for each run `run_key`, `committed` (seconds since 1970) and `row`, the JSON of `row.json`.
+`samples.parquet` has for each run, sample and metric `run_key`, `task`, `doc_id`, `metric`, `score` (the sample's
+contribution) and `unit` (the first document of its unit of statistics). Answers, media and records stay behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import UserError
+from harness.store import SCHEMA, Store
+
+ROWS, SAMPLES = "rows.parquet", "samples.parquet"
+
+#: Columns of the two files.
+ROW_TYPES = pa.schema([("run_key", pa.string()), ("committed", pa.float64()), ("row", pa.string())])
+SAMPLE_TYPES = pa.schema(
+    [
+        ("run_key", pa.string()),
+        ("task", pa.string()),
+        ("doc_id", pa.int64()),
+        ("metric", pa.string()),
+        ("score", pa.float64()),
+        ("unit", pa.int64()),
+    ]
+)
+
+Row = Mapping[str, Any]
+Entry = Mapping[str, Any]
+
+
+def is_table(folder: Path) -> bool:
+    """Say whether a folder holds rows as tables."""
+    return (folder / ROWS).is_file()
+
+
+def write_tables(store: Path, folder: Path) -> tuple[int, int]:
+    """Write the finished runs of a store as tables; return how many rows and bytes.
+
+    Raises:
+        UserError: the store has no finished run.
+    """
+    runs = sorted(Store(store).finished(), key=lambda one: (one[0].committed, one[0].path.name))
+    if not runs:
+        raise UserError(f"store={str(store)!r} holds no finished runs; valid: a store with rows")
+    rows = [
+        {"run_key": row["run_key"], "committed": run.committed, "row": json.dumps(row)}
+        for run, row in runs
+    ]
+    samples = [
+        {
+            **{"run_key": row["run_key"], "task": entry["task"], "doc_id": entry["doc_id"]},
+            **{"metric": metric, "score": float(score)},
+            "unit": entry.get("units", {}).get(metric, entry["doc_id"]),
+        }
+        for run, row in runs
+        for entry in run.journal.entries()
+        for metric, score in entry.get("scores", {}).items()
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines, types in ((ROWS, rows, ROW_TYPES), (SAMPLES, samples, SAMPLE_TYPES)):
+        table = pa.Table.from_pylist(lines, schema=types)
+        pq.write_table(table, folder / name, compression="zstd", compression_level=19)
+    return len(rows), sum((folder / name).stat().st_size for name in (ROWS, SAMPLES))
+
+
+def read_tables(folder: Path) -> list[tuple[Row, Sequence[Entry]]]:
+    """Return rows, the oldest first, each with entries as a journal has them of scoring.
+
+    Raises:
+        UserError: a file is missing, damaged or of other columns, a row is of another version, or one is there twice.
+    """
+    rows = read_rows(folder)
+    entries: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row["run_key"]: {} for row in rows}
+    table = read_samples(folder).to_pydict()
+    for key, task, doc_id, metric, score, unit in zip(*table.values(), strict=True):
+        if key not in entries:
+            raise UserError(
+                f"{folder / SAMPLES}: run {key} is not in {ROWS}; valid: files written together"
+            )
+        entry = entries[key].setdefault(
+            (task, doc_id), {"task": task, "doc_id": doc_id, "scores": {}, "units": {}}
+        )
+        entry["scores"][metric] = score
+        if unit != doc_id:
+            entry["units"][metric] = unit
+    return [(row, list(entries[row["run_key"]].values())) for row in rows]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Return the rows alone; raises UserError as `read_tables`."""
+    table = _read(folder / ROWS, ROW_TYPES).sort_by("committed").to_pydict()
+    keys: list[str] = table["run_key"]
+    twice = (
+        sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
+    )
+    if twice:
+        raise UserError(f"{folder / ROWS}: run {twice[0]} is there twice; valid: each run once")
+    rows = [json.loads(text) for text in table["row"]]
+    for row in rows:
+        if row.get("schema") != SCHEMA:
+            raise UserError(
+                f"{folder / ROWS}: run {row.get('run_key')} has schema {row.get('schema')}; valid: {SCHEMA}"
+            )
+    return rows
+
+
+def read_samples(folder: Path) -> pa.Table:
+    """Return the scores of samples; raises UserError as `read_tables`."""
+    return _read(folder / SAMPLES, SAMPLE_TYPES)
+
+
+def _read(path: Path, types: pa.Schema) -> pa.Table:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; valid: {ROWS} and {SAMPLES}, written together")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is damaged ({reason}); valid: a whole file") from error
+    if table.column_names != types.names:
+        names = ", ".join(types.names)
+        raise UserError(f"{path} has columns {', '.join(table.column_names)}; valid: {names}")
+    return table.cast(types)

@@ -1,0 +1,164 @@
+"""The tables of results: types that do not change, and rows that are named or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness import results
+from harness.errors import UserError
+from harness.evaluation.samples import score_entries
+from harness.paths import ROOT
+from harness.report.data import read_panels
+from harness.results.columns import POINTS, ROWS, SAMPLES
+from harness.store import Store
+from harness.store.__main__ import main
+from harness.store.tables import read_tables, write_tables
+from tests.report.test_curves import add_run
+
+TYPES = {name: column.dtype for name, column in ROWS.items()}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    for ratio, random, good in ((0.5, 0.8, 0.9), (0.9, 0.45, 0.81)):
+        add_run(tmp_path, "random", ratio, random)
+        add_run(tmp_path, "clever", ratio, good)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def test_a_line_for_each_cell_and_metric_with_types_that_stay(root: Path) -> None:
+    frame = results.load(root)
+    assert len(frame) == 5
+    assert {name: str(kind) for name, kind in frame.dtypes.items()} == TYPES
+    line = frame[(frame.curve == "clever") & (frame.ratio == 0.9)].iloc[0]
+    assert (line.value, line.metric, line.headline) == (0.81, "acc", True)
+    assert line.precision == "float32"
+    assert pd.isna(line.stderr)
+    # The same with what other rows lack: a column without a single value keeps its type.
+    assert frame.device.isna().all()
+
+
+def test_scores_of_samples_have_their_metric_as_mean(root: Path) -> None:
+    frame, rows = results.samples(root), results.load(root)
+    assert {name: str(kind) for name, kind in frame.dtypes.items()} == {
+        name: kind for name, (kind, _) in SAMPLES.items()
+    }
+    means = frame.groupby("run_key").score.mean()
+    assert means[rows.run_key].to_list() == pytest.approx(rows.value.to_list())
+
+
+def test_points_are_those_of_the_report(root: Path) -> None:
+    frame = results.compare(root)
+    assert {name: str(kind) for name, kind in frame.dtypes.items()} == {
+        name: kind for name, (kind, _) in POINTS.items()
+    }
+    (panel,) = read_panels(root, ["boxes"])
+    point = next(curve for curve in panel.curves if curve.name == "clever").points[-1]
+    line = frame[(frame.curve == "clever") & (frame.ratio == 0.9)].iloc[0]
+    assert point.retention is not None
+    assert (line.retention_low, line.retention_high) == (point.retention.low, point.retention.high)
+    assert line.gain_p < line.gain_p_holm == pytest.approx(2 * line.gain_p)
+    assert set(frame[frame.curve == "none"].ratio) == {0.0}
+
+
+def test_tables_say_what_the_store_says(root: Path, tmp_path: Path) -> None:
+    assert main(["export", str(tmp_path / "small"), "--store", str(root)]) == 0
+    pd.testing.assert_frame_equal(
+        *(
+            results.load(path).sort_values("run_key", ignore_index=True)
+            for path in (root, tmp_path / "small")
+        )
+    )
+    assert read_panels(root, ["boxes"]) == read_panels(tmp_path / "small", ["boxes"])
+
+
+def test_units_outlive_the_tables(tmp_path: Path) -> None:
+    run = Store(tmp_path).run("a")
+    entries = score_entries({("t", i): {"acc": 1.0} for i in range(2)}, {("t", 1): {"acc": 0}})
+    run.journal.append(*entries)
+    run.commit(
+        {"schema": 1, "run_key": "a", "model": "m", "method": "none", "benchmark": "b"}
+        | {"ratio": 0.0, "n_samples": 2, "extra": {}}
+    )
+    write_tables(tmp_path, tmp_path / "small")
+    ((_, told),) = read_tables(tmp_path / "small")
+    assert [one["units"] for one in told] == [{}, {"acc": 0}]
+
+
+def test_what_is_passed_over_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_run(root, "clever", 0.9, 0.7, extra_code="later")  # the same cell, other code
+    add_run(root, "clever", 0.75, 0.7, settings=None)
+    path = next(root.glob("runs/boxes-clever--0.75*/row.json"))
+    row = json.loads(path.read_text())
+    del row["settings"]
+    path.write_text(json.dumps(row))
+    Store(root).run("begun").journal.append({"doc_id": 0})
+    damaged = Store(root).run("damaged").path / "row.json"
+    damaged.write_text('{"schema": 1, "run')
+    frame = results.load(root)
+    assert len(frame) == 5
+    said = told(capsys)
+    for line in (
+        "1 row passed over: without settings, from an older version",
+        "1 row passed over: of other code, a newer one has their place",
+        "2 rows passed over: not finished, or damaged",
+        "damaged/row.json is damaged",
+    ):
+        assert line in said
+
+
+def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    write_tables(root, small)
+    whole = (small / "rows.parquet").read_bytes()
+    (small / "rows.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="is damaged"):
+        results.load(small)
+    rows = pd.read_parquet(_whole(small, whole))
+    pd.concat([rows, rows[:1]]).to_parquet(small / "rows.parquet", index=False)
+    with pytest.raises(UserError, match="is there twice"):
+        results.load(small)
+    rows["row"] = rows["row"].str.replace('"schema": 1', '"schema": 0')
+    rows.to_parquet(small / "rows.parquet", index=False)
+    with pytest.raises(UserError, match="has schema 0"):
+        results.load(small)
+    rows.rename(columns={"row": "line"}).to_parquet(small / "rows.parquet", index=False)
+    with pytest.raises(UserError, match="has columns"):
+        results.load(small)
+    with pytest.raises(UserError, match="holds no rows"):
+        results.load(tmp_path / "nowhere")
+
+
+def _whole(folder: Path, content: bytes) -> Path:
+    (folder / "rows.parquet").write_bytes(content)
+    return folder / "rows.parquet"
+
+
+def test_every_column_is_documented() -> None:
+    page = (ROOT / "docs" / "rows.md").read_text()
+    section = page.partition("## As a table")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named >= {*ROWS, *SAMPLES, *POINTS}
+
+
+def test_the_demo_rows_load(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, scores = results.load("results/demo"), results.samples("results/demo")
+    assert rows.benchmark.nunique() >= 3
+    assert {"none", "random", "fastv", "divprune"} <= set(rows.method)
+    headline = rows[rows.headline].set_index("run_key")
+    ours = scores[scores.run_key.isin(headline.index)]
+    ours = ours[ours.metric == ours.run_key.map(headline.metric)]
+    means = ours.groupby("run_key").score.mean()
+    assert means[headline.index].to_list() == pytest.approx(headline.value.to_list())
+    assert sum(path.stat().st_size for path in (ROOT / "results/demo").iterdir()) < 2_000_000
+    assert "passed over" not in told(capsys)
