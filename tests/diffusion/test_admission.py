@@ -144,6 +144,7 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
     with pytest.raises(Refused, match="OfSteps acts; valid: false, or a method that") as told:
         check_prefix_cache(model, OfSteps(K=1), emulate=False)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(
