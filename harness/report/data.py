@@ -273,7 +273,8 @@ def _curve(
         below = groups[floor].get(ratio) if floor not in (None, run.name) else None
         # At ratio 0 nothing was chosen, so there is nothing to gain.
         below = None if ratio == 0 else below
-        kept = retained(scores, full) if full is not None and full.mean() > 0 else None
+        whole = full if full is not None and full.mean() > 0 else None
+        kept = None if whole is None else retained(scores, whole)
         points.append(
             Point(
                 ratio=ratio,
@@ -282,7 +283,7 @@ def _curve(
                 gain=None if below is None else difference_interval(scores, below),
                 pvalue=None if below is None else paired_pvalue(scores, below),
                 flops=costs[ratio],
-                lost=None if kept is None or ratio == 0 else paired_pvalue(scores, full),
+                lost=None if whole is None or ratio == 0 else paired_pvalue(scores, whole),
                 scores=scores,
             )
         )
