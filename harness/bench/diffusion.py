@@ -1,5 +1,4 @@
-"""Does merging visual tokens save the time that its FLOPs promise? `python -m harness.bench.diffusion`
-(`make bench-diffusion`).
+"""Does merging save the time that its FLOPs promise? `python -m harness.bench.diffusion` (`make bench-diffusion`).
 
 LaViDa with random weights, scaled to what a processor runs, denoises one answer whole and with D3ToM at five shares of
 its visual tokens, in turns in one process: whole runs from the prompt on, steps and what lies between them included.
@@ -33,7 +32,7 @@ from harness.evaluation.synthetic import words
 
 SCHEMA = 1
 
-#: The release's adapter, picture, tokens and vocabulary around fewer and narrower layers: 980 visual tokens of a square picture.
+#: The release's adapter, view sizes and vocabulary around fewer and narrower layers; a square picture has 980 tokens.
 INSTANCE = (
     "model=lavida_llada_8b",
     "model.weights=random",

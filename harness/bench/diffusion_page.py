@@ -1,4 +1,4 @@
-"""The page of the benchmark of denoising runs: measured savings beside those of the FLOPs, and what was asked of them."""
+"""The page of the benchmark of denoising runs: measured savings beside those of the FLOPs, and what was asked."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def page(result: Mapping[str, Any]) -> str:
         f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}; processor time of "
         f"one thread. {result['rounds']} rounds, in each of which every side denoises one answer, the order turning.",
         "",
-        f"`{result['instance']}`: LaViDa's adapter, tokens and vocabulary around a scaled text stack with random weights; "
-        f"{whole['tokens']:,} tokens, {whole['visual']} of them visual, {answer['max_new_tokens']} of the answer, which "
-        f"{answer['steps']} steps unveil. `{result['method']}`, whose first step is whole, and random tokens before "
-        "the decoder at every step, the control.",
+        f"`{result['instance']}`: LaViDa's adapter, view sizes and vocabulary around a scaled text stack with random "
+        f"weights; {whole['tokens']:,} tokens, {whole['visual']} of them visual, {answer['max_new_tokens']} of the "
+        f"answer, which {answer['steps']} steps unveil. `{result['method']}`, whose first step is whole, and random "
+        "tokens before the decoder at every step, the control.",
         "",
         "FLOPs and time are shares of the whole model's run, from the prompt on: decoder and head as "
-        "`harness/measure` counts them, which leaves out what a method computes itself. Speed-ups and savings (1 - time "
-        "over 1 - FLOPs) are geometric means over the rounds with 95 % intervals (Student's t on the logarithms); the rest "
-        "are medians, steps those behind the first.",
+        "`harness/measure` counts them, which leaves out what a method computes itself. Speed-ups and savings (1 - "
+        "time over 1 - FLOPs) are geometric means over the rounds with 95 % intervals (Student's t on the "
+        "logarithms); the rest are medians, steps those behind the first.",
         "",
         HEAD,
         "| --- |" + " ---: |" * 10,

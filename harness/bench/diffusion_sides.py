@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from harness.adapters.base import Adapter
-from harness.bench.setup import reducer
 from harness.budget import Budget
+from harness.catalogue import build_method
 from harness.diffusion.loop import Denoiser
 from harness.diffusion.summary import run_flops
 from harness.engine.denoising import Answering, DenoisingSession
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
+from harness.errors import UserError
 from harness.measure.bound import Gain
 from harness.specs import RunSpec
 from methods.base import TokenReducer
@@ -72,8 +73,15 @@ class Side:
 
     @classmethod
     def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
-        """Return the side of a run."""
-        return cls(spec.method.name, adapter, reducer(spec), spec.budget)
+        """Return the side of a run.
+
+        Raises:
+            UserError: its method drops no tokens.
+        """
+        method = build_method(spec.method.name, spec.method.params)
+        if not isinstance(method, TokenReducer):
+            raise UserError(f"method={spec.method.name!r} is not a token reducer")
+        return cls(spec.method.name, adapter, method, spec.budget)
 
     @contextmanager
     def _session(self) -> Iterator[TimedSession]:

@@ -1,7 +1,7 @@
 """How what deciders look at moves from step to step: `python -m harness.pages.denoising --write docs/diffusion`.
 
-The digits of a held-out scene are read by `seedling_diffusion` with D3ToM, a place a step. Each picture shows the scores
-by which that step chose, the tokens that it kept, and the answer as it stood. Writes `steps.png` and `steps.svg`.
+The digits of a held-out scene are read by `seedling_diffusion` with D3ToM, a place a step. Each picture shows the
+scores by which that step chose, the tokens that it kept, and the answer as it stood. Writes `steps.png` and `.svg`.
 """
 
 from __future__ import annotations

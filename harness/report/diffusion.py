@@ -1,4 +1,4 @@
-"""`python -m harness.report.diffusion --store results --write docs/diffusion`: tables and a picture of denoised answers."""
+"""`python -m harness.report.diffusion --store results --write docs/diffusion`: tables and a picture of answers."""
 
 from __future__ import annotations
 
@@ -26,29 +26,33 @@ FOLLOWED = "d3tom"
 INTRO = """\
 # Denoised answers, measured
 
-Written by `python -m harness.report.diffusion` from the rows of `python run.py +experiment=diffusion`; [docs/diffusion.md](../diffusion.md)
-says what the methods do. Shares are of visual tokens behind a method's layer: at the steps behind the first for methods that merge
-at each step, whose first step runs whole, at every step for the others.
+Written by `python -m harness.report.diffusion` from the rows of `python run.py +experiment=diffusion`;
+[docs/diffusion.md](../diffusion.md) says what the methods do. Shares are of visual tokens behind a method's layer: at
+the steps behind the first for methods that merge at each step, whose first step runs whole, at every step for the
+others.
 
 ![Score by time, by FLOPs and by steps](merging.png)
 
-Lines along time and FLOPs go from the whole model to the smallest share at the most steps; of `{followed}` there is one for each number of
-steps, and one of the whole model over its numbers of steps. To the right the smallest share alone. Bars are 95 % intervals.
+Lines along time and FLOPs go from the whole model to the smallest share at the most steps; of `{followed}` there is one
+for each number of steps, and of the whole model one over its numbers of steps. To the right the smallest share alone.
+Bars are 95 % intervals.
 """
 
 TABLES = """\
 ## Methods by share kept
 
-A cell holds the score in percent, the points above random tokens with the paired 95 % bootstrap interval over samples, and
-**above** or **below** where the interval leaves 0 out; random tokens, and methods between layers, which have no random ones beside
-them, with their own interval. If no method differed from random, one comparison in twenty would be marked all the same.
+A cell holds the score in percent, the points above random tokens with the paired 95 % bootstrap interval over samples,
+and **above** or **below** where the interval leaves 0 out; random tokens, and methods between layers, which have no
+random ones beside them, with their own interval. If no method differed from random, one comparison in twenty would be
+marked all the same.
 """
 
 BOUGHT = """\
 ## Merging or fewer steps
 
-Of `{followed}`: score in percent with its 95 % interval, then GFLOP and milliseconds an answer, decoder and head of all steps. FLOPs
-leave out what scoring and merging compute; milliseconds are medians over samples in batches, on the machine that ran it.
+Of `{followed}`: score in percent with its 95 % interval, then GFLOP and milliseconds an answer, decoder and head of all
+steps. FLOPs leave out what scoring and merging compute; milliseconds are medians over samples in batches, on the
+machine that ran it.
 """
 
 
@@ -106,7 +110,7 @@ def _table(dealt: Dealt, names: dict[str, str]) -> str:
 
 
 def _bought(benchmark: str, dealt: Sequence[Dealt]) -> str:
-    """Return score and cost of the method that is followed: a line for each number of steps, a column for each share."""
+    """Return score and cost of the method that is followed: a line for each number of steps, a column a share."""
     ratios = sorted({0.0, *(ratio for one in dealt for ratio in one.panel.ratios)})
     lines = [
         f"### {benchmark}\n",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from harness.config.build import build_spec
-from harness.config.compose import read_command
+from harness.config.compose import CONF, read_command
 from harness.diffusion.settings import Denoising
 from harness.errors import UserError
 from harness.evaluation.samples import score_entries
-from harness.kinds.stacking import label_of
 from harness.report.diffusion import main, write_diffusion
 from harness.report.diffusion_rows import read_dealt, spots, whole
 from harness.specs import RunSpec
@@ -90,10 +90,12 @@ def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
         assert text in picture
     lines = written[2].read_text().splitlines()
     (costs,) = [line for line in lines if line.startswith("| 16 |")]
-    assert costs.split(" | ")[1].startswith("90.0 [") and "; 16.00; 16" in costs
+    assert costs.split(" | ")[1].startswith("90.0 [")
+    assert "; 16.00; 16" in costs
     tables = [line for line in lines if line.startswith("| d3tom |")]
     assert len(tables) == 2
-    assert "70.0, +40.0 [" in tables[0] and tables[0].endswith("**above** |")
+    assert "70.0, +40.0 [" in tables[0]
+    assert tables[0].endswith("**above** |")
 
 
 def test_what_cannot_be_compared_is_one_line(
@@ -109,23 +111,28 @@ def test_what_cannot_be_compared_is_one_line(
         read_dealt(root)
 
 
-def _named(spec: RunSpec) -> str:
-    return f"{spec.method.title} {label_of(spec)}"
-
-
 def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:
-    command = read_command(["+experiment=diffusion"])
-    assert command is not None and command.sweep
-    specs = [build_spec(cell) for cell in command.cells]
-    assert {spec.model.name for spec in specs} == {"seedling_diffusion"}
-    assert len({spec.benchmark.limit for spec in specs}) == 1
-    found = {
-        (spec.benchmark.name, _named(spec), spec.budget.ratio, spec.generation["steps"])
-        for spec in specs
-    }
-    benchmarks, methods, ratios, steps = (len(set(some)) for some in zip(*found, strict=True))
-    assert (benchmarks, methods, steps) == (2, 8, 3)
-    assert len(found) == len(specs) == benchmarks * methods * ratios * steps
-    for spec in specs:
+    swept = yaml.safe_load((CONF / "experiment" / "diffusion.yaml").read_text())
+    params = swept["hydra"]["sweeper"]["params"]
+    methods, ratios, benchmarks = (
+        params[key].split(",") for key in ("method", "ratio", "benchmark")
+    )
+    assert {"none", "random", "uniform", "d3tom", "d3tom_t", "d3tom_t_reversed"} < set(methods)
+    assert (len(ratios), len(benchmarks)) == (5, 2)
+    found = [
+        specs("+experiment=diffusion", f"method={method}", f"benchmark={benchmark}", "ratio=0.9")
+        for method, benchmark in (("d3tom_t_reversed", "seedling_ocr"), ("none", "seedling_vqa"))
+    ]
+    for cells in found:
         # The tasks' own length, which the model was trained with.
-        Denoising.of({"max_new_tokens": LENGTH, **spec.generation})
+        asked = [Denoising.of({"max_new_tokens": LENGTH, **cell.generation}) for cell in cells]
+        assert [one.steps for one in asked] == [16, 8, 4]
+        assert {cell.benchmark.limit for cell in cells} == {swept["limit"]}
+        assert {cell.model.name for cell in cells} == {"seedling_diffusion"}
+
+
+def specs(*argv: str) -> list[RunSpec]:
+    command = read_command(list(argv))
+    assert command is not None
+    assert command.sweep
+    return [build_spec(cell) for cell in command.cells]
