@@ -168,7 +168,6 @@ def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: Shown) -> None
             ha="center",
             va="top",
             fontsize=9.5,
-            fontweight="bold" if decides else "normal",
             bbox={"facecolor": "white", "edgecolor": "#000000", "pad": 1.6} if decides else None,
         )
     axes.set_ylim(edge * 1.16, 0)
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the picture; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.pages.denoising", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, help="folder of the picture")
-    parser.add_argument("--scene", type=int, default=0, help="number of the held-out scene")
+    parser.add_argument("--scene", type=int, default=3, help="number of the held-out scene")
     parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
     options = parser.parse_args(argv)
     try:
