@@ -49,7 +49,7 @@ D3TOM = ("method=d3tom", "method.params.K=1")
 #: Shares kept, in percent, of the paper's tables.
 KEPT: Mapping[str, str] = {"50": "0.5", "33": "0.667", "25": "0.75", "17": "0.833", "10": "0.9"}
 
-#: Pixels along the picture's edge: a global view and four crops. Words of the question, about 64 tokens of bytes.
+#: Pixels along the picture's edge: a global view and four crops. Words of the question, each several tokens of bytes.
 EDGE, WORDS = 768, 12
 #: Places and steps of the answer, four places a step.
 ANSWER = {"max_new_tokens": 32, "steps": 8}
@@ -118,7 +118,7 @@ def _spec(overrides: Sequence[str]) -> Any:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.diffusion")
     parser.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
-    parser.add_argument("--rounds", type=int, default=6, help="runs of each side that count")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
     parser.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
     parser.add_argument("--write", type=Path, help="folder for bench_diffusion.json and .md")
     return parser.parse_args(argv)

@@ -48,7 +48,15 @@ def draw(panels: Mapping[str, Sequence[Dealt]], names: Mapping[str, str], follow
         row[1].set_xlabel("GFLOP an answer, decoder and head")
         row[2].set_xlabel(f"denoising steps, {dealt[0].length} places")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=3.4,
+    )
     return figure
 
 
@@ -94,6 +102,7 @@ def _along_ratios(
             _line(axes, line, cost, {**look, "linestyle": dash})
     _whole(axes, dealt, cost)
     _tidy(axes)
+    axes.set_xlim(left=0, right=1.08 * axes.get_xlim()[1])
 
 
 def _along_steps(
@@ -128,8 +137,9 @@ def _whole(axes: Axes, dealt: Sequence[Dealt], cost: Any, numbered: bool = True)
         axes.annotate(
             f"{spot.steps} steps",
             (cost(spot), 100 * spot.point.score.value),
-            xytext=(4, 5),
+            xytext=(0, 7),
             textcoords="offset points",
+            ha="center",
             fontsize=7.5,
         )
 
