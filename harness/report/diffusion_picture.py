@@ -41,7 +41,11 @@ def draw(panels: Mapping[str, Sequence[Dealt]], names: Mapping[str, str], follow
         panel = dealt[0].panel
         row[0].set_ylabel(f"{panel.metric} (%)")
         row[0].set_title(
-            f"{benchmark}, {panel.n_samples} samples", loc="left", fontsize=10, fontweight="bold"
+            f"{benchmark}, {panel.n_samples} samples",
+            loc="left",
+            fontsize=10,
+            fontweight="bold",
+            pad=16,
         )
         row[2].set_title(f"{100 * (1 - ratio):.4g} % of the tokens kept", loc="right", fontsize=9)
         row[0].set_xlabel("milliseconds an answer")
