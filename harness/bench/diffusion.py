@@ -118,7 +118,7 @@ def _spec(overrides: Sequence[str]) -> Any:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.diffusion")
     parser.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
+    parser.add_argument("--rounds", type=int, default=4, help="runs of each side that count")
     parser.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
     parser.add_argument("--write", type=Path, help="folder for bench_diffusion.json and .md")
     return parser.parse_args(argv)
