@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-gpu | make notebooks | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-gpu | make notebooks | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-gpu notebooks train-seedling quickstart sweep clean
+.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-gpu notebooks train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -59,6 +59,9 @@ bench-decode: $(STAMP)  ## ordinary answers: the engine's loop beside generate, 
 
 bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, scores, memory while evicting
 	$(PY) -m harness.bench.kv --write docs $(ARGS)
+
+bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what the FLOPs promise, scoring and merging
+	$(PY) -m harness.bench.diffusion --write docs $(ARGS)
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
 	$(PY) -m harness.bench.gpu --write docs $(ARGS)

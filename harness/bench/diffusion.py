@@ -1,0 +1,128 @@
+"""Does merging save the time that its FLOPs promise? `python -m harness.bench.diffusion` (`make bench-diffusion`).
+
+LaViDa with random weights, scaled to what a processor runs, denoises one answer whole and with D3ToM at five shares of
+its visual tokens, in turns in one process: whole runs from the prompt on, steps and what lies between them included.
+
+    promised saving = 1 - FLOPs of the run / FLOPs of the whole model's run        (decoder and head, harness/measure)
+
+`--write FOLDER` leaves `bench_diffusion.json` and `bench_diffusion.md` there; `--only 50,10` picks shares kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from harness.bench.diffusion_page import page
+from harness.bench.selection import one_thread
+from harness.bench.speed import choose, conditions
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.evaluation.synthetic import words
+
+SCHEMA = 1
+
+#: The release's adapter, view sizes and vocabulary around fewer and narrower layers; a square picture has 980 tokens.
+INSTANCE = (
+    "model=lavida_llada_8b",
+    "model.weights=random",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "model.facts.text={layers: 12, hidden: 512, intermediate: 1536, heads: 8, kv_heads: 8, head_dim: 64}",
+    "model.facts.tower={layers: 1, hidden: 144, intermediate: 288, heads: 2, kv_heads: 2, head_dim: 72}",
+    "model.facts.projector=[144, 512, 512]",
+)
+
+#: Of 12 layers the first runs whole, as the first 3 of 32 in the paper.
+D3TOM = ("method=d3tom", "method.params.K=1")
+
+#: Shares kept, in percent, of the paper's tables.
+KEPT: Mapping[str, str] = {"50": "0.5", "33": "0.667", "25": "0.75", "17": "0.833", "10": "0.9"}
+
+#: Pixels along the picture's edge: a global view and four crops. Words of the question, each several tokens of bytes.
+EDGE, WORDS = 768, 12
+#: Places and steps of the answer, four places a step.
+ANSWER = {"max_new_tokens": 32, "steps": 8}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    options = _options(argv)
+    instance = tuple(options.overrides) or INSTANCE
+    try:
+        shares = choose(options.only, KEPT)
+        with contextlib.redirect_stdout(sys.stderr), one_thread():
+            result = measured(instance, shares, options.rounds)
+            result["conditions"] = conditions("cpu")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    text = page(result)
+    print(text)
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
+        (options.write / "bench_diffusion.md").write_text(text + "\n")
+        (options.write / "bench_diffusion.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Return the rows of the whole model, of D3ToM at each share kept, and of random tokens at the last of them."""
+    # Both bring in transformers, which reads the variables above when it is imported.
+    from harness.adapters.base import load_adapter
+    from harness.bench.diffusion_sides import Side, rows_of
+
+    adapter = load_adapter(_spec(instance).model)
+    ratios = [KEPT[share] for share in shares]
+    asked = [
+        ("method=none",),
+        *((*D3TOM, f"ratio={ratio}") for ratio in ratios),
+        ("method=random", f"ratio={ratios[-1]}"),
+    ]
+    sides = [Side.of(adapter, _spec([*instance, *side])) for side in asked]
+    pixels = np.random.default_rng(0).integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)
+    content = [
+        {"type": "image", "image": Image.fromarray(pixels)},
+        {"type": "text", "text": words(WORDS)},
+    ]
+    inputs = adapter.encode([[{"role": "user", "content": content}]])
+    rows = rows_of(sides, inputs, rounds, **ANSWER)
+    return {
+        "schema": SCHEMA,
+        "instance": " ".join(instance),
+        "method": " ".join(D3TOM),
+        "answer": ANSWER,
+        "rounds": rounds,
+        "rows": [row.entry() for row in rows],
+    }
+
+
+def _spec(overrides: Sequence[str]) -> Any:
+    command = read_command(list(overrides))
+    assert command is not None  # only requests for help compose nothing
+    return build_spec(command.cells[0])
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.bench.diffusion")
+    parser.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
+    parser.add_argument("--rounds", type=int, default=4, help="runs of each side that count")
+    parser.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
+    parser.add_argument("--write", type=Path, help="folder for bench_diffusion.json and .md")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The benchmark of denoising runs on a tiny decoder, end to end, and what its page says of targets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.bench import diffusion
+from harness.bench.diffusion_page import targets
+from harness.bench.diffusion_sides import Row
+from harness.measure.bound import Gain
+
+TINY = (
+    *(one for one in diffusion.INSTANCE if ".text" not in one and "projector" not in one),
+    "model.facts.text={layers: 3, hidden: 32, intermediate: 32, heads: 2, kv_heads: 2, head_dim: 16}",
+    "model.facts.projector=[144, 32, 32]",
+)
+
+ROW = Row(
+    name="d3tom",
+    kept=0.1,
+    visual=980,
+    tokens=1100,
+    flops=0.4,
+    run_s=1.0,
+    step_ms=100.0,
+    loop_ms=1.0,
+    method_share=0.01,
+    gain=Gain(2.0, 1.9, 2.1, 2.5),
+)
+
+
+def verdicts(*rows: Row) -> list[str]:
+    return [line.split(":")[0] for line in targets([row.entry() for row in rows])]
+
+
+def test_a_target_is_met_or_missed() -> None:
+    # Half of the time is saved where the FLOPs promise six tenths.
+    assert ROW.reached == pytest.approx(0.5 / 0.6)
+    low, high = ROW.reached_interval or (0, 0)
+    assert low == pytest.approx((1 - 1 / 1.9) / 0.6)
+    assert high == pytest.approx((1 - 1 / 2.1) / 0.6)
+    assert verdicts(ROW) == ["- missed", "- met"]
+    assert verdicts(replace(ROW, gain=Gain(2.1, 2.0, 2.2, 2.5))) == ["- met", "- met"]
+    assert verdicts(replace(ROW, method_share=0.021))[1] == "- missed"
+    # The whole model and random tokens have nothing to meet.
+    whole = replace(ROW, name="none", flops=1.0, gain=Gain(1, None, None, 1))
+    assert verdicts(whole, ROW, replace(ROW, name="random")) == verdicts(ROW)
+
+
+def test_it_runs_to_its_end_and_leaves_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diffusion, "ANSWER", {"max_new_tokens": 4, "steps": 4})
+    asked = ["--rounds", "2", "--only", "50,10", "--write", str(tmp_path)]
+    assert diffusion.main([*asked, *TINY]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "bench_diffusion.json").read_text()) == result
+    whole, half, tenth, random = result["rows"]
+    assert [row["name"] for row in result["rows"]] == ["none", "d3tom", "d3tom", "random"]
+    assert [row["kept"] for row in result["rows"]] == [1.0, 0.5, 0.1, 0.1]
+    assert whole["visual"] == 980
+    assert (whole["flops"], whole["method_share"], whole["reached"]) == (1.0, 0.0, None)
+    # Of three layers one and a half run whole at the steps behind the first; random tokens are gone at all of them.
+    assert 1 > half["flops"] > tenth["flops"] > random["flops"]
+    assert half["method_share"] > 0
+    lines = (tmp_path / "bench_diffusion.md").read_text().splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + 4
+    assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4
+    assert lines[2].startswith("Written by `make bench-diffusion` on ")
+
+
+def test_an_unknown_share_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diffusion.main(["--only", "51"]) == 2
+    assert "valid: 10, 17, 25, 33, 50" in capsys.readouterr().err.splitlines()[-1]
