@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         rows.append(measure(name, filled, options.seconds, TOKENS))
                         print(line(entry(rows[-1])), flush=True)
             here = conditions(options.device)
-        result = {
+        result: dict[str, Any] = {
             "schema": SCHEMA,
             "tokens": TOKENS,
             "rows": [entry(row) for row in rows],

@@ -104,7 +104,8 @@ def greedy_words(model: Any, shown: Shown, question: str, room: int) -> list[int
     places = [torch.arange(len(PREFIX))[None], shown.positions]
     after = shown.end + torch.arange(asked.shape[1] + 1)
     positions = torch.cat([*places, after[None]], dim=1)
-    cache, answer = DynamicCache(config=language.config), []
+    cache = DynamicCache(config=language.config)
+    answer: list[int] = []
     while len(answer) < room:
         hidden = language(
             inputs_embeds=rows, position_ids=positions, past_key_values=cache, use_cache=True
