@@ -34,6 +34,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -117,6 +118,7 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
         assert record.kv_bytes == sum(alone.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_equal_beams_of_single_rows(name, where):
@@ -127,6 +129,7 @@ def test_beams_equal_beams_of_single_rows(name, where):
         assert torch.equal(batch.ids[row], alone.ids[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):

@@ -120,6 +120,7 @@ def test_the_processor_of_another_family_is_not_taken_over() -> None:
     assert spec.method.draft.processor == {}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_models_of_one_adapter(name: str) -> None:
     section = compose_section("model", name)
@@ -291,6 +292,7 @@ VIDEO_MODELS = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None:
     expected = "video_detail_caption" if name in VIDEO_MODELS else "seedling_rec"

@@ -339,6 +339,7 @@ def test_lines_keep_commands_and_file_names():
     assert reworded("chat 1 of the batch: no", 9, 4) == "question 5: no"
 
 
+@pytest.mark.slow
 def test_the_import_is_quick_and_lmms_eval_stays_away(tmp_path):
     code = (
         "import sys, time; start = time.perf_counter(); import espalier; took = time.perf_counter() - start\n"

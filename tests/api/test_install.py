@@ -45,6 +45,7 @@ def installed(tmp_path_factory) -> tuple[Path, Path]:
     return checkout, target
 
 
+@pytest.mark.slow
 def test_it_works_from_another_folder_in_a_fresh_process(installed, tmp_path):
     checkout, target = installed
     code = (

@@ -107,6 +107,7 @@ def test_facts_are_read_off_the_model(name):
         assert getattr(found, fact) == getattr(spec.facts, fact), fact
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("file", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_families_lack_what_their_files_say(file):
     spec = model_spec(compose_section("model", file) | {"weights": "random"})

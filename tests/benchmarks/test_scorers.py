@@ -35,6 +35,7 @@ def saying(text: str) -> Answer:
     return lambda doc: text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["vqav2", "textvqa", "textvqa_ocr"])
 @pytest.mark.parametrize(
     ("answer", "first", "second"),

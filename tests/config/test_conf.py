@@ -120,6 +120,7 @@ def metrics_of(name: str, files: dict[str, dict[str, Any]], folder: Path) -> set
     return {entry["metric"] for one in (task, *bases) for entry in one.get("metric_list", ())}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "benchmark"])
 def test_benchmarks_report_metrics_of_their_task(name: str) -> None:
     benchmark = spec_of(f"benchmark={name}").benchmark
@@ -170,6 +171,7 @@ NOT_SWEPT = {
 }
 
 
+@pytest.mark.slow
 def test_presets_run_every_reducers_config_and_every_decoder_on_every_embedded_benchmark() -> None:
     swept, decoded = swept_by("sweep"), swept_by("speculative")
     reducers = names_of(TokenReducer)  # decoders change no answer

@@ -66,6 +66,7 @@ def answers(adapter, inputs, likely):
     return ids
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_is_judged_like_every_prefix_alone(name):
     tiny, adapter = Tiny(name), Tiny(name).adapter
@@ -128,6 +129,7 @@ def test_placeholders_in_an_answer_stand_for_no_image(name):
         assert torch.allclose(judged.chance[:, place], chance, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
     tiny = Tiny(name, "float32")

@@ -145,6 +145,7 @@ def test_values_out_of_range_name_the_key():
         GlobalCom2(scores="keys")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [OFFICIAL, PAPER], ids=str)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl"]

@@ -101,6 +101,7 @@ def test_every_command_is_of_a_kind_that_is_tried() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> None:
     line = "python run.py method=fastv ratio=0.9"
     few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"

@@ -153,6 +153,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.Capture
         chosen_cells(tmp_path, "huge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS.values())
 def test_the_sweeps_compose(preset: str, tmp_path: Path) -> None:
     command = read_command([preset, f"store={tmp_path}"])

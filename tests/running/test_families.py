@@ -196,6 +196,7 @@ def write_broken(media: Path) -> None:
     write_clip(media / "short.mp4", 2, 28, 28)
 
 
+@pytest.mark.slow
 def test_broken_samples_are_named_and_only_the_others_are_scored(
     command: Command, root: Path, media: Path, checkpoint: Callable[[str], Path]
 ) -> None:

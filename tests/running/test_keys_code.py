@@ -52,6 +52,7 @@ def test_where_the_code_lies_is_no_matter(plain: dict[str, str], tmp_path: Path)
     assert Tree.copied(tmp_path / "elsewhere").keys() == plain
 
 
+@pytest.mark.slow
 def test_comments_docstrings_and_formatting_are_no_code(tree: Tree, plain: dict[str, str]) -> None:
     for path in tree.root.rglob("*.py"):
         path.write_text(other_words(path.read_text()))

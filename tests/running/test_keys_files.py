@@ -210,6 +210,7 @@ def everything() -> Reach:
     return together
 
 
+@pytest.mark.slow
 def test_every_reason_not_to_follow_is_needed(everything: Reach) -> None:
     assert everything.stopped == set(STOPPED)
 

@@ -24,6 +24,7 @@ def swept(store: Path) -> Shown:
     return on_terminal("run.py", f"store={store}", *FEW, *SWEEP)
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_its_cell_one_line_each_and_what_is_left(swept: Shown, store: Path) -> None:
     assert swept.code == 0, swept.text
     assert max(map(len, swept.lines)) <= 80

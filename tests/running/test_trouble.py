@@ -94,6 +94,7 @@ def test_a_terminated_run_keeps_its_answers_and_a_waiting_command_goes_on(store:
     assert len(Store(store).rows()) == 1  # the fixture has looked closely
 
 
+@pytest.mark.slow
 def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
     command = (str(ROOT / "run.py"), f"store={store}", *ASKED)
     reader, writer = os.pipe()
