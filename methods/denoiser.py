@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from methods.base import TokenReducer
+from methods.base import Method, TokenReducer
 from methods.select.entries import Entries
 
 
@@ -51,3 +51,8 @@ class DenoisingReducer(TokenReducer):
     def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
         """Return keys and values (H, S - N + K, D) of one layer in which fewer tokens are left."""
         raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
+
+
+def as_denoiser(method: Method) -> DenoisingReducer | None:
+    """Return a method that is asked at every denoising step; None if it is of another kind."""
+    return method if isinstance(method, DenoisingReducer) else None

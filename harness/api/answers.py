@@ -15,9 +15,10 @@ from harness.diffusion.summary import run_flops
 from harness.engine.record import Record
 from harness.errors import UserError
 from harness.facts import ModelFacts
-from harness.kinds.lookup import as_denoiser, as_reducer
+from harness.kinds.lookup import as_reducer
 from harness.measure.flops import sample_flops
 from methods.base import Method
+from methods.denoiser import as_denoiser
 
 if TYPE_CHECKING:
     from harness.api.drawing import Drawing

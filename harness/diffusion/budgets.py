@@ -6,7 +6,7 @@ from harness.budget import Budget, BudgetError
 from harness.facts import ModelFacts
 from harness.measure.schedule import shortened_layer
 from methods.base import TokenReducer
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import as_denoiser
 
 #: A share of 1, with which a schedule may end, keeps one token: a sequence has to merge into something.
 _NEARLY_ALL = 1 - 2.0**-30
@@ -30,10 +30,8 @@ def step_budgets(
     if not sites or method.ratios(0.0, steps) is None:
         return (budget,) * steps
     base = base_ratio(method, budget, facts)
-    if cached and isinstance(method, DenoisingReducer):
-        ratios: tuple[float, ...] | None = method.cached_ratios(base, steps)
-    else:
-        ratios = method.ratios(base, steps)
+    merging = as_denoiser(method) if cached else None
+    ratios = method.ratios(base, steps) if merging is None else merging.cached_ratios(base, steps)
     return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
 
 

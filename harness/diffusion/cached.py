@@ -21,7 +21,7 @@ from harness.measure.schedule import frame_of
 from harness.measure.work import Work
 from harness.specs import ModelSpec
 from methods.base import TokenReducer
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import as_denoiser
 
 if TYPE_CHECKING:
     from harness.engine.record import Record
@@ -41,9 +41,10 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
             "(model.facts.diffusion.prefix_cache=false); valid: false"
         )
     sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
-    if not isinstance(method, DenoisingReducer) or not sites:
+    merging = as_denoiser(method)
+    if merging is None or not sites:
         return
-    if not method.merges_entries:
+    if not merging.merges_entries:
         raise Refused(
             f"{setting} leaves no states of visual tokens in a step, on which {type(method).__name__} acts; valid: "
             "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
@@ -65,7 +66,7 @@ def cached_flops(
     frame = frame_of(method, facts, record.visual, record.text)
     steps, full = len(told.kept), (record.visual,) * facts.text.layers
     entering = [frame.entering(kept) for kept in told.kept]
-    prompt = full if isinstance(method, DenoisingReducer) else entering[0]
+    prompt = entering[0] if as_denoiser(method) is None else full
     text, places, head = record.text, told.length, steps * head_flops(facts, told.length)
 
     def parts(work: Work, prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> Components:

@@ -20,7 +20,7 @@ from harness.engine.prompt import Prompt
 from harness.engine.record import Record
 from harness.engine.session import Session
 from harness.engine.signals.deciders import DECIDERS
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import as_denoiser
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DenoisingSession(Session):
     def _merging(self, held: CachedPrompt, answer: Answering, budget: Budget) -> Merging | None:
         """Return what a step merges; None where the method never does."""
         method, facts, layout = self.setup.method, self.adapter.facts, held.layout
-        if not isinstance(method, DenoisingReducer) or not self.setup.sites:
+        if as_denoiser(method) is None or not self.setup.sites:
             return None
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]

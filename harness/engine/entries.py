@@ -20,7 +20,7 @@ from harness.engine.record import Record
 from harness.engine.setup import Setup
 from harness.engine.text.cache import IndexedLayer
 from harness.measure.clock import Clock
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import as_denoiser
 from methods.select.entries import Entries
 
 
@@ -58,10 +58,11 @@ class Merging:
     def __init__(
         self, setup: Setup, held: CachedPrompt, deciders: Tensor, keep: Sequence[int]
     ) -> None:
-        assert isinstance(setup.method, DenoisingReducer)  # whoever merges is one
+        method = as_denoiser(setup.method)
+        assert method is not None  # whoever merges is one
         self._setup, self._held, self._deciders = setup, held, deciders
         self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
-        self._method = setup.method
+        self._method = method
         #: First layer whose entries merge.
         self.behind = setup.sites[0].layer + 1
         self._keep = tuple(keep)

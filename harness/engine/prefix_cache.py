@@ -26,7 +26,7 @@ from harness.engine.record import Record
 from harness.engine.setup import Setup
 from harness.engine.text.cache import IndexedCache
 from harness.engine.watching import Current
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import as_denoiser
 from methods.none import NoReduction
 
 
@@ -59,7 +59,7 @@ def remembered(
 
     One of denoising steps does not act yet: it looks for the deciders, of which there are none.
     """
-    waits = isinstance(setup.method, DenoisingReducer)
+    waits = as_denoiser(setup.method) is not None
     if waits:
         setup = replace(setup, method=NoReduction(), sites=(), budget=Budget("kept", 0.0))
     adapter, layout = setup.adapter, prompt.layout

@@ -44,11 +44,6 @@ def as_reducer(method: Method) -> TokenReducer | None:
     return method if own and isinstance(method, TokenReducer) else None
 
 
-def as_denoiser(method: Method) -> DenoisingReducer | None:
-    """Return a method that is asked at every denoising step, for commands about these; None for another kind."""
-    return method if isinstance(method, DenoisingReducer) else None
-
-
 def as_decoder(method: Method) -> Decoder | None:
     """Return a method by which a draft guesses ahead, for commands about these; None if it is of another kind."""
     return method if isinstance(method, Decoder) else None

@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
 from harness.config.compose import CONF
-from harness.kinds.lookup import as_compressor, as_decoder, as_denoiser, as_reducer
+from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
 from harness.pages.writing import print_or_write, table
 from harness.paths import ROOT
 from methods.base import Decoder, Method, Site, TokenReducer
 from methods.compressor import CacheCompressor
-from methods.denoiser import DenoisingReducer
+from methods.denoiser import DenoisingReducer, as_denoiser
 
 #: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32

@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=sorted(FORMATS), default="md", help="what is printed")
     parser.add_argument("--out", type=Path, help="folder that gets every format of every table")
     options = parser.parse_args(given)
+    known = [*papers(), "all", "analytic"]
     try:
+        if options.paper not in known:
+            raise unknown_name("paper", options.paper, known)
         if options.model is not None and options.model not in choices("model"):
             raise unknown_name("--model", options.model, choices("model"))
         found, notes = rebuild(

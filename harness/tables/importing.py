@@ -38,7 +38,8 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     ]
     names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in found}
     for path in sorted(source.glob("*.csv")):
-        if path.name not in names | {"provenance.csv"}:
+        # What is written about tables lies beside them.
+        if path.name not in names | {"provenance.csv", "misprints.csv"}:
             raise UserError(
                 f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}"
             )

@@ -20,7 +20,7 @@ VISUAL, PROMPT, LENGTH, STEPS = 40, 6, 8, 4
 
 
 def run(kept: tuple[tuple[int, ...], ...]) -> Record:
-    told = DenoisingRecord(LENGTH, (2,) * STEPS, kept, (fmean((VISUAL,)),) * STEPS)
+    told = DenoisingRecord(LENGTH, (2,) * STEPS, kept, kept, (fmean((VISUAL,)),) * STEPS)
     return Record(
         *("0", VISUAL, PROMPT, (), kept[-1], (VISUAL,) * 6, 0, 0, LENGTH), denoising=told.entry()
     )

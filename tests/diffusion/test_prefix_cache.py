@@ -275,7 +275,8 @@ def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
     pairs = 3 * 6 * spared * 3
     saved = counted.exact_full.language - counted.exact.language
     assert saved == 4 * text.heads * text.head_dim * pairs
-    assert counted.paper_full - counted.paper == 2 * text.hidden * pairs
+    for name, per_pair in (("d2pruner", 2), ("d3tom", 2), ("rtprune", 4)):
+        assert counted.paper_full[name] - counted.paper[name] == per_pair * text.hidden * pairs
 
 
 # ---------------------------------------------------------------------- refusals behind admission

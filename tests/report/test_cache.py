@@ -87,7 +87,7 @@ def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> 
     lines = {line.split(" | ")[0]: line for line in written[2].read_text().splitlines()}
     assert lines["| random_kv"].startswith("| random_kv | 80.0 [")
     assert "80.0, +30.0 [" in lines["| aircache"]
-    assert lines["| aircache"].endswith("**above** |")
+    assert lines["| aircache"].endswith("**above*** |")
     # A row that no config file makes by another name is shown by its file's.
     assert lines["| elastic"].endswith("**below** |")
     assert len(missing) == 2

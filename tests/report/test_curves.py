@@ -16,7 +16,7 @@ from harness.errors import UserError
 from harness.evaluation.influence import influence
 from harness.evaluation.samples import score_entries
 from harness.report.__main__ import main
-from harness.report.data import read_panels
+from harness.report.data import Curve, read_panels
 from harness.report.dots import DOTS, draw_dots
 from harness.report.figure import spread
 from harness.report.groups import title
@@ -219,6 +219,10 @@ def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> Non
     assert file_name("pope") == "pope"
 
 
+def uncorrected(curve: Curve) -> Curve:
+    return replace(curve, points=tuple(replace(point, chance=None) for point in curve.points))
+
+
 def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
     (strict,) = read_panels(against, ["boxes"])
     (near,) = read_panels(against, ["boxes"], nearest=True)
@@ -226,10 +230,11 @@ def test_a_method_between_layers_is_compared_with_random_between_layers(against:
     assert [found["pyramiddrop"] for found in floors] == [None, "random layer=2"]
     assert all(found["divprune"] == "random" for found in floors)
     assert all(found["fastv queries=mean"] == "random layer=2" for found in floors)
-    # Nothing else moves: what has a floor of its own place keeps it.
-    assert [curve for curve in strict.curves if curve.floor] == [
-        curve for curve in near.curves if curve.floor and curve.name != "pyramiddrop"
+    # Nothing else moves, but corrections for the number of comparisons: what has a floor of its own place keeps it.
+    kept = [
+        [uncorrected(curve) for curve in panel.curves if curve.floor] for panel in (strict, near)
     ]
+    assert kept[0] == [curve for curve in kept[1] if curve.name != "pyramiddrop"]
 
 
 def test_without_random_between_layers_such_methods_have_no_floor(against: Path) -> None:
@@ -255,13 +260,13 @@ def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: P
     half, tenth = row_of(page, "divprune")
     assert half.startswith("90.0, +10.0 [")
     assert tenth.startswith("55.0, +10.0 [")
-    assert half.endswith("**above**")
-    assert tenth.endswith("**above**")
+    assert half.endswith("**above***")
+    assert "**above**" in tenth
     # Names are those of the config files, not of the parameters.
     assert all(cell.endswith("**below**") for cell in row_of(page, "hired_official"))
     assert row_of(page, "visionzip")[0] == "80.0, +0.0 [+0.0, +0.0]"
     assert row_of(page, "uniform")[1] == "-"
-    assert row_of(page, "fastv_paper")[0].endswith("**above**")
+    assert "**above**" in row_of(page, "fastv_paper")[0]
     assert row_of(page, "pyramiddrop (layer 1)")[0].startswith("80.0, -5.5 [")
     assert row_of(page, "random")[0].startswith("80.0 [")
     before, between = page.index("## Before the decoder"), page.index("## Between decoder layers")

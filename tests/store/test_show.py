@@ -157,9 +157,10 @@ def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) ->
     gain = compare(ours, read_told(find_run(tmp_path, "bb"))).gain
     assert gain is not None
     assert gain.value == pytest.approx(np.mean(contributions) - 0.5)
-    # Two units: the bootstrap has three values, those of one unit twice and of both.
+    # Two units: whatever is drawn of them lies between theirs, and what was not seen may lie beyond.
     ends = by_unit(np.array(contributions) - 0.5, [0, 0, 2, 2])
-    assert (gain.low, gain.high) == pytest.approx((min(ends), max(ends)))
+    assert gain.low < min(ends)
+    assert gain.high > max(ends)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_missing_table_is_one_line(published, capsys) -> None:
 
 def test_an_unknown_command_is_refused(capsys) -> None:
     assert commands.main(["analytical"]) == 2
-    assert "valid: analytic" in capsys.readouterr().err
+    assert "analytic," in capsys.readouterr().err
 
 
 def test_cells_and_files(tmp_path, capsys, judged) -> None:
