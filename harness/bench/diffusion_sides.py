@@ -20,9 +20,11 @@ from harness.engine.denoising import Answering, DenoisingSession
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
 from harness.errors import UserError
+from harness.kinds.lookup import as_reducer
 from harness.measure.bound import Gain
 from harness.specs import RunSpec
 from methods.base import TokenReducer
+from methods.denoiser import as_denoiser
 
 MS = 1e3
 SAMPLE = "0"
@@ -78,8 +80,9 @@ class Side:
         Raises:
             UserError: its method drops no tokens.
         """
-        method = build_method(spec.method.name, spec.method.params)
-        if not isinstance(method, TokenReducer):
+        built = build_method(spec.method.name, spec.method.params)
+        method = as_denoiser(built) or as_reducer(built)
+        if method is None:
             raise UserError(f"method={spec.method.name!r} is not a token reducer")
         return cls(spec.method.name, adapter, method, spec.budget)
 

@@ -89,7 +89,7 @@ def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> 
     assert "80.0, +30.0 [" in lines["| aircache"]
     assert lines["| aircache"].endswith("**above*** |")
     # A row that no config file makes by another name is shown by its file's.
-    assert lines["| elastic"].endswith("**below** |")
+    assert lines["| elastic"].endswith("**below*** |")
     assert len(missing) == 2
     assert "+experiment=kv_stack" in missing[1]
 

@@ -38,7 +38,7 @@ def test_importing_what_is_there_changes_nothing(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.yaml"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     import_tables(FOLDER, tmp_path)
-    for path in FOLDER.glob("*.csv"):
+    for path in FOLDER.glob("*_table*.csv"):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
