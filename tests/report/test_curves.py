@@ -264,7 +264,7 @@ def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: P
     assert "**above**" in tenth
     # Names are those of the config files, not of the parameters.
     assert all("**below**" in cell for cell in row_of(page, "hired_official"))
-    assert row_of(page, "visionzip")[0] == "80.0, +0.0 [+0.0, +0.0]"
+    assert row_of(page, "visionzip")[0] == "80.0, +0.0 [-1.5, +1.5]"
     assert row_of(page, "uniform")[1] == "-"
     assert "**above**" in row_of(page, "fastv_paper")[0]
     assert row_of(page, "pyramiddrop (layer 1)")[0].startswith("80.0, -5.5 [")
