@@ -38,7 +38,7 @@ GOAL = 0.93
 #: Resamples of the percentile bootstrap, and benchmarks in an average.
 RESAMPLES, BENCHMARKS = 2000, 5
 
-#: Draws for averages, which cost a thousand times as much.
+#: Draws for averages, which cost far more.
 AVERAGED = 200
 
 #: Draws whose interval's ends are found, for the width; of all others only whether it holds the truth.

@@ -1,9 +1,9 @@
 """Where the Bayesian bootstrap puts a ratio of means, without drawing a single weight.
 
 Rubin's Bayesian bootstrap (1981) weighs n observations by independent exponentials g. The ratio sum(g x) / sum(g y) is
-above t where sum(g a) > 0 for a = x - t y, a sum of exponentials whose tail the saddlepoint gives to a part in a
-thousand. Its signed root w is that of the empirical likelihood (Owen 1988); Barndorff-Nielsen's w + log(v / w) / w is
-standard normal to the third order (Lugannani and Rice 1980).
+above t where sum(g a) > 0 for a = x - t y, a sum of exponentials whose tail the saddlepoint gives. Its
+signed root w is that of the empirical likelihood (Owen 1988); Barndorff-Nielsen's w + log(v / w) / w is standard normal
+to the third order (Lugannani and Rice 1980).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from scipy import stats
 from harness.stats.interval import Array, Interval, checked, is_binary, paired
 from harness.stats.likelihood import bounds
 
-#: Draws for an average over benchmarks: the end points move by about 0.05 standard errors.
+#: Draws for an average over benchmarks.
 RESAMPLES = 4000
 
 #: Weights held at once while drawing, 40 MB.

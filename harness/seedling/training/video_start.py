@@ -7,8 +7,8 @@ of the new layers start as such clocks: each weighs ``<bos>`` against ``USER:`` 
 own. Everything stays trainable. The two words and all positions survive pruning.
 
 The new layers stand behind the first: in `seedling` that one raises words from a length of 1 to 60,
-while visual tokens have 550 throughout, which would drown every clock; they are scaled to a quarter,
-which `seedling` itself bears well.
+while visual tokens have 550 throughout, which would drown every clock; they are scaled to a quarter.
+That costs `seedling` part of what it can do: on 32 scenes captions fell from 84 to 16 %, reading from 97 to 91 %.
 """
 
 from __future__ import annotations
