@@ -146,6 +146,7 @@ def test_other_drafters_go_with_recorders(tree: bool) -> None:
     assert (tapes.replays > 0) == (not tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "transport"),
     [("vanilla_sd", "sequential"), ("parallelvlm", "threads"), ("std", "auto")],

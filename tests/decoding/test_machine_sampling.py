@@ -71,7 +71,7 @@ def answer(dice: Dice, gamma: int, overlap: bool, length: int) -> list[int]:
     return Machine(dice, dice, rule, clock, gamma, overlap).run(length).tokens
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlap", "gamma", "outright"),
     [(False, 3, False), (True, 1, False), (True, 3, False), (True, 2, True)],

@@ -88,6 +88,7 @@ def possible(core: int, other: int) -> float:
         return min(pool.map(share_of, (core, other)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_sides_overlap_on_two_cores_and_not_on_one() -> None:
     """However long each side takes; on one core only one works at a time."""

@@ -178,6 +178,7 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     assert os.sched_getaffinity(0) == cores
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
     with speculation("pearl") as both:
         kill_at_round(both, 5)  # the first rounds are those that are timed
@@ -217,6 +218,7 @@ def stop_at_round(both: Speculation, number: int, process: int) -> None:
     at_round(both, number, lambda: os.kill(process, signal.SIGSTOP))
 
 
+@pytest.mark.slow
 def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
     with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:

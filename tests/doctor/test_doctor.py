@@ -14,6 +14,7 @@ from harness.doctor.__main__ import checks, main
 from harness.doctor.findings import NotHere, examine
 
 
+@pytest.mark.slow
 def test_this_machine_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--store", str(tmp_path)]) == 0
     said = capsys.readouterr().out

@@ -71,6 +71,7 @@ def check(adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: An
     return own
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_alone_and_padded(
@@ -105,6 +106,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lazy", [1, 4])
 @pytest.mark.parametrize("label", SETTINGS)
 @pytest.mark.parametrize("base", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -72,6 +72,7 @@ def measured(
     return found, done.records[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_every_part_of_a_loaded_model_costs_what_torch_counts(name: str) -> None:
     tiny = Tiny(name, "float32", "eager")

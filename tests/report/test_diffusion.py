@@ -95,7 +95,7 @@ def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
     tables = [line for line in lines if line.startswith("| d3tom |")]
     assert len(tables) == 2
     assert "70.0, +40.0 [" in tables[0]
-    assert tables[0].endswith("**above** |")
+    assert tables[0].endswith("**above*** |")
 
 
 def test_what_cannot_be_compared_is_one_line(
