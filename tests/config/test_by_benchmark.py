@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -16,12 +15,12 @@ from harness.paths import ROOT
 from harness.running.preflight import check
 from harness.specs import RunSpec
 
-FILE = Path(__file__).parent / "published" / "d3tom_table4.csv"
-TABLE_2 = ROOT / "results" / "papers" / "d3tom_table2.csv"
-with FILE.open() as lines:
+PAPERS = ROOT / "results" / "papers"
+TABLE_2 = PAPERS / "d3tom_table2.csv"
+NAMES = OmegaConf.load(PAPERS / "d3tom.yaml").benchmarks
+with (PAPERS / "d3tom_table4.csv").open() as lines:
     LENGTHS = {
-        row["benchmark"]: int(row["length"])
-        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+        NAMES[row["benchmark"]].benchmark: int(row["value"]) for row in csv.DictReader(lines)
     }
 PRESET = "+experiment=d3tom"
 
