@@ -2,56 +2,35 @@
 
 The journal takes one line for each finished sample, written with a single append and flushed to the disk, so a killed
 run loses at most a torn last line. `row.json` is the only sign that a run is finished; it appears by rename. A run that
-is made again (`force=true`) keeps a journal of its own, `forced*.jsonl`, until it is finished. `lock` is held while a
-process computes the run. A row is judged by its own folder alone: no other file of the store can spoil it.
+is made again (`force=true`) keeps a journal of its own, `forced*.jsonl`, until it is finished. `lock` and `lease` are
+held while a process computes the run (harness/store/claims.py). `failed.json` says why a run has no row,
+`<root>/sweeps` which cells commands asked for. A row is judged by its own folder alone: no other file can spoil it.
 """
 
 from __future__ import annotations
 
-import errno
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
-
-from filelock import FileLock, Timeout
 
 from harness import durable
-from harness.errors import StoreLost, UserError, tell_once
+from harness.errors import UserError, tell_once
 from harness.journal import Journal
+from harness.lease import USUAL, Terms
+from harness.store import failures
+from harness.store.claims import WITHOUT_LOCKS, claim, tidy
+from harness.store.digest import tells
+from harness.store.schema import SCHEMA
+from harness.store.shape import BLOCKS, SHAPE, check_whole, read_row
 
-#: Version of the layout of `row.json`; a reader refuses a newer one.
-SCHEMA = 1
-
-#: What a file system says that has no locks, or that takes no file for one.
-WITHOUT_LOCKS = frozenset(
-    (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EROFS, errno.EACCES)
-)
+__all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
 
 #: Bytes that a store must have room for: those of a row.
 PROBE = 16_384
-
-#: What every row has, and what its blocks are; a file that differs is no row.
-SHAPE: Mapping[str, type | tuple[type, ...]] = {
-    "run_key": str,
-    "model": str,
-    "method": str,
-    "benchmark": str,
-    "ratio": (int, float),
-    "n_samples": int,
-    "extra": dict,
-}
-BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
-#: What is shown of a row that is served again: numbers, or null, of these names.
-SHOWN: Mapping[str, tuple[str, ...]] = {
-    "tokens": ("visual", "requested_keep", "kept_final", "layer_average"),
-    "flops": ("prefill_exact", "share_of_full"),
-    "time": ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"),
-    "memory": ("kv_bytes", "peak_bytes"),
-}
 
 
 class Unreadable(UserError):
@@ -87,11 +66,17 @@ class RunDir:
         Raises:
             StoreLost: the disk is full or cannot be written.
         """
-        if forced:
+        if forced and not self._replaced(row):
             self.journal.take_over(self.forced)
         _write(self.path / "row.json", row)
+        failures.clear(self.path)
         if forced:
             self.forced.clear()
+
+    def _replaced(self, row: Mapping[str, Any]) -> bool:
+        """Say whether another command has committed the forced journal meanwhile, and this one's is what came after."""
+        told = tells(row, self.forced.entries())
+        return told is False and tells(row, self.journal.entries()) is True
 
     @property
     def finished(self) -> bool:
@@ -113,12 +98,12 @@ class RunDir:
             Unreadable: the file is damaged, of a newer version of the layout, or the row of another run.
         """
         path = self.path / "row.json"
-        if not path.exists():
-            return None
         try:
-            problem, row = None, _row(path)
+            problem, row = None, read_row(path)
             if whole:
-                _check_whole(row)
+                check_whole(row)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except (OSError, ValueError, RecursionError) as error:
             problem, row = f"is damaged ({error})", {}
         if problem is None and row["run_key"] != self.path.name:
@@ -129,33 +114,17 @@ class RunDir:
             )
         return row
 
-    @contextmanager
-    def claim(self, patience: float) -> Iterator[bool]:
-        """Hold the run for this process, so that no other one computes it at the same time.
-
-        Yields whether it is held; another process may hold it for longer than `patience` seconds. The lock ends with
-        its process, however that ends. It holds among the processes of one machine; several machines that share a file
-        system need a lease.
+    def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
+        """Hold the run for this process, so that no other one computes it at the same time; see `harness.store.claims`.
 
         Raises:
-            StoreLost: the disk does not take the file of the lock.
+            StoreLost: the disk does not take the files of lock and lease.
         """
-        lock = FileLock(self.path / "lock", timeout=patience, poll_interval=0.2)
-        try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise StoreLost(f"run {self.path} cannot be held: {error.strerror}") from error
-            # Two commands may then compute the same run, and either's row is whole.
-            yield True
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
+        return claim(self.path, patience, terms, (self.journal, self.forced))
+
+    def tidy(self, terms: Terms = USUAL) -> None:
+        """Clear away what a process left that died behind its row; see `harness.store.claims.tidy`."""
+        tidy(self.path, terms)
 
 
 @dataclass(frozen=True)
@@ -182,13 +151,12 @@ class Store:
     def check_writable(self) -> None:
         """Raise UserError unless a file can be written and removed below the root."""
         runs = self.root / "runs"
-        probe = runs / f".probe-{uuid4().hex}"
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            try:
-                probe.write_bytes(bytes(PROBE))
-            finally:
-                probe.unlink(missing_ok=True)
+            # It has no name, so that nothing is left of it if the process dies here.
+            with tempfile.TemporaryFile(dir=runs) as probe:
+                probe.write(bytes(PROBE))
+                probe.flush()
         except OSError as error:
             raise _unwritable(self.root, error) from error
 
@@ -222,44 +190,6 @@ def _unwritable(root: Path, error: OSError) -> UserError:
     return UserError(
         f"store={str(root)!r} cannot be written: {reason}; valid: a writable directory"
     )
-
-
-def _row(path: Path) -> dict[str, Any]:
-    """Return what a file holds if it has the shape of a row; raises ValueError with the reason if it has not."""
-    # A pipe would never end.
-    if not path.is_file():
-        raise ValueError("not a file")
-    row = json.loads(path.read_bytes())
-    if not isinstance(row, dict):
-        raise ValueError("not a table")
-    schema = row.get("schema")
-    if not isinstance(schema, int):
-        raise ValueError("no schema")
-    if schema > SCHEMA:
-        raise ValueError(f"schema {schema}; this version reads up to {SCHEMA}")
-    for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
-        if not isinstance(row.get(name), kind):
-            raise ValueError(f"{name} is {row.get(name)!r}")
-    return row
-
-
-def _check_whole(row: Mapping[str, Any]) -> None:
-    """Raise ValueError unless every number that is shown of a row is there."""
-    metrics = row.get("metrics")
-    if not metrics:
-        raise ValueError(f"metrics is {metrics!r}")
-    tables: dict[str, tuple[Any, tuple[str, ...]]] = {
-        f"metrics.{name}": (values, ("value", "stderr")) for name, values in metrics.items()
-    }
-    tables |= {block: (row.get(block), names) for block, names in SHOWN.items()}
-    for place, (values, names) in tables.items():
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{place} is {values!r}")
-        for name in names:
-            if not isinstance(values.get(name, ""), int | float | None):
-                raise ValueError(f"{place}.{name} is {values.get(name)!r}")
-    if not isinstance(row["extra"].get("failures"), list):
-        raise ValueError(f"extra.failures is {row['extra'].get('failures')!r}")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,25 +1,32 @@
-"""What a store holds: `python -m harness.store show <key>` or `... export <folder>`.
+"""What a store holds: `python -m harness.store ls | show <key> | verify | gc | export <folder>`.
 
-`show`: the answers of a stored run, its wrong ones, what it broke and mended. `export`: all rows and the scores of
-their samples as two small tables (harness/store/tables.py), which every reader of a store takes in its place.
+`ls`: all runs. `show`: the answers of one, its wrong ones, what it broke and mended. `verify`: whether every row can be
+read and is of the answers in its journal; damaged lines of journals go to a file beside them. `gc`: what nobody needs
+any more; removed with --yes alone. `export`: all rows and the scores of their samples as two small tables
+(harness/store/tables.py), which every reader of a store takes in its place.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import StoreLost, UserError
 from harness.paths import ROOT
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
-from harness.store.show import answer_lines, pair_lines, verdict, write, wrong_answers
-from harness.store.tables import write_tables
+from harness.store.index import STATES, Entry, entries
+from harness.store.listing import HEADING, NAMES, chosen, counts, line
+from harness.store.show import answer_lines, pair_lines, verdict, write, write_table, wrong_answers
+from harness.store.upkeep import faults, remove, waste
 
 #: Lines that are shown unless asked otherwise.
 LIMIT = 20
+
+#: Days after which a run without a row counts as abandoned.
+DAYS = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,25 +45,86 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument(
         "--limit", type=int, default=LIMIT, help=f"lines, 0 for all (default: {LIMIT})"
     )
-    for command in (show, export):
+    ls = commands.add_parser("ls", help="all runs, the oldest first")
+    for name in NAMES:
+        ls.add_argument(f"--{name}", help="rows of this one alone")
+    ls.add_argument("--status", help=f"runs in this state alone: {', '.join(STATES)}")
+    ls.add_argument("--days", type=float, help="runs that changed in so many days alone")
+    verify = commands.add_parser("verify", help="are rows and journals whole")
+    verify.add_argument("--dry", action="store_true", help="leave damaged lines where they are")
+    gc = commands.add_parser("gc", help="what may go")
+    gc.add_argument("--yes", action="store_true", help="remove it; else it is only listed")
+    gc.add_argument("--days", type=float, default=DAYS, help=f"age of the abandoned ({DAYS:g})")
+    gc.add_argument("--keep-code", metavar="COMMIT", help="rows of any other commit go as well")
+    for command in (show, export, ls, verify, gc):
         command.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     try:
-        if options.command == "export":
-            rows, size = write_tables(options.store, options.folder)
-            print(f"{options.folder}: {rows} rows, {size:,} bytes")
-        else:
-            _show(options)
+        return COMMANDS[options.command](options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except StoreLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # As `| head` leaves; nothing more can be written, not even at exit.
         sys.stdout = None
     return 0
 
 
-def _show(options: argparse.Namespace) -> None:
+def _found(options: argparse.Namespace) -> list[Entry]:
+    if not (options.store / "runs").is_dir():
+        raise UserError(f"--store={str(options.store)!r} is no store; valid: a folder of runs")
+    if options.command != "verify" and options.days is not None and not options.days >= 0:
+        raise UserError(f"--days={options.days:g} must be at least 0")
+    return entries(options.store)
+
+
+def _export(options: argparse.Namespace) -> int:
+    # Its writer of tables takes a moment to import, and no other command needs it.
+    from harness.store.tables import write_tables
+
+    rows, size = write_tables(options.store, options.folder)
+    print(f"{options.folder}: {rows} rows, {size:,} bytes")
+    return 0
+
+
+def _ls(options: argparse.Namespace) -> int:
+    found = _found(options)
+    kept = chosen(
+        found, {name: getattr(options, name) for name in NAMES}, options.status, options.days
+    )
+    write_table((HEADING, [line(entry) for entry in kept]), sys.stdout)
+    print(counts(kept), file=sys.stderr)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Return 1 if anything is wrong: whoever calls this in a script wants to know."""
+    found = _found(options)
+    wrong = 0
+    for entry in found:
+        for fault in faults(entry, mend=not options.dry):
+            print(fault)
+            wrong += 1
+    print(f"{counts(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _gc(options: argparse.Namespace) -> int:
+    found = list(waste(options.store, _found(options), options.keep_code, options.days))
+    for one in found:
+        print(f"{one.path}: {one.why} ({one.size:,} bytes)")
+    size = sum(one.size for one in found)
+    if options.yes:
+        print(f"removed {len(found)}, {remove(found):,} bytes", file=sys.stderr)
+    else:
+        print(f"{len(found)} may go, {size:,} bytes; --yes removes them", file=sys.stderr)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
     if options.limit < 0:
         raise UserError(f"--limit={options.limit} must be at least 0")
     ours = read_told(find_run(options.store, options.key), options.metric)
@@ -78,8 +146,18 @@ def _show(options: argparse.Namespace) -> None:
         lines = pair_lines(sorted(changed, key=lambda pair: pair.change))
         said += verdict(ours, theirs, found)
     more = write(lines, sys.stdout, options.limit or None)
-    for line in filter(None, (*said, more)):
-        print(line, file=sys.stderr)
+    for text in filter(None, (*said, more)):
+        print(text, file=sys.stderr)
+    return 0
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "export": _export,
+    "gc": _gc,
+    "ls": _ls,
+    "show": _show,
+    "verify": _verify,
+}
 
 
 if __name__ == "__main__":

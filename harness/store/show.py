@@ -107,6 +107,21 @@ def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -
     )
 
 
+def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
+    """Write lines as a table to a terminal, in columns without a frame elsewhere."""
+    heading, rows = lines
+    if stream.isatty():
+        table = Table(*heading)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        Console(file=stream).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    for row in (heading, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        stream.write("  ".join(cells).rstrip() + "\n")
+
+
 def _cell(title: str, cell: str) -> str:
     short = cell if len(cell) <= WIDTH else f"{cell[: WIDTH - 1]}…"
     colour = COLOURS.get(cell) if title == "change" else None

@@ -8,6 +8,7 @@ contribution) and `unit` (the first document of its unit of statistics). Answers
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import durable
 from harness.errors import UserError
-from harness.store import SCHEMA, Store
+from harness.store import Store
+from harness.store.schema import upgraded
 
 ROWS, SAMPLES = "rows.parquet", "samples.parquet"
 
@@ -66,9 +69,11 @@ def write_tables(store: Path, folder: Path) -> tuple[int, int]:
         for metric, score in entry.get("scores", {}).items()
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    for name, lines, types in ((ROWS, rows, ROW_TYPES), (SAMPLES, samples, SAMPLE_TYPES)):
-        table = pa.Table.from_pylist(lines, schema=types)
-        pq.write_table(table, folder / name, compression="zstd", compression_level=19)
+    # Each file appears whole. Whoever reads between the two finds scores of runs without a row, and is told so.
+    for name, lines, types in ((SAMPLES, samples, SAMPLE_TYPES), (ROWS, rows, ROW_TYPES)):
+        table, content = pa.Table.from_pylist(lines, schema=types), pa.BufferOutputStream()
+        pq.write_table(table, content, compression="zstd", compression_level=19)
+        durable.replace(folder / name, content.getvalue().to_pybytes())
     return len(rows), sum((folder / name).stat().st_size for name in (ROWS, SAMPLES))
 
 
@@ -97,20 +102,23 @@ def read_tables(folder: Path) -> list[tuple[Row, Sequence[Entry]]]:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return the rows alone; raises UserError as `read_tables`."""
+    return [row for _, row in dated_rows(folder)]
+
+
+def dated_rows(folder: Path) -> list[tuple[float, Row]]:
+    """Return when each row was committed, in seconds, and the row; raises UserError as `read_tables`."""
     table = _read(folder / ROWS, ROW_TYPES).sort_by("committed").to_pydict()
     keys: list[str] = table["run_key"]
-    twice = (
-        sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
-    )
+    twice = [key for key, count in Counter(keys).items() if count > 1]
     if twice:
         raise UserError(f"{folder / ROWS}: run {twice[0]} is there twice; valid: each run once")
-    rows = [json.loads(text) for text in table["row"]]
-    for row in rows:
-        if row.get("schema") != SCHEMA:
-            raise UserError(
-                f"{folder / ROWS}: run {row.get('run_key')} has schema {row.get('schema')}; valid: {SCHEMA}"
-            )
-    return rows
+    rows: list[Row] = []
+    for key, text in zip(keys, table["row"], strict=True):
+        try:
+            rows.append(upgraded(json.loads(text)))
+        except ValueError as error:
+            raise UserError(f"{folder / ROWS}: run {key} has {error}") from error
+    return list(zip(table["committed"], rows, strict=True))
 
 
 def read_samples(folder: Path) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,21 @@ def test_store_that_cannot_be_written_names_the_config_key(tmp_path: Path) -> No
             UserError, match=r"store=.*cannot be written.*valid: a writable directory"
         ):
             act()
+
+
+def test_the_disk_of_the_store_is_the_one_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tempfile.TemporaryFile
+
+    def full(*given: Any, **more: Any) -> Any:
+        if more.get("dir") == tmp_path / "runs":
+            raise OSError(28, "No space left on device")
+        return plain(*given, **more)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(UserError, match="cannot be written: No space left"):
+        Store(tmp_path).check_writable()
 
 
 def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:

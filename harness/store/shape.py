@@ -1,0 +1,69 @@
+"""What a row must look like to be one, as it was written: the file of a run is judged before anybody reads a number."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.store.schema import upgraded
+
+#: What every row has, and what its blocks are; a file that differs is no row.
+SHAPE: Mapping[str, type | tuple[type, ...]] = {
+    "run_key": str,
+    "model": str,
+    "method": str,
+    "benchmark": str,
+    "ratio": (int, float),
+    "n_samples": int,
+    "extra": dict,
+}
+BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
+#: What is shown of a row that is served again: numbers, or null, of these names.
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("visual", "requested_keep", "kept_final", "layer_average"),
+    "flops": ("prefill_exact", "share_of_full"),
+    "time": ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"),
+    "memory": ("kv_bytes", "peak_bytes"),
+}
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """Return what a file holds if it has the shape of a row; raises ValueError with the reason if it has not."""
+    # A pipe would never end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("not a file")
+    row = json.loads(path.read_bytes())
+    if not isinstance(row, dict):
+        raise ValueError("not a table")
+    row = upgraded(row)
+    check_shape(row)
+    return row
+
+
+def check_shape(row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a row has what every row has, and its blocks are tables."""
+    for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
+        if not isinstance(row.get(name), kind):
+            raise ValueError(f"{name} is {row.get(name)!r}")
+
+
+def check_whole(row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless every number that is shown of a row is there."""
+    metrics = row.get("metrics")
+    if not metrics:
+        raise ValueError(f"metrics is {metrics!r}")
+    tables: dict[str, tuple[Any, tuple[str, ...]]] = {
+        f"metrics.{name}": (values, ("value", "stderr")) for name, values in metrics.items()
+    }
+    tables |= {block: (row.get(block), names) for block, names in SHOWN.items()}
+    for place, (values, names) in tables.items():
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{place} is {values!r}")
+        for name in names:
+            if not isinstance(values.get(name, ""), int | float | None):
+                raise ValueError(f"{place}.{name} is {values.get(name)!r}")
+    if not isinstance(row["extra"].get("failures"), list):
+        raise ValueError(f"extra.failures is {row['extra'].get('failures')!r}")

@@ -1,0 +1,128 @@
+"""Which cells a sweep asked for: `<store>/sweeps/<id>.json`, written before the first of them runs.
+
+The id follows from the command line and its run keys, so the same command has one file however often it is given, and
+another version of the code, whose runs are other runs, another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import durable
+from harness.errors import UserError
+
+#: Of the files; one of another version is none.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a sweep.
+
+    Attributes:
+        key: its run.
+        model: name of its model, and so on for `method`, `benchmark` and `ratio`.
+        label: hyper-parameters off their default.
+        samples: how many are asked for; None: all.
+        line: overrides that give this cell alone.
+    """
+
+    key: str
+    model: str
+    method: str
+    benchmark: str
+    ratio: float
+    label: str
+    samples: int | None
+    line: tuple[str, ...]
+
+    @classmethod
+    def of(cls, key: str, outline: Mapping[str, Any], line: Sequence[str]) -> Cell:
+        """Return the cell of a run from what is known of its row before it runs."""
+        names = {name: outline[name] for name in ("model", "method", "benchmark", "ratio")}
+        label = outline["extra"]["label"] or ""
+        return cls(
+            key, **names, label=label, samples=outline["n_samples"], line=tuple(map(str, line))
+        )
+
+    @property
+    def title(self) -> str:
+        """What a line about the cell calls it."""
+        return " ".join(
+            filter(None, (self.model, self.method, self.label, f"{self.ratio:g}", self.benchmark))
+        )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A command and its cells."""
+
+    name: str
+    argv: tuple[str, ...]
+    submitted: float
+    cells: tuple[Cell, ...]
+
+
+def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
+    """Write which cells a command has, unless that is written already; return the file.
+
+    Raises:
+        StoreLost: the disk is full or cannot be written.
+    """
+    asked = json.dumps([list(argv), [cell.key for cell in cells]])
+    path = store / "sweeps" / f"{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    if path.exists():
+        os.utime(path)  # the newest command is the one that is meant where none is named
+        return path
+    told = {
+        "version": VERSION,
+        "argv": list(argv),
+        "submitted": time.time(),
+        "cells": [asdict(cell) for cell in cells],
+    }
+    durable.make_folder(path.parent)
+    durable.replace(path, f"{json.dumps(told, indent=1)}\n".encode())
+    return path
+
+
+def find(store: Path, asked: str | None) -> Sweep | None:
+    """Return a sweep of a store; without a name the newest, None where there is none.
+
+    Args:
+        store: its folder.
+        asked: the beginning of an id, the file itself, or the name of a preset (`+experiment=<name>`).
+
+    Raises:
+        UserError: there is no such sweep, or its file is damaged.
+    """
+    files = sorted((store / "sweeps").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    if asked is None:
+        return _read(files[-1]) if files else None
+    named = [path for path in files if path.stem.startswith(asked) or path == Path(asked)]
+    if not named:
+        preset = f"experiment={asked}"
+        named = [path for path in files if preset in (o.lstrip("+") for o in _read(path).argv)]
+    if not named:
+        known = ", ".join(path.stem for path in reversed(files[-5:])) or "none"
+        raise UserError(
+            f"sweep={asked!r} is none of {len(files)} in store={str(store)!r}; valid: {known}, or a preset's name"
+        )
+    return _read(named[-1])
+
+
+def _read(path: Path) -> Sweep:
+    try:
+        told = json.loads(path.read_bytes())
+        if told["version"] != VERSION:
+            raise ValueError(f"version {told['version']}; this one reads {VERSION}")
+        cells = tuple(Cell(**{**cell, "line": tuple(cell["line"])}) for cell in told["cells"])
+        return Sweep(path.stem, tuple(told["argv"]), float(told["submitted"]), cells)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}); valid: removing it") from error

@@ -1,0 +1,172 @@
+"""What may go from a store, and whether what is there is whole: the work of `gc` and `verify`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness import durable
+from harness.errors import StoreLost, UserError
+from harness.journal import parse, read_lines
+from harness.lease import LEASE, LONG, USUAL, file_time, look
+from harness.store import RunDir, Unreadable
+from harness.store.debris import temporaries
+from harness.store.digest import answers_in, tells
+from harness.store.index import DONE, RUNNING, Entry
+
+#: A line that is no entry goes behind this suffix of its journal.
+QUARANTINE = ".damaged"
+
+#: How far a mean may be from the one in the row: sums in another order round otherwise.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Waste:
+    """A file or a folder that nobody needs, and why."""
+
+    path: Path
+    why: str
+    size: int
+
+
+def waste(store: Path, found: Sequence[Entry], code: str | None, days: float) -> Iterator[Waste]:
+    """Yield what may go from a store; runs that are computed now are left alone.
+
+    Args:
+        store: its folder.
+        found: its runs.
+        code: keep only rows of this commit; None: those of all.
+        days: how old a run without a row must be to count as abandoned.
+    """
+    try:
+        now = file_time(store / "runs")
+    except OSError as error:
+        raise StoreLost(f"store={str(store)!r}: {error.strerror or error}") from error
+    for place in (store, store / "runs", store / "sweeps"):
+        if place.is_dir():
+            yield from _temporaries(place, now)
+    for entry in found:
+        if entry.state == RUNNING:
+            continue
+        run = RunDir(entry.path)
+        old = now - entry.changed > days * 86_400
+        if entry.state == DONE and code is not None and entry.summary["commit"] != code:
+            yield _of(entry.path, f"of code {entry.summary['commit']}, not {code}")
+            continue
+        if entry.state != DONE and old and not run.finished:
+            yield _of(entry.path, f"no row, and nothing written for {days:g} days")
+            continue
+        yield from _temporaries(entry.path, now)
+        seen = look(entry.path / LEASE)
+        if seen is not None and now - seen.beaten > LONG * seen.expiry(USUAL.expiry):
+            yield _of(entry.path / LEASE, "lease of a command that is dead")
+        for path in run.forced.files():
+            if now - path.stat().st_mtime > days * 86_400:
+                yield _of(path, f"journal of a forced run, abandoned for {days:g} days")
+
+
+def _temporaries(folder: Path, now: float) -> Iterator[Waste]:
+    for path, _ in temporaries(folder):
+        if now - path.stat().st_mtime > LONG * USUAL.expiry:
+            yield _of(path, "temporary file of a writer that is dead")
+
+
+def _of(path: Path, why: str) -> Waste:
+    files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+    return Waste(path, why, sum(one.stat().st_size for one in files))
+
+
+def remove(found: Iterable[Waste]) -> int:
+    """Remove what is given, of a run's folder the row last but for the folder itself; return the bytes."""
+    freed = 0
+    for one in found:
+        if one.path.is_dir():
+            # A row without its journal is a row; a journal without its row is a run to go on with.
+            for path in sorted(one.path.iterdir(), key=lambda path: path.name == "row.json"):
+                path.unlink()
+            one.path.rmdir()
+        else:
+            one.path.unlink(missing_ok=True)
+        freed += one.size
+    return freed
+
+
+def faults(entry: Entry, mend: bool) -> Iterator[str]:
+    """Yield what is wrong with a run, a line each.
+
+    Args:
+        entry: the run; one that is computed now is not looked at.
+        mend: whether damaged lines of its journals go to `<journal>.damaged`.
+    """
+    if entry.state == RUNNING:
+        return
+    run = RunDir(entry.path)
+    try:
+        row = run.row(whole=True)
+    except Unreadable as error:
+        yield str(error)
+        row = None
+    for journal in (run.journal, run.forced):
+        for path in journal.files():
+            yield from _quarantined(path, mend)
+    if row is None:
+        return
+    entries = run.journal.entries()
+    answers = answers_in(entries)
+    if len(answers) < row["n_samples"]:
+        yield f"{entry.path}: the journal has {len(answers)} answers, the row is of {row['n_samples']}"
+    elif tells(row, entries) is False:
+        yield f"{entry.path}: the answers in the journal are not those that the row is of"
+    yield from _other_means(entry.path, row, entries)
+
+
+def _quarantined(path: Path, mend: bool) -> Iterator[str]:
+    """Yield a line if a journal has damaged lines, which are moved to a file beside it."""
+    try:
+        *lines, last = read_lines(path)
+    except UserError as error:
+        yield str(error)
+        return
+    damaged = [line for line in lines if line and parse(line) is None]
+    if not damaged:
+        return
+    where = path.with_name(path.name + QUARANTINE)
+    told = f"{path}: {len(damaged)} damaged lines"
+    if not mend:
+        yield f"{told}; without --dry they go to {where.name}"
+        return
+    whole = [line for line in lines if line and parse(line) is not None]
+    with RunDir(path.parent).claim(0) as held:
+        if not held:
+            yield f"{told}; another command computes the run now"
+            return
+        try:
+            # First there twice, then once: a kill in between loses nothing.
+            kept = where.read_bytes() if where.exists() else b""
+            durable.replace(where, kept + b"".join(line + b"\n" for line in damaged))
+            durable.replace(path, b"".join(line + b"\n" for line in whole) + last)
+        except StoreLost as error:
+            yield f"{told}; {error}"
+            return
+    yield f"{told}, now in {where.name}; their samples are answered again if the run goes on"
+
+
+def _other_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each metric that is a mean over samples and is not the mean of the journal's scores."""
+    scores: dict[Any, dict[str, float]] = {}
+    for entry in entries:
+        if isinstance(entry.get("scores"), dict):
+            scores[entry.get("task"), entry.get("doc_id")] = entry["scores"]
+    how = row["extra"].get("aggregation", {})
+    for name, values in row["metrics"].items():
+        of = [one[name] for one in scores.values() if name in one]
+        if how.get(name, {}).get("how") != "mean" or not of or values["value"] is None:
+            continue
+        mean = fmean(of)
+        if not math.isclose(mean, values["value"], rel_tol=ROUNDING, abs_tol=ROUNDING):
+            yield f"{path}: {name} is {values['value']:g} in the row, {mean:g} by the journal's scores"

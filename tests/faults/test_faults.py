@@ -1,0 +1,32 @@
+"""Kills at random moments lose at most the batch in flight: a few every day, 200 in CI (docs/scale.md)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.paths import ROOT
+
+WHOLE = "each cell has one whole row, as undisturbed; nothing lost, nothing left behind"
+
+
+def faults(*options: str) -> str:
+    command = [sys.executable, "-m", "tests.faults", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_few_kills_lose_nothing() -> None:
+    said = faults("--kills", "10", "--cells", "4", "--limit", "24", "--life", "0.6")
+    assert said.startswith("10 kills (SIGKILL) of ")
+    assert said.splitlines()[-1] == WHOLE
+
+
+@pytest.mark.slow
+def test_200_kills_over_20_cells_and_4_writers_lose_nothing() -> None:
+    said = faults("--kills", "200", "--cells", "20")
+    assert said.startswith("200 kills (SIGKILL) of ")
+    assert said.splitlines()[-1] == WHOLE

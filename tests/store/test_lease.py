@@ -1,0 +1,329 @@
+"""Leases: one owner at a time among machines that share nothing but files; the dead lose theirs, the living do not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from harness import hosts
+from harness.errors import StoreLost, UserError
+from harness.lease import LONG, Lease, Seen, Terms, Watch, create, file_time, look, successor, take
+from harness.store import RunDir, Store
+
+QUICK = Terms(beat=0.05, expiry=0.6)
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> None:
+    """Make this process one of another machine: its kernel has another name, and its locks lie elsewhere."""
+    from harness.store import claims
+
+    plain = claims.FileLock
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(hosts, "kernel", lambda: name)
+    monkeypatch.setattr(
+        claims,
+        "FileLock",
+        lambda path, **more: plain(folder / f"{Path(path).parent.name}.lock", **more),
+    )
+
+
+def in_process(target: Any, *arguments: Any) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def own(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        elsewhere(patch, locks, name)
+        with Store(root).run("k1").claim(0, QUICK) as held:
+            assert held
+            ready.set()
+            leave.wait(60)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Any:
+    """A process of another machine that computes run k1, and what lets it end."""
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+    process = in_process(own, tmp_path / "store", tmp_path / "there", "0000000a", ready, leave)
+    assert ready.wait(30)
+    yield process, leave
+    process.kill()
+    process.join()
+
+
+def claimed(run: RunDir, patience: float) -> bool:
+    with run.claim(patience, QUICK) as held:
+        return held
+
+
+def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: Any) -> None:
+    run = Store(tmp_path / "store").run("k1")
+    assert not claimed(run, 0)
+    assert not claimed(run, 2 * QUICK.expiry)
+    owner[1].set()
+    owner[0].join()
+    assert owner[0].exitcode == 0
+    assert not (run.path / "lease").exists()
+    assert claimed(run, 0)
+    # Nobody was evicted: the journals are whose they were.
+    assert list(run.path.glob("*.take*")) == []
+
+
+def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its_own(
+    tmp_path: Path, owner: Any
+) -> None:
+    run = Store(tmp_path / "store").run("k1")
+    run.journal.append({"doc_id": 0})
+    before = run.journal.of_rank(0)
+    owner[0].kill()
+    owner[0].join()
+    assert not claimed(run, 0)  # nobody can know yet
+    start = time.monotonic()
+    assert claimed(run, 0.01)  # no patience with the living, but the silent one is watched
+    assert QUICK.expiry <= time.monotonic() - start < 30
+    for journal, number in ((before, 1), (run.journal.of_rank(0), 2), (run.journal.of_rank(1), 3)):
+        journal.append({"doc_id": number})
+    names = {"journal.jsonl": 2, "journal.take1.jsonl": 1, "journal.take1.rank1.jsonl": 1}
+    assert {path.name: len(path.read_text().splitlines()) for path in run.journal.files()} == names
+    assert sorted(entry["doc_id"] for entry in run.journal.entries()) == [0, 1, 2, 3]
+    run.journal.clear()
+    assert run.journal.files() == []
+
+
+def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+
+    def here() -> None:
+        with Store(tmp_path).run("k1").claim(0) as held:
+            assert held
+            ready.set()
+            leave.wait(60)
+
+    process = in_process(here)
+    assert ready.wait(30)
+    process.kill()
+    process.join()
+    run = Store(tmp_path).run("k1")
+    (run.path / f".row.json-{hosts.kernel()}-{'0' * 32}").write_text("half a row")
+    (run.path / f".row.json-0000000b-{'0' * 32}").write_text("of a writer that may be alive")
+    assert look(run.path / "lease") is not None
+    with run.claim(0) as held:  # the usual terms: a minute
+        assert held
+    names = sorted(path.name for path in run.path.iterdir())
+    assert names == [f".row.json-0000000b-{'0' * 32}", "lock"]
+    assert list(run.path.glob("*.take*")) == []
+
+
+def test_an_old_lease_need_not_be_watched_and_clocks_are_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease"
+    path.write_text('{"expiry": 5, "kernel": "0000000a"}\n')
+    seen = look(path)
+    assert seen is not None
+    monkeypatch.setattr(time, "time", lambda: 4e9)  # a clock that is decades ahead
+    assert not Watch(path, QUICK).dead(seen)
+    old = file_time(tmp_path) - LONG * 5 - 2
+    os.utime(path, (old, old))
+    seen = look(path)
+    assert seen is not None
+    assert Watch(path, QUICK).dead(seen)
+    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+
+
+def test_the_owner_says_how_long_it_may_be_silent(tmp_path: Path) -> None:
+    os.close(create(tmp_path / "lease", Terms(1, 30), {"more": 1}))
+    seen = look(tmp_path / "lease")
+    assert seen is not None
+    assert (seen.expiry(5), seen.owner["more"], seen.owner["pid"]) == (30, 1, os.getpid())
+    assert Seen(1, 1, 0.0, {"expiry": "soon"}).expiry(5) == 5
+
+
+def dead(path: Path, name: str = "0000000a") -> Seen:
+    """Leave the lease of an owner that died long ago on another machine."""
+    path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n")
+    old = file_time(path.parent) - LONG * QUICK.expiry - 2
+    os.utime(path, (old, old))
+    seen = look(path)
+    assert seen is not None
+    return seen
+
+
+def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
+    """Return what those got, of `count` threads that begin together, who got the lease."""
+    start, found = threading.Barrier(count), []
+
+    def one() -> None:
+        start.wait()
+        found.append(take(path, QUICK, 0, alone=False, more={}))
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [(lease, foreign) for lease, foreign in found if lease is not None]
+
+
+@pytest.mark.parametrize("died_on_the_way", [0, 1, 2])
+def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
+    tmp_path: Path, died_on_the_way: int
+) -> None:
+    path = tmp_path / "lease"
+    for _ in range(30):
+        seen = dead(path)
+        for _ in range(died_on_the_way):
+            seen = dead(successor(path, seen), "0000000b")
+        ((held, foreign),) = takers(8, path)
+        assert foreign
+        assert held.held
+        assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+        held.release()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_comes_too_late_takes_its_file_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease"
+    seen = dead(path)
+    plain, others = os.open, []
+
+    def late(name: Path, *flags: int) -> int:
+        if name == successor(path, seen) and not others:
+            others.append(None)
+            others[0] = take(path, QUICK, 0, alone=False, more={})[0]  # another was quicker
+        return plain(name, *flags)
+
+    monkeypatch.setattr(os, "open", late)
+    assert take(path, QUICK, 0, alone=False, more={}) == (None, False)
+    assert others[0].held
+    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+    others[0].release()
+
+
+def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease"
+    seen = dead(path)
+    plain = os.open
+
+    def awake(name: Path, *flags: int) -> int:
+        if name == successor(path, seen):
+            with path.open("a") as file:
+                file.write(".")
+        return plain(name, *flags)
+
+    monkeypatch.setattr(os, "open", awake)
+    assert take(path, QUICK, 0, alone=False, more={}) == (None, False)
+    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+
+
+def test_what_a_late_follower_left_goes_with_the_next_owner(tmp_path: Path) -> None:
+    run = Store(tmp_path).run("k1")
+    (run.path / f"lease.{uuid4().hex}").write_text("{}\n")
+    assert claimed(run, 0)
+    assert [one.name for one in run.path.iterdir()] == ["lock"]
+
+
+def test_an_owner_that_died_behind_its_row_leaves_nothing(tmp_path: Path) -> None:
+    run = Store(tmp_path).run("k1")
+    run.tidy(QUICK)
+    assert list(run.path.iterdir()) == []
+    os.close(create(run.path / "lease", QUICK, {}))
+    run.tidy(QUICK)
+    assert [one.name for one in run.path.iterdir()] == ["lock"]
+
+
+def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lease"
+    first, _ = take(path, QUICK, 0, alone=False, more={})
+    assert first is not None
+    path.unlink()  # as if it had been called dead
+    second, _ = take(path, Terms(), 0, alone=False, more={})
+    assert second is not None
+    end = time.monotonic() + 30
+    told = ""
+    while not told and time.monotonic() < end:
+        time.sleep(0.02)
+        told = capsys.readouterr().err
+    assert told == (
+        f"run {tmp_path} was taken over by another command; both go on, either's row is whole\n"
+    )
+    first.release()
+    assert second.held
+    second.release()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"kern', b"[1]\n", b"\xff\n..."])
+def test_a_torn_lease_is_that_of_an_owner_nobody_knows(tmp_path: Path, content: bytes) -> None:
+    run = Store(tmp_path).run("k1")
+    (run.path / "lease").write_bytes(content)
+    assert not claimed(run, 0)
+    assert claimed(run, 1)
+
+
+def test_terms_that_cannot_work_are_one_line() -> None:
+    with pytest.raises(UserError, match=r"lease\.expiry=5 must be at least 3 times lease\.beat=10"):
+        Terms(10, 5)
+    with pytest.raises(UserError, match=r"lease\.beat=0 must be above 0"):
+        Terms(0, 5)
+
+
+def test_a_disk_without_room_for_a_lease_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import harness.lease
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    run = Store(tmp_path).run("k1")
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.lease.os, "fsync", full)
+        with pytest.raises(StoreLost, match="k1 cannot be held: No space left"), run.claim(0):
+            pass
+    assert not (run.path / "lease").exists()
+    assert claimed(run, 0)
+
+
+def test_a_lease_says_who_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    run = Store(tmp_path).run("k1")
+    run.journal.append({"doc_id": 0})
+    with run.claim(0, QUICK) as held:
+        assert held
+        line = json.loads((run.path / "lease").read_text().splitlines()[0])
+    size = run.journal.path.stat().st_size
+    assert (line["job"], line["journal_bytes"], line["expiry"]) == ("17", size, 0.6)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "16")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert hosts.describe()["job"] == "16_3"
+
+
+def test_whoever_does_not_get_a_run_holds_nothing_of_it(tmp_path: Path, owner: Any) -> None:
+    run = Store(tmp_path / "store").run("k1")
+    with run.claim(0, QUICK) as first, run.claim(0, QUICK) as second:
+        assert not first
+        assert not second
+        # The runner asks again while it is inside: its own first attempt must not be in the way.
+        owner[0].kill()
+        owner[0].join()
+        with run.claim(30, QUICK) as third:
+            assert third

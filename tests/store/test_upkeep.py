@@ -1,0 +1,283 @@
+"""`ls`, `gc`, `verify`: what a store holds, what may go from it, what is wrong with it; and rows of older versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UserError
+from harness.lease import file_time
+from harness.store import SCHEMA, Store
+from harness.store.__main__ import main
+from harness.store.digest import digest_of
+from harness.store.index import entries
+from harness.store.schema import upgraded
+from harness.store.tables import read_tables
+
+DAY = 86_400.0
+
+
+def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any]:
+    """Store a finished run, as the harness does."""
+    run = Store(root).run(key)
+    run.describe({"cell": {}})
+    answers = {("t", number): f"answer {number}" for number in range(len(scores))}
+    for (task, number), answer in answers.items():
+        run.journal.append({"task": task, "doc_id": number, "answer": answer})
+    run.journal.append(
+        *({"task": "t", "doc_id": n, "scores": {"acc": score}} for n, score in enumerate(scores))
+    )
+    row = {
+        **{"schema": SCHEMA, "status": "done", "run_key": key, "model": "m", "method": "fastv"},
+        **{"benchmark": "b", "ratio": 0.5, "n_samples": len(scores)},
+        "metrics": {"acc": {"value": sum(scores) / len(scores), "stderr": None}},
+        "tokens": dict.fromkeys(("visual", "requested_keep", "kept_final", "layer_average"), 1),
+        "flops": {"prefill_exact": 1, "share_of_full": 1},
+        "time": dict.fromkeys(("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token")),
+        "memory": {"kv_bytes": 1, "peak_bytes": 1},
+        "extra": {
+            "headline": "acc",
+            "label": "",
+            "failures": [],
+            "aggregation": {"acc": {"how": "mean"}},
+            "answers": digest_of(answers),
+            "environment": {"commit": "c1"},
+        },
+        **more,
+    }
+    run.commit(row)
+    return row
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
+    capsys.readouterr()
+    code = main([str(one) for one in argv])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err.splitlines()
+
+
+def age(path: Path, days: float) -> None:
+    moment = file_time(path.parent) - days * DAY
+    os.utime(path, (moment, moment))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    add(root, "aa", [1, 0])
+    add(root, "bb", [1, 1], method="none", ratio=0.0)
+    return root
+
+
+# ---------------------------------------------------------------- ls
+
+
+def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store(store).run("cc").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    (Store(store).run("dd").path / "failed.json").write_text('{"cause": "no memory left"}')
+    (Store(store).run("ee").path / "row.json").write_text("{")
+    with Store(store).run("ff").claim(0) as held:
+        assert held
+        code, out, err = told(capsys, "ls", "--store", store)
+    states = {line.split()[0]: line.split()[1] for line in out[1:]}
+    assert code == 0
+    assert states == {
+        **{"aa": "done", "bb": "done", "cc": "unfinished"},
+        **{"dd": "failed", "ee": "damaged", "ff": "running"},
+    }
+    assert any("acc 0.500" in line for line in out)
+    assert any("no memory left" in line for line in out)
+    assert err[-1].startswith("6 runs: 2 done, 1 damaged, 1 running, 1 failed, 1 unfinished")
+
+
+def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    age(store / "runs" / "aa" / "row.json", 3)
+    for options, keys in (
+        (("--method", "none"), ["bb"]),
+        (("--days", 1), ["bb"]),
+        (("--status", "done"), ["aa", "bb"]),
+        (("--status", "failed"), []),
+    ):
+        _, out, _ = told(capsys, "ls", "--store", store, *options)
+        assert [line.split()[0] for line in out[1:]] == keys
+    code, _, (line,) = told(capsys, "ls", "--store", store, "--method", "fastw")
+    assert (code, line) == (
+        2,
+        "error: --method='fastw' is unknown (did you mean fastv?); valid: fastv, none",
+    )
+    code, _, (line,) = told(capsys, "ls", "--store", store / "nowhere")
+    assert code == 2
+    assert "is no store" in line
+
+
+def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:
+    assert [one.key for one in entries(store)] == ["aa", "bb"]
+    add(store, "aa", [1, 1, 1, 0])
+    assert entries(store)[0].summary["value"] == 0.75
+    shutil.rmtree(store / "runs" / "bb")
+    add(store, "cc", [1])
+    assert [one.key for one in entries(store)] == ["aa", "cc"]
+    assert [one.key for one in entries(store, only={"cc", "zz"})] == ["cc"]
+
+
+# ---------------------------------------------------------------- gc
+
+
+def test_gc_lists_and_removes_what_nobody_needs(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = store / "runs"
+    fresh = runs / "aa" / f".row.json-0000000a-{'0' * 32}"
+    dead = runs / "aa" / f".row.json-0000000a-{'1' * 32}"
+    forced = runs / "bb" / "forced.jsonl"
+    old, young = Store(store).run("cc").path, Store(store).run("dd").path
+    for path in (fresh, dead, forced, old / "journal.jsonl", young / "journal.jsonl"):
+        path.write_text("x")
+    for path in (dead, forced, old):
+        age(path, 40)
+    before = sorted(store.rglob("*"))
+    code, out, (line,) = told(capsys, "gc", "--store", store)
+    assert code == 0
+    assert [text.partition(":")[0] for text in out] == [str(dead), str(forced), str(old)]
+    assert line == "3 may go, 3 bytes; --yes removes them"
+    assert [one for one in sorted(store.rglob("*")) if one.name != "index.columns"] == before
+    told(capsys, "gc", "--store", store, "--yes")
+    assert not any(path.exists() for path in (dead, forced, old))
+    assert fresh.exists()
+    assert (young / "journal.jsonl").exists()
+    assert len(Store(store).rows()) == 2
+
+
+def test_gc_removes_rows_of_other_code_when_asked_and_leaves_what_runs(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(store, "cc", [1], extra={"failures": [], "environment": {"commit": "c2"}})
+    running = Store(store).run("dd")
+    running.journal.append({})
+    age(running.path, 99)
+    with running.claim(0):
+        age(running.path, 99)
+        told(capsys, "gc", "--store", store, "--keep-code", "c2", "--yes", "--days", 0)
+    assert [row["run_key"] for row in Store(store).rows()] == ["cc"]
+    assert sorted(path.name for path in (store / "runs").iterdir()) == ["cc", "dd"]
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_a_whole_store_is_whole(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, (line,) = told(capsys, "verify", "--store", store)
+    assert (code, out, line) == (0, [], "2 runs: 2 done; nothing wrong")
+
+
+def test_verify_puts_damaged_lines_aside(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store / "runs" / "aa" / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{damaged\n", b"[7]\n", *lines[2:], b'{"torn']))
+    code, (line,), _ = told(capsys, "verify", "--store", store, "--dry")
+    assert code == 1
+    assert line == f"{path}: 2 damaged lines; without --dry they go to journal.jsonl.damaged"
+    told(capsys, "verify", "--store", store)
+    aside = path.with_name("journal.jsonl.damaged")
+    assert aside.read_bytes() == b"{damaged\n[7]\n"
+    assert path.read_bytes() == b"".join([*lines, b'{"torn'])
+    path.write_bytes(path.read_bytes() + b"\nnull\n")
+    told(capsys, "verify", "--store", store)
+    assert aside.read_bytes() == b'{damaged\n[7]\n{"torn\nnull\n'
+    assert told(capsys, "verify", "--store", store)[0] == 0
+
+
+def test_verify_sees_what_a_row_is_not_of(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = store / "runs"
+    for key in ("aa", "bb"):
+        path = runs / key / "journal.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        if key == "aa":
+            lines[0]["answer"] = "another"
+            lines[2]["scores"]["acc"] = 0.5
+        else:
+            lines = [line for line in lines if line["doc_id"] == 0]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    add(store, "cc", [1])
+    (runs / "cc" / "row.json").write_text('{"schema": 99}')
+    code, out, (line,) = told(capsys, "verify", "--store", store)
+    assert code == 1
+    assert out[0] == f"{runs}/aa: the answers in the journal are not those that the row is of"
+    assert out[1] == f"{runs}/aa: acc is 0.5 in the row, 0.25 by the journal's scores"
+    assert out[2] == f"{runs}/bb: the journal has 1 answers, the row is of 2"
+    assert "schema 99; this version reads 1 to" in out[3]
+    assert line.endswith("4 wrong")
+
+
+# ---------------------------------------------------------------- versions, export
+
+
+def first(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as the first version of the layout had it."""
+    settings = {"model": {"facts": {"signals": ["a"], "depth": 2}}, "draft": None, "engine": {}}
+    extra = {name: value for name, value in row["extra"].items() if name != "answers"}
+    return {**row, "schema": 1, "extra": extra, "settings": settings}
+
+
+def test_a_row_of_an_older_version_is_lifted_and_its_file_left_alone(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Store(store).run("aa")
+    row = run.row()
+    assert row is not None
+    old = first(row)
+    (run.path / "row.json").write_text(json.dumps(old))
+    written = (run.path / "row.json").read_bytes()
+    lifted = run.row()
+    assert lifted is not None
+    assert lifted == {
+        **old,
+        "schema": SCHEMA,
+        "extra": {**old["extra"], "answers": None},
+        "settings": {"model": {"facts": {"depth": 2}}, "draft": None, "engine": {}},
+    }
+    assert upgraded(lifted) == lifted
+    # A reader of any command takes it, and none writes it.
+    assert told(capsys, "ls", "--store", store)[0] == 0
+    assert told(capsys, "verify", "--store", store)[0] == 0
+    told(capsys, "export", tmp_path / "tables", "--store", store)
+    assert sorted(row["schema"] for row, _ in read_tables(tmp_path / "tables")) == [SCHEMA] * 2
+    assert (run.path / "row.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"), [(SCHEMA + 1, f"schema {SCHEMA + 1}; "), (0, "schema 0")]
+)
+def test_a_version_that_nobody_knows_is_refused_by_name(schema: int, word: str) -> None:
+    with pytest.raises(ValueError, match=f"{word}.*reads 1 to {SCHEMA}"):
+        upgraded({"schema": schema})
+
+
+def test_tables_of_an_export_are_never_half_there(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness import durable
+    from harness.store.tables import write_tables
+
+    folder = tmp_path / "tables"
+    write_tables(store, folder)
+    add(store, "cc", [1])
+    plain = durable.replace
+
+    def between(path: Path, content: bytes) -> None:
+        plain(path, content)
+        if path.name == "samples.parquet":
+            # Scores are there before their rows: a reader is refused, and reads no run without its scores.
+            with pytest.raises(UserError, match=r"run cc is not in rows\.parquet"):
+                read_tables(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "replace", between)
+        write_tables(store, folder)
+    assert len(read_tables(folder)) == 3
+    assert sorted(path.name for path in folder.iterdir()) == ["rows.parquet", "samples.parquet"]
