@@ -7,9 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from harness import fields
 from harness.benchmark_spec import (
     DERIVATIONS,
@@ -23,6 +20,7 @@ from harness.benchmark_spec import (
     Derived,
     Reported,
 )
+from harness.config.cell import Cell
 from harness.errors import UserError
 from harness.paths import rooted
 
@@ -51,19 +49,16 @@ def benchmark_spec(part: Mapping[str, Any], limit: Any) -> BenchmarkSpec:
     return BenchmarkSpec(**found)
 
 
-def check_benchmarks(cells: Iterable[DictConfig]) -> None:
-    """Check the benchmark of each cell, each that differs once; what cannot be resolved is left to the run's check.
+def check_benchmarks(cells: Iterable[Cell]) -> None:
+    """Check the benchmark of each cell, each that differs once.
 
     Raises:
         UserError: as `benchmark_spec`.
     """
     seen: list[Any] = []
     for cell in cells:
-        try:
-            part = OmegaConf.to_container(cell.benchmark, resolve=True, throw_on_missing=True)
-        except OmegaConfBaseException:
-            continue
-        if isinstance(part, dict) and part not in seen:
+        part = cell.get("benchmark")
+        if isinstance(part, dict) and not any(part is one or part == one for one in seen):
             seen.append(part)
             benchmark_spec({str(key): value for key, value in part.items()}, None)
 
@@ -205,6 +200,7 @@ DATASET: dict[str, Reader] = {
     "revision": fields.optional_text,
     "split": fields.optional_text,
     "samples": _count,
+    "video": fields.flag,
     "licence": fields.optional_text,
 }
 

@@ -7,32 +7,32 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from harness import fields
 from harness.benchmark_spec import BenchmarkSpec
 from harness.budget import Budget
 from harness.catalogue import METHODS, build_method
 from harness.config.benchmark import benchmark_spec
+from harness.config.cell import Cell
 from harness.config.compose import compose_section
 from harness.config.drafts import with_options
-from harness.config.grids import KEY as GRIDS
 from harness.config.judge import KEYS as JUDGE
 from harness.config.judge import judge_spec
 from harness.config.model import model_spec
 from harness.config.prompts import worded
 from harness.errors import UserError
+from harness.lease import Terms
 from harness.measure.schedule import RULES
 from harness.paths import rooted
 from harness.specs import (
     AUTO_BATCH,
     AUTO_PAIRS,
+    AUTO_PREFETCH,
     BACKENDS,
     DECODE_LOOPS,
     LOGS,
     POSITIONS,
     REFUSED,
+    SHARES,
     TRANSPORTS,
     VARIANTS,
     CompressorSpec,
@@ -48,37 +48,38 @@ SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
         "check_weights template prompt prompts conversation join template_sha256 conversion generation processor video "
-        "media facts architecture drafts boxes"
+        "media facts architecture drafts boxes resources"
     ),
     "method": "name variant params",
     "compressor": "name variant params ratio",
     "budget": "rule",
     "engine": (
-        "backend batch_size positions decode threads max_errors warmup transport patience compare graphs "
-        "rescore paired"
+        "backend batch_size positions decode threads max_errors warmup prefetch transport patience compare graphs "
+        "rescore paired share"
     ),
-    "log": "name options",
+    "log": "name options samples",
     "judge": JUDGE,
+    "lease": "beat expiry",
 }
 #: Keys that only some files of a section have: those of methods with a draft model.
 OPTIONAL = dict.fromkeys(("method", "compressor"), ("draft", "draft_options"))
 #: A compressor of this name stands for none.
 NO_COMPRESSOR = "none"
-#: Keys of a composed config that say which runs there are, and nothing of one of them.
-NOT_OF_A_RUN = ("hydra", GRIDS)
+#: Keys of a cell that say where it runs, and nothing of its run.
+NOT_OF_A_RUN = ("cluster",)
 SCALARS = (
     *("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused"),
     "json",
 )
 
 
-def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
-    """Return the run of a composed config; check every value that can be checked without a model or a file.
+def build_spec(config: Cell) -> RunSpec:
+    """Return the run of a cell; check every value that can be checked without a model or a file.
 
     Raises:
         UserError: one line with the config key, the value and what is valid.
     """
-    config = _plain(cfg)
+    config = {key: value for key, value in config.items() if key not in NOT_OF_A_RUN}
     fields.only_known("", config, (*SECTIONS, "benchmark", *SCALARS))
     parts = {name: _section(config, name) for name in SECTIONS}
     curves = fields.optional_text("curves", config["curves"])
@@ -90,7 +91,7 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
     method = replace(
         _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
     )
-    model = _beside(model, method.draft)
+    model = beside(model, method.draft)
     engine = _engine(parts["engine"])
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
     return RunSpec(
@@ -109,7 +110,15 @@ def build_spec(cfg: DictConfig | Mapping[str, Any]) -> RunSpec:
         refused=fields.choice("refused", config["refused"], REFUSED),
         json=fields.flag_or_auto("json", config["json"]),
         log_options=fields.table("log.options", parts["log"]["options"]),
+        log_samples=fields.integer("log.samples", parts["log"]["samples"], at_least=0),
         judge=judge_spec(parts["judge"]),
+        lease=_terms(parts["lease"]),
+    )
+
+
+def _terms(section: Mapping[str, Any]) -> Terms:
+    return Terms(
+        **{name: fields.positive(f"lease.{name}", value) for name, value in section.items()}
     )
 
 
@@ -124,16 +133,6 @@ def _one_batch(benchmark: BenchmarkSpec, batch_size: int) -> BenchmarkSpec:
     return replace(benchmark, limit=batch_size)
 
 
-def _plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(cfg, DictConfig):
-        return dict(cfg)
-    try:
-        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
-    return {str(key): value for key, value in dict(plain).items() if key not in NOT_OF_A_RUN}  # type: ignore[arg-type]
-
-
 def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = fields.table(name, config[name])
     optional = [key for key in OPTIONAL.get(name, ()) if key in section]
@@ -141,7 +140,7 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-def _beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+def beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     """Return the target with the draft's card left free, where the target is spread and the draft is not it."""
     alone = draft is None or draft == target or draft.device_map is not None
     if draft is None or alone or target.device_map is None or not draft.device.startswith("cuda"):
@@ -214,12 +213,14 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         threads=_threads(part["threads"]),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),
         warmup=fields.integer("engine.warmup", part["warmup"], at_least=0),
+        prefetch=fields.count_or_auto("engine.prefetch", part["prefetch"], auto=AUTO_PREFETCH),
         transport=fields.choice("engine.transport", part["transport"], TRANSPORTS),
         patience=fields.positive("engine.patience", part["patience"]),
         compare=fields.flag("engine.compare", part["compare"]),
         graphs=fields.flag_or_auto("engine.graphs", part["graphs"]),
         rescore=fields.flag("engine.rescore", part["rescore"]),
         paired=fields.count_or_auto("engine.paired", part["paired"], auto=AUTO_PAIRS),
+        share=fields.choice("engine.share", part["share"], SHARES),
     )
 
 

@@ -1,7 +1,7 @@
 """From a command line to configs, with every mistake turned into one UserError line before anything runs.
 
-Hydra's own messages span several lines, and a sweep finds a bad cell only when its turn comes. So the command line is
-composed here first, cell by cell; hydra.main then repeats it for the real launch.
+Hydra's own messages span several lines, and a sweep of its own finds a bad cell only when its turn comes. So all cells
+are composed here, before the first one runs; hydra.main is left what only asks for information.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -30,13 +27,22 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import fields
 from harness.config import presets, task_source
 from harness.config.benchmark import check_benchmarks
-from harness.config.grids import KEY, grids_of
+from harness.config.cell import Cell, resolved
+from harness.config.composer import Composer
+from harness.config.grids import grids_of
 from harness.config.library import not_yaml
+from harness.config.overrides import (
+    check_choice,
+    check_hydras,
+    check_once,
+    expand,
+    in_full,
+    is_task,
+    models_first,
+    parse,
+)
+from harness.config.pattern import OF_THE_SWEEP
 from harness.errors import UserError, unknown_name
-from harness.folders import check_folder
-
-#: A second choice from the files of one group, by the short name that a command line may give it.
-SHORT = {"compressor": "method@compressor"}
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -48,14 +54,14 @@ class Command:
     Attributes:
         argv: the checked command line; the model comes first, because the last override of a sweep varies fastest.
         cells: one composed config for each run.
-        sweep: whether Hydra runs it as a multirun.
-        launches: what hydra.main shall see, once for each grid of a preset.
+        sweep: whether it was asked for as one, with -m or by a preset.
+        lines: the overrides that give each cell on a line of its own; none where a preset lists grids.
     """
 
     argv: tuple[str, ...]
-    cells: tuple[DictConfig, ...]
+    cells: tuple[Cell, ...]
     sweep: bool
-    launches: tuple[tuple[str, ...], ...]
+    lines: tuple[tuple[str, ...], ...]
 
 
 def read_command(
@@ -66,10 +72,11 @@ def read_command(
     """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
 
     Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
-    a contradiction. `progress` is told which cell of how many is composed next. Cost: 0.1 s a cell.
+    a contradiction. `progress` is told which cell of how many is composed next. Cost: 0.5 s, and see `Composer.cell`.
 
     Raises:
-        UserError: an unknown option, key, group or choice, or a value that does not parse.
+        UserError: an unknown option, key, group or choice, or a value that does not parse, refers to nothing or is
+            missing.
     """
     _register()
     options = _options(argv)
@@ -87,14 +94,15 @@ def read_command(
             raise UserError(
                 f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
             )
-    overrides = _models_first([_in_full(text) for text in options.overrides])
+    overrides = models_first([in_full(text) for text in options.overrides])
     flags = [text for text in argv if text.startswith("-")]
     with _hydra() as loader:
-        parsed = _parse(overrides, loader)
+        parsed = parse(overrides, loader)
         if typed:
-            _check_once(parsed)
+            check_once(parsed)
         for override in parsed:
-            _check_choice(override, loader)
+            check_choice(override, loader)
+            check_hydras(override)
         sweeps = [override for override in parsed if override.is_sweep_override()]
         single = [str(override.input_line) for override in parsed if override not in sweeps]
         base = _compose(single, loader)
@@ -103,31 +111,25 @@ def read_command(
             preset = [f"{key}={value}" for key, value in params.items()]
             grids = grids_of(base, parsed)
             swept = [[*preset, *overrides]] if grids is None else grids
-            batches = [batch for line in swept for batch in _expand(_parse(line, loader))]
-            _check_folder(base, "hydra.sweep.dir")
+            parts = [parse(models_first(line), loader) for line in swept]
+            batches = [batch for part in parts for batch in expand(part)]
         elif sweeps:
             text = sweeps[0].input_line
             raise UserError(f"{text} is a sweep; add -m to run all its values, or give one value")
         else:
-            _check_folder(base, "hydra.run.dir")
-            argv = (*flags, *overrides)
-            return Command(argv, _checked([_job(base)]), sweep=False, launches=(argv,))
+            cell = _checked([resolved(_job(base))])
+            return Command((*flags, *overrides), cell, sweep=False, lines=(tuple(overrides),))
+        composer = Composer(loader, lambda batch: _job(_compose(batch, loader)))
         cells = []
         for number, batch in enumerate(batches, 1):
             progress(number, len(batches))
-            cells.append(_job(_compose(batch, loader)))
-    # What a preset has under hydra.sweeper.params Hydra adds itself.
-    lines = [overrides] if grids is None else grids
-    launches = tuple((*flags, *_models_first(line)) for line in lines)
-    return Command((*flags, *overrides), _checked(cells), sweep=True, launches=launches)
+            cells.append(composer.cell(batch))
+    # Picked out of grids, a key on the command line means something else.
+    given = tuple(map(tuple, batches)) if grids is None else ()
+    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=given)
 
 
-def _models_first(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with the model in front: a model is loaded once for a run of cells."""
-    return sorted(overrides, key=lambda text: not text.startswith("model="))
-
-
-def _checked(cells: Sequence[DictConfig]) -> tuple[DictConfig, ...]:
+def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """Return the cells, whose benchmarks are checked here: whoever writes a file need not wait for torch."""
     check_benchmarks(cells)
     return tuple(cells)
@@ -150,7 +152,7 @@ def compose_section(group: str, name: str, key: str | None = None) -> dict[str, 
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
     options = loader.get_group_options(group)
-    if name not in options and not _is_task(group, name):
+    if name not in options and not is_task(group, name):
         raise unknown_name(key or group, name, options)
     composed = loader.load_configuration("config", [f"{group}={name}"], run_mode=RunMode.RUN)
     section = OmegaConf.to_container(composed[group], resolve=True)
@@ -184,81 +186,6 @@ def _hydra() -> Iterator[ConfigLoaderImpl]:
         loader = GlobalHydra.instance().config_loader()
         assert isinstance(loader, ConfigLoaderImpl)
         yield loader
-
-
-def _in_full(override: str) -> str:
-    """Return an override with the group that a short name stands for: Hydra reads two choices from conf/method."""
-    name, equals, value = override.partition("=")
-    return f"{SHORT[name]}={value}" if equals and name in SHORT else override
-
-
-def _parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
-    parser = OverridesParser.create(config_loader=loader)
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += parser.parse_overrides([text])
-        except HydraException as error:
-            raise UserError(
-                f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
-            ) from error
-    return parsed
-
-
-def _check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
-    """Raise if the override picks an unknown option of a config group."""
-    group = override.key_or_group
-    options = loader.get_group_options(group)
-    if not options:
-        return
-    picked = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
-    for one in picked:
-        name = one.text if isinstance(one, QuotedString) else one
-        if group == "method" and isinstance(name, list):
-            raise UserError(
-                f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
-                "entries>, each with its own ratio and compressor.ratio"
-            )
-        if not isinstance(name, str) or (name not in options and not _is_task(group, name)):
-            if override.package == "compressor":
-                options = ["none", *presets.configs("compressor").split(",")]
-            raise unknown_name(override.package or group, str(name), options)
-
-
-def _is_task(group: str, name: str) -> bool:
-    """Say whether a choice asks for a task of lmms-eval; composing it tells whether there is one."""
-    return group == "benchmark" and name.startswith(task_source.PREFIX)
-
-
-def _expand(overrides: list[Override]) -> list[list[str]]:
-    for override in overrides:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
-            )
-        if override.is_sweep_override() and not [*override.sweep_string_iterator()]:
-            raise UserError(f"{override.input_line} has no values; valid: at least one")
-    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
-
-
-def _check_once(overrides: Sequence[Override]) -> None:
-    """Raise if a key or a group is set twice: one of the two would silently not count."""
-    given: dict[str, Override] = {}
-    for override in overrides:
-        key = override.get_key_element().lstrip("+~")
-        if key in given:
-            raise UserError(
-                f"{key} is given twice, {given[key].input_line} and {override.input_line}; valid: once"
-            )
-        given[key] = override
-
-
-def _check_folder(config: DictConfig, key: str) -> None:
-    """Raise unless Hydra can write to its folder."""
-    with contextlib.suppress(
-        OmegaConfBaseException
-    ):  # Hydra says what is wrong with the key itself
-        check_folder(key, Path(str(OmegaConf.select(config, key))))
 
 
 def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
@@ -308,6 +235,6 @@ def _absent(key: str, config: DictConfig) -> UserError | None:
 def _job(cfg: DictConfig) -> DictConfig:
     job = cfg.copy()
     OmegaConf.set_struct(job, False)
-    del job["hydra"]
-    del job[KEY]
+    for key in OF_THE_SWEEP:
+        del job[key]
     return job

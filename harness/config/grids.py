@@ -8,7 +8,7 @@ them, keys of published models alone are left out, and grids that become equal r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -60,8 +60,16 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
             picked.add(key)
     replaced = given.keys() - picked
     rest = [str(one.input_line) for name, one in given.items() if name in replaced]
-    lines = dict.fromkeys(tuple(_line(grid, replaced)) for grid in grids)
+    lines = dict.fromkeys(tuple(_line(one, replaced)) for grid in grids for one in _apart(grid))
     return [[*line, *rest] for line in lines]
+
+
+def _apart(grid: Grid) -> Iterator[Grid]:
+    """Yield a grid for each method if it sets something of methods: Hydra sets that before it takes one of several."""
+    if "method" in grid and any(key.startswith("method.") for key in grid):
+        yield from ({**grid, "method": method} for method in str(grid["method"]).split(","))
+    else:
+        yield grid
 
 
 def _name(override: Override) -> str:

@@ -174,7 +174,7 @@ def test_tasks_are_swept_beside_files() -> None:
 def test_a_task_takes_the_place_of_a_presets_benchmark() -> None:
     command = read_command(["+experiment=quickstart", "benchmark=task:pope", "method=none"])
     assert command is not None
-    assert {cell.benchmark.name for cell in command.cells} == {"task:pope"}
+    assert {cell["benchmark"]["name"] for cell in command.cells} == {"task:pope"}
 
 
 def test_a_task_is_a_section_like_any_other() -> None:

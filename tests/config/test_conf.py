@@ -22,7 +22,7 @@ from harness.paths import ROOT
 from harness.specs import POSITIONS, RunSpec
 from methods.base import Decoder, Method, Positions, TokenReducer
 
-GROUPS = ("model", "method", "benchmark", "budget", "engine", "log")
+GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 

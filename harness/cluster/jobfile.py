@@ -1,0 +1,119 @@
+"""A job on disk: the cells that it is to run, and beside them what became of it.
+
+`job-003.json` holds the cells, composed; `run.py --cells job-003.json` runs them. `job-003.left_out.json` has the cells
+that gave no row, each with the reason, `job-003.end.json` how the process ended, `job-003.log` what it printed. Whether
+a cell is finished is said by its row in the store and by nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import durable
+from harness.errors import UserError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a job.
+
+    Attributes:
+        key: of its run.
+        row: where its row appears.
+        before: when the row was written that stood there at the submission, in nanoseconds; None: there was none.
+        config: the composed config.
+    """
+
+    key: str
+    row: str
+    before: int | None
+    config: Mapping[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """Whether a row has appeared since the submission."""
+        return written(Path(self.row)) not in (None, self.before)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A cell that gave no row, why, and with which exit code."""
+
+    key: str
+    reason: str
+    code: int
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The file of one job."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """Where the job prints; a job that is queued again goes on in the same file."""
+        return self.path.with_suffix(".log")
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write the cells. Raises StoreLost if the disk does not take them."""
+        self._write("", [asdict(entry) for entry in entries])
+
+    def entries(self) -> list[Entry]:
+        """Return the cells.
+
+        Raises:
+            UserError: there is no such file, or it is none of a job.
+        """
+        try:
+            return [Entry(**entry) for entry in json.loads(self.path.read_bytes())]
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"--cells {self.path} is no file of a job ({error}); valid: <store>/cluster/<sweep>/job-<n>.json"
+            ) from error
+
+    def leave_out(self, cells: Sequence[LeftOut]) -> None:
+        """Note which cells gave no row so far, in place of what was noted."""
+        self._write(".left_out", [asdict(cell) for cell in cells])
+
+    def left_out(self) -> dict[str, LeftOut]:
+        """Return what was noted, by key."""
+        found = (LeftOut(**cell) for cell in self._read(".left_out") or ())
+        return {cell.key: cell for cell in found}
+
+    def begin(self) -> None:
+        """Forget what is noted of an earlier attempt."""
+        for part in (".left_out", ".end"):
+            self._beside(part).unlink(missing_ok=True)
+
+    def end(self, code: int) -> None:
+        """Note how the process ended: its exit code, below 0 the number of the signal that killed it."""
+        self._write(".end", {"code": code})
+
+    def ended(self) -> int | None:
+        """Return the exit code; None while it runs, and if nobody lived to note it."""
+        found = self._read(".end")
+        return None if found is None else int(found["code"])
+
+    def _beside(self, part: str) -> Path:
+        return self.path.with_suffix(f"{part}.json")
+
+    def _write(self, part: str, content: Any) -> None:
+        durable.replace(self._beside(part), f"{json.dumps(content)}\n".encode())
+
+    def _read(self, part: str) -> Any:
+        # It appears by rename: it is whole or not there.
+        path = self._beside(part)
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def written(row: Path) -> int | None:
+    """Return when a row was written, in nanoseconds; None if it is not there."""
+    try:
+        return row.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

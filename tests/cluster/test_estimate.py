@@ -1,0 +1,146 @@
+"""Estimates: the count of a row for the same tokens, and what is left out of the sum by name."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.budget import NOMINAL_TEXT
+from harness.cluster.dry import Planned, jobs_of, lines_of, plan
+from harness.cluster.estimate import Unknown, cost_of
+from harness.cluster.settings import cluster_of
+from harness.cluster.sweep import cells_of
+from harness.config.build import build_spec
+from harness.config.compose import Command, read_command
+from harness.digests import Digests
+from harness.kinds.lookup import kind_of
+from harness.kinds.stacking import method_of
+from harness.measure.flops import layer_flops
+from harness.running.runner import Runner
+from harness.specs import RunSpec
+from tests.running.helpers import make_bench
+
+
+@cache
+def composed(*argv: str) -> Command:
+    command = read_command(argv)
+    assert command is not None
+    return command
+
+
+def settled(*argv: str) -> RunSpec:
+    spec = build_spec(composed(*argv).cells[0])
+    method = method_of(spec.method)
+    return kind_of(method).settle(spec, method)
+
+
+def cost(*argv: str) -> int:
+    spec = settled(*argv)
+    return cost_of(spec, method_of(spec.method)).flops
+
+
+def planned(*argv: str) -> tuple[list[Planned], list[str]]:
+    command = composed(*argv)
+    cluster = cluster_of(command.cells)
+    found = [plan(cell, Digests(), Runner()) for cell in cells_of(command, cluster)]
+    return found, list(lines_of(found, cluster))
+
+
+def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
+    facts = settled().model.facts
+    head = 2 * facts.text.hidden * facts.vocabulary
+
+    def by_hand(*entering: int) -> int:
+        return 10 * (sum(layer_flops(facts.text, n + NOMINAL_TEXT) for n in entering) + head)
+
+    ten = ("limit=10",)
+    assert cost(*ten, "method=none") == by_hand(*[144] * 6)
+    assert cost(*ten, "method=random", "ratio=0.75") == by_hand(*[36] * 6)
+    # Behind layer 2 a quarter of the tokens is left.
+    assert cost(*ten, "method=fastv", "ratio=0.75") == by_hand(144, 144, *[36] * 4)
+    # What evicts cache entries saves nothing in the prefill; what stands before it does.
+    assert cost(*ten, "method=snapkv", "ratio=0.75") == by_hand(*[144] * 6)
+    stack = ("method=random", "ratio=0.75", "compressor=snapkv")
+    assert cost(*ten, *stack) == by_hand(*[36] * 6)
+
+
+def test_samples_are_the_limit_or_what_the_split_has() -> None:
+    model = ("model=llava15_7b", "method=none")
+    spec = settled(*model, "benchmark=gqa")
+    assert cost_of(spec, method_of(spec.method)).samples == 12578
+    spec = settled(*model, "benchmark=gqa", "limit=100")
+    assert cost_of(spec, method_of(spec.method)).samples == 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("model=llava_ov_7b", "benchmark=mvbench"), "benchmark mvbench: lengths of its videos"),
+        (("model=lavida_llada_8b", "benchmark=gqa"), "model lavida_llada_8b: steps"),
+        (("method=parallelvlm", "benchmark=seedling_caption"), "method parallelvlm: rounds"),
+    ],
+)
+def test_what_is_not_known_offline_is_named(argv: tuple[str, ...], said: str) -> None:
+    with pytest.raises(Unknown, match=said):
+        cost(*argv, *(() if "method=parallelvlm" in argv else ("method=none",)))
+
+
+def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
+    cells, lines = planned(
+        *("-m", "model=llava_ov_72b,llava15_7b", "method=none,fitprune,fastv", "ratio=0.95"),
+        *(
+            "budget=average",
+            "benchmark=gqa,mvbench",
+            "cluster=slurm",
+            "refused=skip",
+            "cluster.cells_per_job=2",
+        ),
+    )
+    assert {one.status for one in cells} == {"to do", "refused"}
+    text = "\n".join(lines)
+    assert (
+        "missing on this machine: model.hub='llava-hf/llava-1.5-7b-hf' is not in the local" in text
+    )
+    assert "cannot run, and is left out: " in text
+    assert "not counted, unknown offline: benchmark mvbench: lengths of its videos" in text
+    assert "not counted, unknown offline: method fitprune: " in text
+    jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
+    assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
+    assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
+    counted = [one.cost.flops for one in cells if one.cost is not None and one.ahead]
+    hours = sum(
+        one.cost.flops * one.cell.resources.gpus / 2e13 / 3600
+        for one in cells
+        if one.cost is not None and one.ahead
+    )
+    assert f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours" in text
+    assert "2e+13 FLOP/s of a GPU over its whole job (cluster.flops_per_second)" in text
+
+
+def test_the_store_is_asked_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    grid = ("-m", "method=none,random,uniform", "ratio=0.5,0.9")
+    bench = make_bench(store, capsys, monkeypatch)
+    done = bench(*grid, "--dry")
+    assert done.code == 0, done.err
+    assert not store.exists()
+    assert bench.fake.specs == []
+    # `none` at two ratios is one run.
+    assert f"runs in {store}: 5 to do" in done.out
+    assert bench("method=random", "ratio=0.5").code == 0
+    key = next(store.glob("runs/*/row.json")).parent.name
+    assert bench("method=random", "ratio=0.9").code == 0
+    (other,) = {path.parent.name for path in store.glob("runs/*/row.json")} - {key}
+    (store / "runs" / other / "row.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    done = bench(*grid, "--dry")
+    assert f"runs in {store}: 1 done, 1 begun, 3 to do" in done.out
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+    forced = bench(*grid, "--dry", "force=true")
+    assert f"runs in {store}: 5 to do" in forced.out
+    assert json.loads((store / "runs" / key / "row.json").read_bytes())["status"] == "done"

@@ -1,0 +1,227 @@
+"""Jobs as processes: their files, devices, and what is said of cells that gave no row. No model runs here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.cluster import work
+from harness.cluster.jobfile import Entry, JobFile, LeftOut
+from harness.cluster.packing import Pack
+from harness.cluster.resources import Resources
+from harness.cluster.settings import ClusterSpec
+from harness.cluster.slurm import Slurm
+from harness.cluster.states import State
+from harness.cluster.watching import Jobs, watch
+from harness.cluster.work import carry_out
+from harness.cluster.workers import Devices, Workers
+from harness.errors import UserError
+from harness.running.waiting import Waiting
+
+#: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
+WORKER = """
+import json, os, signal, sys, time
+for cell in json.load(open(sys.argv[1])):
+    how = cell["config"].get("how")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "error":
+        print("error: disk full", file=sys.stderr)
+        sys.exit(1)
+    if how == "hang":
+        time.sleep(600)
+    with open(cell["row"], "w") as row:
+        json.dump({"devices": os.environ.get("CUDA_VISIBLE_DEVICES")}, row)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    monkeypatch.setattr(work, "_command", lambda job: [sys.executable, str(path), str(job)])
+
+
+def job(folder: Path, number: int, *hows: str) -> JobFile:
+    file = JobFile(folder / f"job-{number:03}.json")
+    file.write(
+        [
+            Entry(f"{number}{place}", str(folder / f"row-{number}-{place}"), None, {"how": how})
+            for place, how in enumerate(hows)
+        ]
+    )
+    return file
+
+
+def packs(gpus: int, count: int) -> list[Pack[object]]:
+    return [Pack("m", Resources(gpus, 1, 2**20), ()) for _ in range(count)]
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    file = job(tmp_path, 0, "good", "good")
+    first, second = file.entries()
+    assert (first.key, first.before, first.config) == ("00", None, {"how": "good"})
+    assert not first.done
+    Path(first.row).write_text("{}")
+    assert first.done
+    assert not second.done
+    # A row that stood there before is not this job's.
+    old = Entry("k", first.row, Path(first.row).stat().st_mtime_ns, {})
+    assert not old.done
+    assert file.ended() is None
+    file.leave_out([LeftOut("01", "reason", 2)])
+    assert file.left_out() == {"01": LeftOut("01", "reason", 2)}
+    file.begin()
+    assert file.left_out() == {}
+
+
+def test_a_file_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torn.json").write_text('[{"key": ')
+    for name in ("torn.json", "absent.json"):
+        with pytest.raises(UserError, match="is no file of a job"):
+            JobFile(tmp_path / name).entries()
+
+
+def test_a_job_without_cells_to_do_starts_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = job(tmp_path, 0, "good")
+    Path(file.entries()[0].row).write_text("{}")
+    monkeypatch.setattr(work, "start", lambda *_: pytest.fail("a process was started"))
+    assert carry_out(file, {}) == 0
+    assert file.ended() == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_job_notes_how_its_process_ended(tmp_path: Path) -> None:
+    for number, (how, code) in enumerate([("good", 0), ("error", 1), ("kill", -signal.SIGKILL)]):
+        file = job(tmp_path, number, how)
+        assert carry_out(file, {}) == code
+        assert file.ended() == code
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_job_that_is_told_to_stop_ends_its_process(tmp_path: Path) -> None:
+    assert carry_out(job(tmp_path, 0, "hang"), {}, stop=lambda: True) == -signal.SIGTERM
+
+
+def test_devices_are_never_handed_out_twice() -> None:
+    pool, held, clashes = Devices("0123"), set[str](), list[str]()
+    lock = threading.Lock()
+
+    def use(count: int) -> None:
+        for _ in range(50):
+            with pool.take(count) as taken:
+                with lock:
+                    clashes.extend(held & set(taken))
+                    held.update(taken)
+                    assert len(taken) == count
+                with lock:
+                    held.difference_update(taken)
+
+    threads = [threading.Thread(target=use, args=(count,)) for count in (1, 2, 3, 1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+    with pool.take(4) as taken:
+        assert sorted(taken) == list("0123")
+
+
+@pytest.mark.usefixtures("worker")
+def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) -> None:
+    workers = Workers(ClusterSpec("joblib"), ("4", "5", "7"))
+    files = [
+        job(tmp_path, number, "good", "error" if number == 1 else "good") for number in range(3)
+    ]
+    workers.start(packs(1, 3), files)
+    jobs = Jobs(dict(zip(workers.names, files, strict=True)))
+    watch(jobs, workers, 0.1, Waiting(quiet=True), lambda line: None)
+    seen = [json.loads(Path(file.entries()[0].row).read_text())["devices"] for file in files]
+    assert set(seen) <= {"4", "5", "7"}
+    assert jobs.missing("00") is None
+    lost = jobs.missing("11")
+    assert lost is not None
+    assert (lost.reason, lost.code) == ("job job-001: disk full", 1)
+
+
+def test_workers_are_as_many_as_there_is_room_for() -> None:
+    assert Workers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 9)) == 4
+    assert Workers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 3)) == 3
+    assert Workers(ClusterSpec("joblib", workers=2), tuple("01234567")).at_once(packs(2, 9)) == 2
+    with pytest.raises(UserError, match=r"cluster\.gpus=3 \(model=m\): this machine has 2 GPUs"):
+        Workers(ClusterSpec("joblib"), ("0", "1")).check(packs(3, 1))
+    with pytest.raises(UserError, match=r"cluster\.wait=False"):
+        Workers(ClusterSpec("joblib", wait=False), ()).check(packs(0, 1))
+
+
+class Queue:
+    """Tells one state after another of a single job."""
+
+    def __init__(self, *states: str | None) -> None:
+        self.names = ["7"]
+        self._states = list(states)
+        self.stopped = False
+
+    def check(self, packs: Sequence[Pack[object]]) -> None: ...
+
+    def start(self, packs: Sequence[Pack[object]], files: Sequence[JobFile]) -> None: ...
+
+    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
+        state = self._states.pop(0)
+        if state == "Ctrl-C":
+            raise KeyboardInterrupt
+        return None if state is None else {"7": State(state, "None")}
+
+    def stop(self) -> str:
+        return "jobs 7 go on"
+
+
+def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> None:
+    queue = Queue("RUNNING", None, "COMPLETED", "PENDING", "RUNNING", "FAILED", "FAILED")
+    jobs = Jobs({"7": job(tmp_path, 0, "good", "good")})
+    watch(jobs, queue, 0.001, Waiting(quiet=True), lambda line: None)
+    assert queue._states == []
+    lost = jobs.missing("00")
+    assert lost is not None
+    assert lost.reason.startswith("job 7 ended before this cell was done: FAILED; ")
+    # A row counts, whatever the queue says; a reason that was noted does, too.
+    Path(jobs.entries["7"][0].row).write_text("{}")
+    assert jobs.missing("00") is None
+    jobs.files["7"].leave_out([LeftOut("01", "cannot be reached", 2)])
+    assert jobs.missing("01") == LeftOut("01", "cannot be reached", 2)
+    jobs.files["7"].begin()
+    jobs.files["7"].end(-9)
+    lost = jobs.missing("01")
+    assert lost is not None
+    assert "was killed by SIGKILL" in lost.reason
+
+
+def test_who_stops_waiting_is_told_that_jobs_go_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    jobs = Jobs({"7": job(tmp_path, 0, "good")})
+    with pytest.raises(KeyboardInterrupt):
+        watch(jobs, Queue("RUNNING", "Ctrl-C"), 0.001, Waiting(quiet=True), told.append)
+    assert told[-1] == "jobs 7 go on"
+
+
+def test_sbatch_is_asked_for_what_the_job_takes(tmp_path: Path) -> None:
+    cluster = ClusterSpec("slurm", array_parallelism=3, grace=90, options={"qos": "long"})
+    slurm = Slurm(cluster, tmp_path)
+    asked = slurm.parameters(Pack("m", Resources(4, 16, 2**38, 60, "big"), ()))
+    assert asked["gpus_per_node"] == 4
+    assert asked["mem"] == "262144M"
+    assert (asked["time"], asked["signal_delay_s"], asked["partition"]) == (60, 90, "big")
+    assert asked["array_parallelism"] == 3
+    assert asked["additional_parameters"] == {"requeue": True, "qos": "long"}
+    small = slurm.parameters(Pack("m", Resources(0, 2, 2**30, 1), ()))
+    assert "gpus_per_node" not in small
+    assert "partition" not in small
+    assert small["signal_delay_s"] == 30

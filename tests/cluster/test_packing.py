@@ -1,0 +1,157 @@
+"""Which cells share a job, what a job takes, and whose word counts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from harness.cluster.packing import pack
+from harness.cluster.resources import Resources, gpus_for, on_its_machine, resources_of
+from harness.cluster.settings import cluster_of
+from harness.config.build import build_spec
+from harness.config.compose import Command, read_command
+from harness.errors import UserError
+from harness.measure.weights import parameters, weight_bytes
+
+ONE = Resources(gpus=1, cpus=4, memory=2**30)
+
+
+@cache
+def composed(*argv: str) -> Command:
+    command = read_command(argv)
+    assert command is not None
+    return command
+
+
+def taken(*argv: str) -> Resources:
+    (config,) = composed(*argv).cells
+    return resources_of(config, build_spec(config), cluster_of([config]))
+
+
+@given(
+    models=st.lists(st.sampled_from("abc"), max_size=40),
+    at_most=st.integers(min_value=1, max_value=9),
+)
+def test_jobs_hold_every_cell_once_in_the_order_of_models(models: list[str], at_most: int) -> None:
+    cells = [(model, model, ONE, number) for number, model in enumerate(models)]
+    jobs = pack(cells, at_most)
+    order = list(dict.fromkeys(models))
+    expected = [
+        (model, number) for model in order for number, one in enumerate(models) if one == model
+    ]
+    assert [(job.model, cell) for job in jobs for cell in job.cells] == expected
+    for model in order:
+        sizes = [len(job.cells) for job in jobs if job.model == model]
+        assert max(sizes) <= at_most
+        assert max(sizes) - min(sizes) <= 1
+        assert len(sizes) == -(-models.count(model) // at_most)
+
+
+def test_cells_that_load_or_take_something_else_are_other_jobs() -> None:
+    two = Resources(gpus=2, cpus=8, memory=2**31)
+    cells = [
+        ("a", "fp16", ONE, 1),
+        ("b", "fp16", ONE, 2),
+        ("a", "fp32", ONE, 3),
+        ("a", "fp16", two, 4),
+    ]
+    assert [(job.model, job.cells) for job in pack(cells, 9)] == [
+        ("a", (1,)),
+        ("a", (3,)),
+        ("a", (4,)),
+        ("b", (2,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "billions", "gpus"),
+    [("llava15_7b", 6.7, 1), ("llava_ov_72b", 72.0, 4), ("seedling", 0.0027, 0)],
+)
+def test_gpus_follow_the_model(model: str, billions: float, gpus: int) -> None:
+    (config,) = composed(f"model={model}").cells
+    facts = build_spec(config).model.facts
+    # Names of models round their parameters, and leave the tower out or not.
+    assert parameters(facts) / 1e9 == pytest.approx(billions, rel=0.08)
+    assert taken(f"model={model}").gpus == gpus
+
+
+def test_parameters_are_those_of_the_shipped_checkpoint() -> None:
+    from safetensors import safe_open
+
+    (config,) = composed("model=seedling").cells
+    spec = build_spec(config).model
+    assert spec.path is not None
+    with safe_open(spec.path / "model.safetensors", framework="pt") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    matrices = [
+        shape[0] * shape[1]
+        for name, shape in sizes.items()
+        # The tower's last layer is not read; places have no matrix of their own.
+        if len(shape) == 2
+        and "position" not in name
+        and ".layers.3." not in name.partition("language")[0]
+    ]
+    shared = (
+        0
+        if any("lm_head" in name for name in sizes)
+        else spec.facts.vocabulary * spec.facts.text.hidden
+    )
+    assert parameters(spec.facts) == pytest.approx(sum(matrices) + shared, rel=0.01)
+
+
+def test_without_a_word_the_weights_decide() -> None:
+    (config,) = composed("model=llava_ov_72b").cells
+    spec = build_spec(config).model
+    assert gpus_for(spec.facts, spec.dtype, 80 * 2**30) == 3
+    assert gpus_for(spec.facts, spec.dtype, 141 * 2**30) == 2
+    assert taken("model=llava15_7b").memory >= 2 * weight_bytes(spec.facts, "float16") / 12
+
+
+def test_what_the_user_sets_goes_before_what_the_model_asks_for() -> None:
+    asked = taken("model=llava_ov_72b", "cluster.gpus=8", "cluster.partition=big")
+    assert (asked.gpus, asked.partition) == (8, "big")
+    assert asked.cpus == 16  # of the model's file
+    assert taken("model=llava_ov_72b", "model.resources.gpus=2").gpus == 2
+    assert taken("model=llava15_7b", "cluster.gpus=0").gpus == 0
+
+
+def test_a_job_computes_on_the_device_of_its_own_machine() -> None:
+    (config,) = composed("model=llava15_7b").cells
+    spec = build_spec(config)
+    assert on_its_machine(config, spec, gpus=1).model.device == "cuda"
+    assert on_its_machine(config, spec, gpus=0).model.device == "cpu"
+    (config,) = composed("model=llava15_7b", "model.device=cpu").cells
+    assert on_its_machine(config, build_spec(config), gpus=1).model.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [
+        ("cluster.cells_per_job=0", "cluster.cells_per_job=0"),
+        ("cluster.memory=lots", "cluster.memory='lots'"),
+        ("cluster.gpus=-1", "cluster.gpus=-1"),
+        ("cluster.flops_per_second=0", "cluster.flops_per_second=0"),
+        ("model.resources.minutes=0", "model.resources.minutes=0"),
+        ("+model.resources.cards=1", "model.resources.setting='cards'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(argument: str, key: str) -> None:
+    with pytest.raises(UserError, match=key.replace(".", r"\.")):
+        taken(argument)
+
+
+def test_cells_of_one_command_run_in_one_place() -> None:
+    cells = [OmegaConf.create({"cluster": {"name": name}}) for name in ("local", "slurm")]
+    with pytest.raises(UserError, match="cells of one sweep differ in where they run"):
+        cluster_of(cells)
+
+
+def test_where_cells_run_changes_no_run() -> None:
+    (here,), (there,) = (
+        composed(*line).cells for line in ((), ("cluster=slurm", "cluster.gpus=2"))
+    )
+    assert build_spec(here) == build_spec(there)

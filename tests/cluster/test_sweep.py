@@ -1,0 +1,85 @@
+"""What a command whose cells run as jobs tells in the end: rows, and each cell that has none with its cause, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import run
+from harness.cluster.jobfile import JobFile
+from harness.cluster.packing import Pack
+from harness.cluster.states import State
+from harness.evaluation.evaluate import SampleErrors
+from harness.evaluation.samples import Failure
+from tests.running.helpers import Bench, make_bench
+
+SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cluster.poll=0.01")
+
+
+class Here:
+    """Runs jobs in this process, one after the other, as workers run them in processes of their own."""
+
+    def __init__(self, *settings: object) -> None:
+        self.names: list[str] = []
+
+    def check(self, packs: Sequence[Pack[Any]]) -> None: ...
+
+    def start(self, packs: Sequence[Pack[Any]], files: Sequence[JobFile]) -> None:
+        for number, file in enumerate(files):
+            self.names.append(f"job-{number}")
+            file.begin()
+            try:
+                code = run.main(["--cells", str(file.path)])
+            except ZeroDivisionError:
+                code = 1
+            file.end(code)
+
+    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
+        return {name: State("ENDED") for name in names}
+
+    def stop(self) -> str | None:
+        return None
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    monkeypatch.setattr("harness.cluster.sweep.Workers", Here)
+    return make_bench(tmp_path / "store", capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (SampleErrors((Failure("t", 1, "OSError: broken"),), 3), "OSError: broken"),
+        (ZeroDivisionError("nobody thought of it"), "ZeroDivisionError: nobody thought of it"),
+    ],
+)
+def test_a_failed_cell_of_a_job_is_told_once_and_the_others_have_their_rows(
+    bench: Bench, error: Exception, cause: str
+) -> None:
+    bench.fake.stop_after, bench.fake.error = 1, lambda: error
+    done = bench(*SWEEP, "cluster.cells_per_job=3", "json=false")
+    assert done.code == 1
+    rows = [json.loads(path.read_bytes()) for path in bench.store.glob("runs/*/row.json")]
+    assert sorted(row["method"] for row in rows) == ["fastv", "uniform"]
+    # The job has printed before: what counts is what stands behind the last line of its own.
+    _, job, own = done.out.rpartition('"method": "fastv"')
+    assert job
+    assert own.count(cause) == 1
+    assert own.count("\nfailed: ") == 1
+    assert own.count("run.py ") == 1
+    assert "method=random ratio=0.5" in own.partition("run what failed again: ")[2].splitlines()[0]
+    assert done.err.splitlines()[-1] == "error: 1 of 3 cells have no row"
+
+
+def test_of_one_cell_the_cause_is_the_error(bench: Bench) -> None:
+    bench.fake.stop_after, bench.fake.error = 1, lambda: ZeroDivisionError("nobody")
+    done = bench("method=random", "ratio=0.5", *SWEEP[3:])
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == "error: ZeroDivisionError: nobody"
