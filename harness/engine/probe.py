@@ -69,6 +69,11 @@ class AttentionTap:
             handle.remove()
         self._handles.clear()
 
+    def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show whoever watches a module the queries and keys of a run of it that has been kept."""
+        for watcher in self._watchers.get(module, ()):
+            watcher(query, key, scaling)
+
     def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
         """Project what the module is called with (batch first) to the queries and keys of its heads."""
         states: list[Tensor] = []

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from harness.engine.layout import Layout
 from harness.engine.setup import Setup
 from harness.engine.sites.kinds import reads_features, tower_sites
+from harness.engine.trunk import Arrived, Trunk
 from harness.engine.vision import VisionSide
 from harness.errors import UserError
 from harness.measure.clock import Clock
@@ -40,6 +41,8 @@ class Prompt:
         features: (units, D) what went into the projector; None if nobody asked for it, or there are no pictures.
         keeps_features: whether somebody did.
         times_ms: milliseconds of the whole batch in `vision` and `select`; a sample that starts here is not charged.
+        trunk: the first decoder layers, if they have been run for all who leave them as they are
+            (`harness.engine.sharing.carried_on`).
     """
 
     model: nn.Module
@@ -50,6 +53,7 @@ class Prompt:
     features: Tensor | None = field(repr=False)
     keeps_features: bool
     times_ms: Mapping[str, float]
+    trunk: Trunk | None = field(default=None, repr=False)
 
     def enter(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Put the prompt in the place of what the decoder stack is given by a model that saw no pixels.
@@ -117,10 +121,6 @@ def check_behind(method: TokenReducer, sites: Sequence[Site]) -> None:
         )
 
 
-class _Arrived(BaseException):
-    """The decoder stack was about to run. No error: nothing may catch it on its way out of the model."""
-
-
 def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: Clock) -> Prompt:
     """Run a batch up to the decoder stack's entry and keep what arrives there.
 
@@ -135,12 +135,12 @@ def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: 
 
     def arrive(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         arguments.update(kwargs)
-        raise _Arrived
+        raise Arrived
 
     vision = VisionSide(setup, clock, reads_features(setup.sites))
     handle = adapter.decoder.register_forward_pre_hook(arrive, with_kwargs=True)
     try:
-        with vision, suppress(_Arrived):
+        with vision, suppress(Arrived):
             adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
     finally:
         handle.remove()

@@ -23,6 +23,7 @@ from harness.engine.parts import Parts
 from harness.engine.passes import Pass
 from harness.engine.prompt import Prompt, make_prompt
 from harness.engine.record import Generated
+from harness.engine.trunk import Replay, untouched
 from harness.engine.watching import Current, install
 from harness.errors import UserError
 from harness.measure.clock import Clock
@@ -282,5 +283,12 @@ class Session:
         with (
             Pass(self.setup, start.layout, samples, start.prompt) as this,
             self._current.running(this.clock, this),
+            self._replay(start.prompt),
         ):
             yield this
+
+    def _replay(self, prompt: Prompt | None) -> Replay:
+        """Return what puts a prompt's layers in the place of those that the method leaves as they are."""
+        layers, setup = self.adapter.decoder.layers, self.setup
+        count = 0 if setup.emulate else untouched(setup.sites, len(layers))
+        return Replay(None if prompt is None else prompt.trunk, layers[:count], self._tap)

@@ -1,9 +1,9 @@
-"""A prompt for several methods: what each of them reads before the decoder is read once, for all."""
+"""A prompt for several methods: what they read before the decoder, and layers that they leave alone, once for all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from harness.engine.prompt import Prompt, check_behind
 from harness.engine.session import Session
 from harness.engine.signals.table import BEFORE_DECODER
 from harness.engine.sites.kinds import reads_features
+from harness.engine.trunk import Growing
 from methods.base import Need, Plan, Site, TokenReducer, View
+from methods.none import NoReduction
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,28 @@ def shared_prompt(
     reader = Reader.of(adapter, methods)
     with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
         return session.prompt(inputs)
+
+
+def carried_on(
+    adapter: Parts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
+) -> Prompt:
+    """Return a prompt with its first decoder layers run, for all who start there and act only behind them.
+
+    Args:
+        adapter: the model.
+        prompt: of the batch.
+        depth: layers; 0 leaves the prompt as it is.
+        room: bytes that their states, queries, keys and values may take: whoever wants more layers runs the rest.
+        **generation: arguments of `generate` of the answers to come.
+
+    Cost: these layers of the unreduced prompt.
+    """
+    if depth == 0:
+        return prompt
+    nothing = Budget("kept", 0.0)
+    with (
+        Session(adapter, NoReduction(), nothing, timed=False) as session,
+        Growing(adapter.decoder, depth, room) as growing,
+    ):
+        session.generate(prompt, **generation)
+    return replace(prompt, trunk=growing.trunk)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
+from time import perf_counter
 from typing import Any
-from unittest import mock
 
 import torch
 from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
-from PIL import ImageFile
 
 from harness.errors import UserError
 from harness.evaluation import kept
+from harness.evaluation.feeding import Reading
 from harness.evaluation.samples import Failure, Key, Sample
 from harness.evaluation.wording import Wording
 from harness.generation import Settings, cut
-from harness.kinds.base import Responder
+from harness.kinds.base import Prepare, Responder
+from harness.media.pictures import complete_only
 from methods.base import MethodError
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,21 @@ CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
 
 #: Messages of one sample.
 Chat = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch on its way to the model.
+
+    Attributes:
+        inputs: the model's, or a prompt made of these.
+        asked: what the journal keeps of each sample beside its answer.
+        seconds: what reading and preprocessing took.
+    """
+
+    inputs: Any
+    asked: Sequence[Mapping[str, Any] | None]
+    seconds: float
 
 
 class Answerer:
@@ -60,15 +78,24 @@ class Answerer:
         self._source = source
         self._wording = wording or Wording(None, {})
         self._shown = shown
+        # A benchmark's functions and data are read by one thread at a time.
+        self._one = Lock()
+        self.reading = Reading()
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
     def attempt(
-        self, block: Sequence[Instance], group: Settings
+        self,
+        block: Sequence[Instance],
+        group: Settings,
+        given: Callable[[], Prepared | None] = lambda: None,
     ) -> tuple[list[Sample], list[Failure]]:
-        """Answer a batch; if it raises, answer its samples one by one to find those to blame."""
+        """Answer a batch; if it raises, answer its samples one by one to find those to blame.
+
+        `given` returns the batch if somebody has prepared it, and raises what that raised.
+        """
         try:
-            return self.answer(block, group), []
+            return self.answer(block, group, given), []
         except (Exception, SystemExit) as error:
             # Anything can go wrong with one sample (its file, its size, memory), and some tasks
             # even call sys.exit.
@@ -82,19 +109,37 @@ class Answerer:
         parts = [self.attempt([request], group) for request in block]
         return [s for samples, _ in parts for s in samples], [f for _, bad in parts for f in bad]
 
-    def answer(self, block: Sequence[Instance], group: Settings) -> list[Sample]:
+    def answer(
+        self,
+        block: Sequence[Instance],
+        group: Settings,
+        given: Callable[[], Prepared | None] = lambda: None,
+    ) -> list[Sample]:
         """Answer a batch; raises whatever goes wrong."""
+        started = perf_counter()
+        batch = given()
+        if batch is not None:
+            batch = replace(batch, inputs=self._responder.moved(batch.inputs))
+        batch = batch or self.read(block)
+        waited = perf_counter() - started
+        samples = self.say(batch, block, group, self._responder)
+        self.reading += Reading(len(block), batch.seconds, waited)
+        return samples
+
+    def say(
+        self, batch: Prepared, block: Sequence[Instance], group: Settings, responder: Responder
+    ) -> list[Sample]:
+        """Let a responder answer a batch that has been read; raises whatever goes wrong."""
         keys = [key_of(request) for request in block]
-        documents, chats, inputs = self._encoded(block)
         names = [f"{task}/{doc_id}" for task, doc_id in keys]
         if group.generate["do_sample"]:
             # `generate` samples from torch's global generator: seed it by batch, leave no trace.
             with torch.random.fork_rng():
                 torch.manual_seed(self._seed * 1_000_003 + keys[0][1])
-                generated = self._responder.generate(inputs, names, **group.generate)
+                generated = responder.generate(batch.inputs, names, **group.generate)
         else:
-            generated = self._responder.generate(inputs, names, **group.generate)
-        texts = self._responder.decode(generated.ids)
+            generated = responder.generate(batch.inputs, names, **group.generate)
+        texts = responder.decode(generated.ids)
         return [
             Sample(
                 task=key[0],
@@ -104,32 +149,49 @@ class Answerer:
                 output_tokens=record.new_tokens,
                 record=record,
                 raw=text,
-                asked=self._asked(request, document, chat),
+                asked=asked,
             )
-            for key, text, record, request, document, chat in zip(
-                keys, texts, generated.records, block, documents, chats, strict=True
+            for key, text, record, asked in zip(
+                keys, texts, generated.records, batch.asked, strict=True
             )
         ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
-        return self._encoded(block)[2]
+        inputs: Mapping[str, Any] = self.read(block).inputs
+        return inputs
 
-    def _encoded(
-        self, block: Sequence[Instance]
-    ) -> tuple[list[Any], list[Chat], Mapping[str, Any]]:
-        """Return the documents of a batch, their chats and the model's inputs."""
-        with _whole_images():
-            documents = [self._read(request) for request in block]
-            chats = [
-                self._messages(request, document)
-                for request, document in zip(block, documents, strict=True)
-            ]
-            return documents, chats, self._responder.encode(chats)
+    def read(self, block: Sequence[Instance]) -> Prepared:
+        """Load the documents of a batch, write their chats and make inputs of these; raises whatever goes wrong."""
+        return self._prepared(block, encode=self._responder.encode)
+
+    def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
+        """Return what prepares batches in another thread, calling a function between samples."""
+        return partial(self._prepared, encode=self._responder.preparer())
+
+    def _prepared(
+        self,
+        block: Sequence[Instance],
+        between: Callable[[], None] = lambda: None,
+        *,
+        encode: Prepare,
+    ) -> Prepared:
+        """Load the documents of a batch, write their chats and make inputs of these."""
+        with self._one, complete_only():
+            started = perf_counter()
+            chats, asked = [], []
+            for request in block:
+                between()
+                document = self._read(request)
+                chats.append(self._messages(request, document))
+                asked.append(self._asked(request, document, chats[-1]))
+            between()
+            inputs = encode(chats)
+            return Prepared(inputs, asked, perf_counter() - started)
 
     def told(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
-        with _whole_images():
+        with complete_only():
             return self._responder.told(self._messages(request, self._read(request)))
 
     def _read(self, request: Instance) -> Any:
@@ -182,10 +244,3 @@ def key_of(request: Instance) -> Key:
 def _blame(key: Key, error: BaseException) -> Failure:
     failure = Failure.from_exception(key, error)
     return Failure(*key, CHAT.sub(lambda m: "" if m["aside"] else "the chat", failure.error))
-
-
-@contextmanager
-def _whole_images() -> Iterator[None]:
-    """Let a truncated image file raise: lmms-eval tells PIL to fill it with grey, a wrong answer in the making."""
-    with mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False):
-        yield

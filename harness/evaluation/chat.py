@@ -14,6 +14,7 @@ from lmms_eval.api.task import Task
 from harness.errors import UserError
 from harness.evaluation.answer import Answerer, key_of
 from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
+from harness.evaluation.feeding import Reading, fed, look_ahead
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
 from harness.evaluation.wording import Wording
 from harness.generation import Settings, settings
@@ -45,6 +46,7 @@ class Part:
         refusal: the first of them that cannot work at all.
         gave_up: whether batches were left out because nothing succeeded.
         seconds: wall time; of several processes the longest.
+        reading: what reading and preprocessing took of it, of several processes together.
     """
 
     entries: list[dict[str, Any]]
@@ -52,6 +54,7 @@ class Part:
     refusal: UserError | None
     gave_up: bool
     seconds: float
+    reading: Reading
 
 
 class ChatModel(lmms):
@@ -103,6 +106,9 @@ class ChatModel(lmms):
         self.batch_size = spec.engine.batch_size
         self.resumed = 0
         self.seconds = 0.0
+        self.ahead = look_ahead(spec, self._ranks.local_world)
+        #: Of all processes together.
+        self.reading = Reading()
         #: What the row says of prompts, by the example of the first answered sample.
         self.prompt: dict[str, str | None] = {}
 
@@ -164,15 +170,18 @@ class ChatModel(lmms):
         One that an earlier process finished in part is run again as a whole: its composition, and so every bit of its
         answers, is the same as without a break.
         """
-        blocks = [
+        return [
+            (group, block)
+            for group, block in self._blocks(groups)
+            if any(key_of(request) not in self.samples for request in block)
+        ]
+
+    def _blocks(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the batches of all requests."""
+        return [
             (group, members[start : start + self.batch_size])
             for group, members in groups
             for start in range(0, len(members), self.batch_size)
-        ]
-        return [
-            (group, block)
-            for group, block in blocks
-            if any(key_of(request) not in self.samples for request in block)
         ]
 
     def _find_batch_size(self, groups: Sequence[Group]) -> int:
@@ -195,14 +204,18 @@ class ChatModel(lmms):
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
                 self._answerer.attempt(block, group)
-        for group, block in blocks:
-            started = time.perf_counter()
-            self._keep(*self._answerer.attempt(block, group))
-            self.seconds += time.perf_counter() - started
-            self._report(len(mine))
-            self._gave_up = not self.samples and len(self.failures) >= HOPELESS
-            if self._gave_up:
-                return
+        # What came before, warming up, is not of the run.
+        self._answerer.reading = Reading()
+        batches = [block for _, block in blocks]
+        with fed(batches, self.ahead, self._answerer.preparer) as given:
+            for group, block in blocks:
+                started = time.perf_counter()
+                self._keep(*self._answerer.attempt(block, group, given))
+                self.seconds += time.perf_counter() - started
+                self._report(len(mine))
+                self._gave_up = not self.samples and len(self.failures) >= HOPELESS
+                if self._gave_up:
+                    return
 
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
         """Write what is new to the journal, in one append, before it counts as finished."""
@@ -217,7 +230,9 @@ class ChatModel(lmms):
         # Those from the journal come first and are known to all. The journal's form leaves out the tensors of the
         # records, which would bring their device along.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
-        own = Part(fresh, self.failures, self._answerer.refusal, self._gave_up, self.seconds)
+        answerer, seconds = self._answerer, self.seconds
+        refusal, reading = answerer.refusal, answerer.reading
+        own = Part(fresh, self.failures, refusal, self._gave_up, seconds, reading)
         parts = self._ranks.gather(own)
         return Part(
             entries=[entry for part in parts for entry in part.entries],
@@ -225,12 +240,13 @@ class ChatModel(lmms):
             refusal=next((part.refusal for part in parts if part.refusal is not None), None),
             gave_up=any(part.gave_up for part in parts),
             seconds=max(part.seconds for part in parts),
+            reading=sum((part.reading for part in parts), Reading()),
         )
 
     def _take(self, whole: Part, total: int) -> None:
         """Make the answers of all processes this model's own, or raise if the run has failed."""
         self.samples |= finished(whole.entries)
-        self.failures, self.seconds = whole.failures, whole.seconds
+        self.failures, self.seconds, self.reading = whole.failures, whole.seconds, whole.reading
         if not self.samples and whole.refusal is not None:
             raise whole.refusal
         allowed = self._spec.engine.max_errors

@@ -5,11 +5,9 @@ lmms-eval asks and scores, the engine answers, the journal remembers.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
 from harness.evaluation.samples import (
@@ -29,6 +27,7 @@ from methods.base import Method
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
     from harness.artifacts.priors import Prior
+    from harness.evaluation.shelf import Shelf
     from harness.evaluation.tasks import Loaded
     from harness.kinds.base import Responder, Rivals
 
@@ -52,6 +51,8 @@ class Evaluation:
             longest.
         versions: {task: version} as lmms-eval reports them.
         batch_size: samples in one batch, as set or as found.
+        ahead: batches read ahead of the answers, at most.
+        reading_ms: milliseconds a sample of reading and preprocessing, and of waiting for it; None if none was read.
         prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
@@ -70,6 +71,8 @@ class Evaluation:
     seconds: float
     versions: Mapping[str, Any]
     batch_size: int = 1
+    ahead: int = 0
+    reading_ms: Mapping[str, float] | None = field(default=None, compare=False)
     prompt: Mapping[str, str | None] = field(default_factory=dict)
     speedup: Mapping[str, Any] | None = None
     speedup_note: str = ""
@@ -118,8 +121,10 @@ def evaluate(
     return done if reason is None else replace(done, speedup_note=reason)
 
 
-def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
+def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | None = None) -> Loaded:
     """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+
+    `shelf` has what earlier openings of the command read; the tasks are made anew.
 
     Raises:
         UserError: the task, its data, a metric or the limit cannot work.
@@ -148,6 +153,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None) -> Loaded:
                 spec.model.template,
                 local_data(bench),
                 bench.dataset.pinned,
+                shelf,
             )
         )
         check_denoised(loaded.tasks, spec)
@@ -193,20 +199,16 @@ def evaluate_session(
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
-    # lmms-eval takes seconds to import, and whoever only reads rows need not pay.
-    from lmms_eval.evaluator import simple_evaluate
-
-    from harness.evaluation.chance import without_guesses
-    from harness.evaluation.chat import Answered, ChatModel
+    # These bring in lmms-eval, seconds, and whoever only reads rows need not pay.
+    from harness.evaluation.asking import ask, served
+    from harness.evaluation.chat import ChatModel
     from harness.evaluation.contributions import score
-    from harness.evaluation.data import guard_targets, named_data
+    from harness.evaluation.data import guard_targets
     from harness.evaluation.derived import needed
-    from harness.evaluation.effects import tokens_remembered
     from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
     from harness.evaluation.judged import judging
     from harness.evaluation.latency import Clocked
     from harness.evaluation.paired import Paired, measured
-    from harness.evaluation.tasks import quiet
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
@@ -216,15 +218,7 @@ def evaluate_session(
         clocked.compose(tasks, responder.encode)
     evaluation: Evaluation | None = None
     judge = judging(spec, tasks)
-    with (
-        named_data(tasks),
-        alone(),
-        quiet(),
-        tokens_remembered(),
-        loaded.serving(),
-        without_guesses(),
-        suppress(Answered),
-    ):
+    with served(loaded):
         unscored: list[Failure] = []
         for task in tasks:
             guard_scoring(task, unscored, judge.verdict if clocked is None else clocked.verdict)
@@ -232,25 +226,7 @@ def evaluate_session(
             guard_targets(task)
         complete = judge.ask if clocked is None else clocked.take
         model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete)
-        results = simple_evaluate(
-            model=model,
-            tasks=list(tasks),
-            task_manager=loaded.manager,
-            limit=bench.limit,
-            batch_size=model.batch_size,
-            # The response cache of lmms-eval stores nothing before a run ends; the journal is ours.
-            use_cache=None,
-            cache_requests=False,
-            # Standard errors are computed from the samples (harness/evaluation/scores.py).
-            bootstrap_iters=0,
-            log_samples=True,
-            process_docs_parallel=1,
-            # The other back end would create an Accelerator and its global state in every process.
-            distributed_executor_backend="torchrun",
-            cli_args=argparse.Namespace(
-                process_with_media=False, output_path=str(spec.store), reasoning_tags=None
-            ),
-        )
+        results = ask(model, loaded, spec)
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
@@ -277,6 +253,8 @@ def evaluate_session(
             seconds=model.seconds,
             versions=dict(results["versions"]),
             batch_size=model.batch_size,
+            ahead=model.ahead,
+            reading_ms=model.reading.ms,
             prompt=model.prompt,
             speedup=beside.speedup,
             speedup_note=beside.note,
@@ -286,7 +264,7 @@ def evaluate_session(
             latency=timed,
         )
     # Rank 0 alone has scored.
-    return cast("Evaluation", ranks.gather(evaluation)[0])
+    return ranks.gather(evaluation)[0]
 
 
 def check_limit(limit: object) -> None:

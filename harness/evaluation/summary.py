@@ -8,6 +8,11 @@ from statistics import median
 from harness.engine.record import Record
 
 
+def answered_together(records: Sequence[Record]) -> int:
+    """Return how many answers came from a pass that several runs shared: they have no times of their own."""
+    return sum(bool(record.shared) and not record.times_ms for record in records)
+
+
 def time_medians(records: Sequence[Record]) -> dict[str, float | None]:
     """Return the median milliseconds for one sample of each phase; None if it never ran."""
     names = {

@@ -30,6 +30,8 @@ from tqdm import tqdm
 from harness.errors import UserError
 from harness.evaluation.data import cause_of, origin
 from harness.evaluation.local import LocalData
+from harness.evaluation.shelf import Shelf
+from harness.evaluation.shelved import manager_of, shelved_data
 from harness.folders import check_folder
 
 #: How data that are not on this machine can be had.
@@ -64,12 +66,13 @@ def load_tasks(
     template: str | None = None,
     data: LocalData | None = None,
     pinned: Mapping[str, str] | None = None,
+    shelf: Shelf | None = None,
 ) -> Loaded:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
     `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
     such takes its `default`. With `data` the hub is not asked. `pinned` has revisions of
-    data sets by their id; of others a task's own file decides.
+    data sets by their id; of others a task's own file decides. `shelf` has what earlier openings found and loaded.
 
     The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
     built-in names would win over ours.
@@ -84,10 +87,11 @@ def load_tasks(
     paths = [] if include_path is None else [str(include_path)]
     # A family named `default` would lose what stands beside the task's `default`.
     family = None if template == "default" else template
-    manager = TaskManager(include_path=paths, include_defaults=False, model_name=family)
+    shelf = shelf or Shelf()
+    manager = manager_of(shelf, paths, False, family)
     own = manager.all_tasks
     if name not in own:
-        manager = TaskManager(include_path=paths, include_defaults=True, model_name=family)
+        manager = manager_of(shelf, paths, True, family)
         if name not in manager.all_tasks:
             near = get_close_matches(name, manager.all_tasks, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
@@ -98,6 +102,9 @@ def load_tasks(
     retry = ConfigurableTask.download.retry
     stop = stop_after_attempt(1) if offline or data is not None else retry.stop
     configs: list[TaskConfig] = []
+    shelf.turn_to(
+        (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
+    )
 
     def noted(**config: Any) -> TaskConfig:
         configs.append(_AsWritten(**_at_revision(config, pinned or {})))
@@ -107,6 +114,7 @@ def load_tasks(
         with (
             nullcontext() if data is None else data.serving(loading=True),
             mock.patch.object(retry, "stop", stop),
+            shelved_data(shelf),
             mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
             # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
             mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Method)
 
+#: From one batch of chats to inputs in memory.
+Prepare = Callable[[Sequence["Chat"]], Mapping[str, Any]]
+
 
 class Generator(Protocol):
     """What generates: an open engine session, for one."""
@@ -37,6 +40,12 @@ class Responder(Generator, Protocol):
 
     def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return the inputs of one batch of chats."""
+
+    def preparer(self) -> Prepare:
+        """Return what prepares chats in another thread, in memory; `moved` makes of it what `encode` returns."""
+
+    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return prepared inputs where the model takes them."""
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers."""

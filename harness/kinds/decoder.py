@@ -70,6 +70,7 @@ class SpeculativeDecoder:
         """Name the settings of two models that answer together."""
         engine = asked.engine
         concerning = {
+            "positions": engine.positions if speculative.leaves_gaps(method) else None,
             "transport": _transport(engine.transport, method),
             "compare": engine.compare,
             "graphs": "auto" if engine.graphs is None else engine.graphs,

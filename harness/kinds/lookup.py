@@ -17,6 +17,7 @@ from methods.base import Decoder, Method, TokenReducer
 from methods.composed import Composed
 from methods.compressor import CacheCompressor
 from methods.denoiser import DenoisingReducer
+from methods.none import NoReduction
 
 M = TypeVar("M", bound=Method)
 
@@ -52,6 +53,13 @@ def as_decoder(method: Method) -> Decoder | None:
 def as_compressor(method: Method) -> CacheCompressor | None:
     """Return a method that evicts cache entries, for commands about these; None if it is of another kind."""
     return method if isinstance(method, CacheCompressor) else None
+
+
+def in_front(method: Method) -> TokenReducer | None:
+    """Return what shortens the prompt where one engine session answers; None where answers come otherwise."""
+    if isinstance(method, Composed):
+        return method.reducer
+    return NoReduction() if isinstance(method, CacheCompressor) else as_reducer(method)
 
 
 def _base_of(method: Method) -> type[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.kinds.base import Generator
+from harness.kinds.base import Generator, Prepare
 from harness.kinds.rescore import Rescored
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ class Joined:
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Return the inputs of one batch of chats."""
         return self.adapter.encode(chats)
+
+    def preparer(self) -> Prepare:
+        """Return what prepares chats in another thread."""
+        return self.adapter.apart.prepare
+
+    def moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return prepared inputs on the model's device."""
+        return self.adapter.moved(inputs)
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers."""

@@ -18,8 +18,11 @@ from harness.specs import RunSpec
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
-def check_cell(spec: RunSpec, ranks: Ranks, digests: Digests) -> Job:
-    """Return the job of a cell that can run here; see harness.running.preflight.check."""
+def check_cell(spec: RunSpec, ranks: Ranks, digests: Digests, places: bool = True) -> Job:
+    """Return the job of a cell that can run here; see harness.running.preflight.check.
+
+    `places=False` leaves out whether its rows can be written, which writes.
+    """
     if spec.offline:
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
     if spec.log == "wandb":
@@ -35,7 +38,7 @@ def check_cell(spec: RunSpec, ranks: Ranks, digests: Digests) -> Job:
             "share; valid: one process"
         )
     ranks.use_device(spec.model.device)
-    return preflight.check(spec, digests)
+    return preflight.check(spec, digests, places)
 
 
 def check_drawn(jobs: Sequence[Job]) -> None:

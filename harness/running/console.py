@@ -207,7 +207,9 @@ def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _bytes(value: float) -> str:
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "-"
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
             return f"{value:.4g} {unit}"

@@ -54,3 +54,13 @@ class Forecast:
             return fmean(self.spent[kind])
         known = [seconds for runs in self.spent.values() for seconds in runs]
         return fmean(known) if known else otherwise
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds, without leading zeros: `9 s`, `1:09`, `2:01:09`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

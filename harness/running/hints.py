@@ -9,10 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.sweep.rerun import products
+
 #: Rows that every other one is read by: nothing removed, and removed at random.
 CONTROLS = ("none", "random")
 #: The same of methods that evict cache entries.
 OF_CACHES = ("none", "random_kv")
+
+
+#: Flags that ask for a sweep.
+MANY = ("-m", "--multirun")
 
 
 def next_step(
@@ -50,6 +56,22 @@ def next_step(
     return _with(
         argv, curves="results/curves"
     ), "draws accuracy against tokens kept, from the stored rows"
+
+
+def rerun(argv: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return the command that runs some cells of another one and no others.
+
+    Where they are not all combinations of some values, that is the other command itself, which makes no row again.
+
+    Args:
+        argv: the other command line.
+        lines: the overrides of each of the cells, `key=value`.
+    """
+    found = products(lines)
+    if len(found) != 1:
+        return command(argv)
+    flags = [text for text in argv if text.startswith("-") and text not in MANY]
+    return command([*flags, *found[0]])
 
 
 def command(argv: Sequence[str]) -> str:
@@ -99,5 +121,5 @@ def _with(argv: Sequence[str], **changes: str) -> str:
     """Return the command line with keys set to other values, as a sweep where a value is a list."""
     kept = [text for text in argv if text.partition("=")[0] not in changes]
     values = [f"{key}={value}" for key, value in changes.items()]
-    many = any("," in text for text in values) and not {"-m", "--multirun"} & set(argv)
+    many = any("," in text for text in values) and not set(MANY) & set(argv)
     return command([*(["-m"] if many else []), *kept, *values])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,24 +41,25 @@ class Job:
     label: str
 
 
-def check(spec: RunSpec, digests: Digests) -> Job:
+def check(spec: RunSpec, digests: Digests, places: bool = True) -> Job:
     """Return the job of `spec`.
 
     A method that acts nowhere removes nothing, so its ratio is taken as 0: all its cells in a sweep are one run. A
-    method that decodes speculatively answers sample by sample, and may settle the ratio of its draft.
+    method that decodes speculatively answers sample by sample, and may settle the ratio of its draft. `places=False`
+    asks no disk whether it takes rows.
 
     Raises:
         Refused: the method does not fit this model, or cannot reach the ratio on it.
         UserError: anything else; always one line with the config key, the value and what is valid.
     """
     try:
-        return check_method(spec, method_of(spec.method), digests)
+        return check_method(spec, method_of(spec.method), digests, places)
     except MethodError as error:
         # A hyper-parameter that does not fit this model, `method.params.<key>`.
         raise Refused(str(error)) from error
 
 
-def check_method(spec: RunSpec, method: Method, digests: Digests) -> Job:
+def check_method(spec: RunSpec, method: Method, digests: Digests, places: bool = True) -> Job:
     """Return the job of `spec` under a method that has been built, whatever the spec says of it.
 
     Raises:
@@ -72,10 +74,11 @@ def check_method(spec: RunSpec, method: Method, digests: Digests) -> Job:
     # What is fitted to a model, such as a schedule, is no part of the label.
     label = kind.identity(spec, method).label
     admitted = kind.admit(spec, method, digests)
-    _check_benchmark(spec)
+    _check_benchmark(spec, digests)
     check_judge(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
-    _check_places(spec)
+    if places:
+        _check_places(spec)
     priors = require_prior(spec.model, admitted.method, name, digests, spec.store)
     parts = key_parts(spec, admitted.method, digests, (*admitted.artifacts, *priors))
     return Job(spec, admitted.method, run_key(parts), parts, label)
@@ -96,7 +99,7 @@ def _check_places(spec: RunSpec) -> None:
         check_folder("report", spec.report)
 
 
-def _check_benchmark(spec: RunSpec) -> None:
+def _check_benchmark(spec: RunSpec, digests: Digests) -> None:
     benchmark = spec.benchmark
     check_needs(benchmark)
     path = benchmark.include_path
@@ -107,7 +110,9 @@ def _check_benchmark(spec: RunSpec) -> None:
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
     if benchmark.path is not None:
         Copies(benchmark.path, benchmark.dataset.path).check()
-    ours = index_of(path).names if path is not None else frozenset()
+    ours: Collection[str] = ()
+    if path is not None:
+        ours = digests.once(("tasks", path), lambda: index_of(path).names)
     if benchmark.task not in ours and benchmark.task not in library().names:
         # All names of lmms-eval would fill a page.
         valid = sorted(ours) or ["the tasks of lmms-eval"]

@@ -50,6 +50,12 @@ def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
     return cells
 
 
+def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> None:
+    """Print the cells that have no row, one line for each reason."""
+    for reason, names in reasons(cells).items():
+        print(f"{word}: {', '.join(names)}: {reason}", file=out, flush=True)
+
+
 def prints_json(spec: RunSpec, out: TextIO) -> bool:
     """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
     return not out.isatty() if spec.json is None else spec.json
@@ -61,11 +67,10 @@ def print_json(row: Mapping[str, Any], out: TextIO) -> None:
         print(json.dumps(row, allow_nan=False), file=out, flush=True)
 
 
-def print_advice(spec: RunSpec, argv: Sequence[str], rows: Rows, missing: int, out: TextIO) -> None:
-    """Print where the rows are and what may be run next; `missing` cells have none."""
+def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
+    """Print where the rows are, and what may be run next and what for."""
     keys = {row["run_key"] for row in rows}
     place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
-    advice = hints.next_step(argv, rows, missing)
     with streams.output():
         print(f"\nrow: {hints.shorter(place)}", file=out)
         if advice is not None:

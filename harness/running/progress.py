@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from harness.cells import name
-from harness.running.forecast import Forecast
+from harness.running.board import Board, headline
+from harness.running.forecast import Forecast, clock
 
 
 class TimeLeft(ProgressColumn):
@@ -35,13 +37,15 @@ class Shown:
     Args:
         progress: what draws them; None where there is no terminal.
         title: what is said of the cell while its samples run.
-        sweep: of which the cell is a part.
+        board: of the sweep of which the cell is a part.
         key: of the cell's run.
     """
 
-    def __init__(self, progress: Progress | None, title: str, sweep: Forecast, key: str) -> None:
-        self._progress, self._title, self._sweep, self._key = progress, title, sweep, key
+    def __init__(self, progress: Progress | None, title: str, board: Board, key: str) -> None:
+        self._progress, self._title, self._board, self._key = progress, title, board, key
         self._start, self._share = time.monotonic(), 0.0
+        self._redraw: Callable[[], None] = lambda: None
+        sweep = board.forecast
         if progress is not None:
             self._samples = self._line(progress, title, None, self._samples_left)
             if sweep.cells > 1:
@@ -50,15 +54,20 @@ class Shown:
                     cells, completed=sweep.cell - 1, count=f"{sweep.cell}/{sweep.cells}"
                 )
 
+    def drawn_by(self, live: Live) -> None:
+        """Take what draws these lines."""
+        self._redraw = live.refresh
+
     def phase(self, text: str) -> None:
         """Say what is done before samples are counted."""
         if self._progress is not None:
+            self._progress.update(self._samples, description=text)
             # Drawn at once: what follows may hold the interpreter for seconds.
-            self._progress.update(self._samples, description=text, refresh=True)
+            self._redraw()
 
     def samples(self, finished: int, total: int) -> None:
         """Say how many samples are finished."""
-        self._share = finished / max(total, 1)
+        self._share, self._board.here = finished / max(total, 1), finished
         if self._progress is None:
             return
         speed = self._progress.tasks[0].speed
@@ -81,25 +90,37 @@ class Shown:
         return self._progress.tasks[0].time_remaining
 
     def _sweep_left(self) -> float | None:
-        return self._sweep.left(self._key, time.monotonic() - self._start, self._share)
+        return self._board.forecast.left(self._key, self._elapsed, self._share)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the lines, and below those of a cell of a sweep its board."""
+        assert self._progress is not None
+        yield self._progress
+        if self._board.forecast.cells > 1:
+            yield Text(self._board.counts(self._sweep_left(), self._elapsed))
+            yield self._board
 
 
 @contextmanager
 def shown(
-    title: str, sweep: Forecast, key: str = "", stream: TextIO | None = None, quiet: bool = False
+    title: str, board: Board, key: str = "", stream: TextIO | None = None, quiet: bool = False
 ) -> Iterator[Shown]:
     """Show how a cell goes on and how far its sweep is; silent where there is no terminal.
 
     Args:
         title: what the cell is called.
-        sweep: of which it is a part.
+        board: of the sweep of which it is a part.
         key: of its run.
         stream: where; standard error if None.
         quiet: whether to show nothing at all.
     """
     console = Console(file=stream or sys.stderr)
     if quiet or not console.is_terminal:
-        yield Shown(None, title, sweep, key)
+        yield Shown(None, title, board, key)
         return
     text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
@@ -109,8 +130,10 @@ def shown(
         TextColumn("{task.fields[rate]}", justify="right"),
         TimeLeft(),
     )
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        yield Shown(progress, title, sweep, key)
+    lines = Shown(Progress(*columns, console=console, expand=True), title, board, key)
+    with Live(lines, console=console, transient=True, refresh_per_second=4) as live:
+        lines.drawn_by(live)
+        yield lines
 
 
 def tell_finished(
@@ -124,7 +147,7 @@ def tell_finished(
     parts = (
         f"{count}  {row['status']:<7} {clock(seconds):>7}",
         f"{name(row)} {row['ratio']:g} {row['benchmark']}",
-        headline(row),
+        score(row),
         f"n={row['n_samples']}",
     )
     indent = " " * (len(count) + 2)
@@ -134,19 +157,8 @@ def tell_finished(
     print("\n".join(lines), file=stream or sys.stderr, flush=True)
 
 
-def headline(row: Mapping[str, Any]) -> str:
-    """Return the metric that a row is read by."""
-    metrics, chosen = row["metrics"], row["extra"].get("headline")
-    label = chosen if chosen in metrics else next(iter(metrics))
-    value = metrics[label]["value"]
-    return f"{label} undefined" if value is None else f"{label} {value:.3f}"
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds, without leading zeros: `9 s`, `1:09`, `2:01:09`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def score(row: Mapping[str, Any]) -> str:
+    """Return the metric that a row is read by, with its value."""
+    name = headline(row)
+    value = row["metrics"][name]["value"]
+    return f"{name} undefined" if value is None else f"{name} {value:.3f}"

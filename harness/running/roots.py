@@ -18,7 +18,7 @@ from harness.running.reach import Roots
 from harness.specs import RunSpec
 from methods.base import Method
 
-#: What the harness calls to make the numbers of a row (harness/running/runner.py).
+#: What the harness calls to make the numbers of a row (harness/running/cell_runner.py).
 ENTRIES = (
     "harness.adapters.base:load_adapter",
     "harness.artifacts.priors:prior_for",
@@ -48,6 +48,7 @@ STOPPED = {
     "harness.judging.client": "fetches verdicts; what is asked and of whom is hashed",
     "harness.judging.verdicts": "keeps verdicts",
     "harness.labels": "what rows and curves are called",
+    "harness.lease": "says who computes a run",
     "harness.ranks": "deals the samples out; the row is that of one process",
     "harness.registry": "finds classes by name; the chosen ones are followed",
     "harness.repositories": "finds copies of data sets whose content is hashed",

@@ -8,6 +8,7 @@ from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
 from harness.admission.signals import signals_of
+from harness.evaluation.summary import answered_together
 from harness.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from harness.kinds.lookup import kind_of
 from harness.measure.memory import Peak
@@ -32,6 +33,7 @@ def build_row(
     records = [sample.record for sample in evaluation.samples]
     kind = kind_of(job.method)
     account = kind.account(spec, job.method, records)
+    together = answered_together(records)
     return {
         "schema": SCHEMA,
         "status": status,
@@ -42,7 +44,7 @@ def build_row(
         "tokens": dict(account.tokens),
         "flops": dict(account.flops),
         "time": evaluation.time,
-        "memory": {"kv_bytes": account.kv_bytes, "peak_bytes": peak.bytes},
+        "memory": {"kv_bytes": account.kv_bytes, "peak_bytes": None if together else peak.bytes},
         # The very block that the key was computed from.
         "settings": job.parts["settings"],
         "extra": {
@@ -56,6 +58,7 @@ def build_row(
             "new_tokens": fmean(record.new_tokens for record in records),
             "text_tokens": fmean(record.text for record in records),
             "samples_per_second": evaluation.samples_per_second,
+            "reading_ms": None if evaluation.reading_ms is None else dict(evaluation.reading_ms),
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
             "unparsed": evaluation.unparsed,
@@ -66,6 +69,7 @@ def build_row(
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
+            **_one_pass(together),
             "prompt": dict(evaluation.prompt),
             "task_versions": dict(evaluation.versions),
             "environment": dict(environment),
@@ -81,6 +85,17 @@ def outline(job: Job) -> dict[str, Any]:
         "settings": job.parts["settings"],
         "extra": {"label": job.label},
     }
+
+
+def _one_pass(together: int) -> dict[str, Any]:
+    """Return what a row says of answers that it shares a pass with other rows for; nothing if there are none."""
+    if not together:
+        return {}
+    note = (
+        f"{together} answers from one pass with other cells (engine.share=prefix): times are those of all other "
+        "answers, and there is no peak of its own"
+    )
+    return {"one_pass": {"samples": together, "note": note}, "peak_note": "none of its own"}
 
 
 def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:

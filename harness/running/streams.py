@@ -91,6 +91,14 @@ def complain(problem: object) -> None:
         discard(sys.stderr)
 
 
+def tell(line: str) -> None:
+    """Print a line that is no error on stderr, if stderr takes it."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
 def discard(stream: object) -> None:
     """Let all that a standard stream has and gets go to /dev/null."""
     # A replaced stream, as in tests, has no file of its own.

@@ -9,8 +9,10 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,26 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from harness.errors import UserError, tell_once, unknown_name
+from harness.running.wandb_marks import Mark
+from harness.specs import RunSpec
+from harness.store import RunDir
 
 #: Arguments of `wandb.init` that follow from the run.
 OURS = ("id", "name", "dir", "config", "reinit", "settings")
+
+#: Overrides that say nothing of which cells a sweep has.
+UNNAMED = (
+    "-",
+    "log",
+    "store=",
+    "force=",
+    "json=",
+    "curves=",
+    "report=",
+    "cluster",
+    "hydra",
+    "engine.threads=",
+)
 
 #: Seconds that the server has to answer, and that a run has to be opened.
 ANSWER, OPEN = 5.0, 20.0
@@ -40,57 +59,107 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def mirror(
-    row: Mapping[str, Any], config: Mapping[str, Any], store: Path, options: Mapping[str, Any]
+    directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None = None
 ) -> None:
-    """Log one run: the config it was keyed by, its metrics, and the row as the summary.
+    """Log a committed run once: its config, metrics, answers and row; nothing where this row has been logged before.
 
-    Trouble is told in one line on stderr.
+    A run takes its key as id, so that whatever logs it again adds to no second one. Trouble is told in one line on
+    stderr.
 
     Args:
-        row: a committed row; the run takes its key as id, so that logging it again replaces it.
+        directory: of the run, whose row is committed.
         config: what the key was computed from.
-        store: everything wandb writes goes below `<store>/wandb`.
-        options: keyword arguments of `wandb.init`: project, group, tags and so on.
+        spec: its store, options of `wandb.init`, and how many answers are shown.
+        group: of a sweep, where the options name none.
     """
     try:
-        _mirror(row, config, store, options)
+        _mirror(directory, config, spec, group)
     except Exception as error:  # a third party's service may fail in any way, and the row is stored
         line = next(iter(str(error).splitlines()), "")
         print(
-            f"log=wandb: run {row['run_key']} was not logged: {type(error).__name__}: {line}; "
+            f"log=wandb: run {directory.path.name} was not logged: {type(error).__name__}: {line}; "
             "its row is in the store",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _mirror(
-    row: Mapping[str, Any], config: Mapping[str, Any], store: Path, options: Mapping[str, Any]
-) -> None:
+def group_of(argv: Sequence[str]) -> str:
+    """Return the name of a sweep: what its command line asks for, and a digest that tells long ones apart.
+
+    Whatever does not say which cells there are is left out, so that the same sweep has one name when it goes on.
+    """
+    asked = [one for one in argv if not one.lstrip("+~").startswith(UNNAMED)]
+    digest = sha256("\n".join(asked).encode()).hexdigest()[:8]
+    return f"{' '.join(asked)[:100]} {digest}"
+
+
+def _mirror(directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None) -> None:
+    mark = Mark.of(spec.store, directory.path.name)
+    row = directory.row()
+    if row is None or mark.says(row):
+        return
+    with mark.held():
+        if mark.says(row):  # another command has logged it meanwhile
+            return
+        # What a killed command began, or the run of an earlier row: there is one run of a key.
+        mark.clear()
+        options = {"mode": mode(), "group": group, **_given(spec.log_options)}
+        folder = _log(directory, row, config, spec, options)
+        mark.write(row, options["mode"], options.get("project"), options["group"], folder)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _log(
+    directory: RunDir,
+    row: Mapping[str, Any],
+    config: Mapping[str, Any],
+    spec: RunSpec,
+    options: Mapping[str, Any],
+) -> Path:
+    """Write one run of wandb and return its folder."""
     # wandb takes a second to import and need not be installed.
     import wandb
 
-    folder = store / "wandb"
+    from harness.running import wandb_content as content
+
+    with _below(spec.store / "wandb"):
+        run = wandb.init(
+            **options,
+            id=row["run_key"],
+            name=f"{row['model']} {row['method']} {row['ratio']:g} {row['benchmark']}",
+            dir=str(spec.store),
+            config=dict(config),
+            reinit="finish_previous",
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, init_timeout=OPEN
+            ),
+        )
+        try:
+            folder = Path(run.dir).parent
+            run.log(content.history(row, directory.journal.entries(), spec.log_samples))
+            run.summary.update(dict(row))
+            run.log_artifact(content.artifact(directory))
+        finally:
+            run.finish()
+    return folder
+
+
+@contextmanager
+def _below(folder: Path) -> Iterator[None]:
+    """Keep files of artifacts and settings in a folder: in the home directory, an offline run could not be moved."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Without these, artifacts and settings land in the home directory and an offline run cannot be moved.
-    for name in ("DATA", "CACHE", "CONFIG"):
-        os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
-    run = wandb.init(
-        **{"mode": mode(), **options},
-        id=row["run_key"],
-        name=f"{row['model']} {row['method']} {row['ratio']:g} {row['benchmark']}",
-        dir=str(store),
-        config=dict(config),
-        reinit="finish_previous",
-        settings=wandb.Settings(
-            silent=True, console="off", x_disable_stats=True, init_timeout=OPEN
-        ),
-    )
+    names = {f"WANDB_{name}_DIR": folder / name.lower() for name in ("DATA", "CACHE", "CONFIG")}
+    ours = {name: str(path) for name, path in names.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
-        run.log({f"metrics/{name}": values["value"] for name, values in row["metrics"].items()})
-        run.summary.update(dict(row))
+        yield
     finally:
-        run.finish()
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def mode() -> str:
@@ -101,7 +170,7 @@ def mode() -> str:
     if reachable(address):
         return "online"
     tell_once(
-        f"log=wandb: {address} does not answer; runs are logged offline, `wandb sync` sends them"
+        f"log=wandb: {address} does not answer; runs are logged offline, `python -m harness.wandb_sync` sends them"
     )
     return "offline"
 

@@ -144,6 +144,6 @@ def make_bench(
         return SimpleNamespace(devices=tuple(map(torch.device, fake.devices)))
 
     monkeypatch.setattr("harness.evaluation.evaluate.evaluate", fake.evaluate)
-    monkeypatch.setattr("harness.evaluation.evaluate.open_benchmark", lambda spec, ranks: None)
+    monkeypatch.setattr("harness.evaluation.evaluate.open_benchmark", lambda spec, *more: None)
     monkeypatch.setattr("harness.adapters.base.load_adapter", load)
     return Bench(store, capsys, fake)

@@ -10,8 +10,9 @@ import pytest
 from harness.errors import UserError
 from harness.registry import Registry
 from harness.running import console
-from harness.running.forecast import Forecast
-from harness.running.progress import clock, shown, tell_finished
+from harness.running.board import Board
+from harness.running.forecast import Forecast, clock
+from harness.running.progress import shown, tell_finished
 from tests.running.terminal import screen
 
 
@@ -166,7 +167,7 @@ def test_where_there_is_no_terminal_the_width_does_not_depend_on_it(
 
 def test_progress_is_silent_without_a_terminal() -> None:
     stream = io.StringIO()
-    with shown("run", Forecast(), stream=stream) as cell:
+    with shown("run", Board(), stream=stream) as cell:
         cell.phase("loading")
         cell.samples(1, 2)
     tell_finished(row("fastv", "b"), Forecast(), 1.0, stream)
@@ -179,7 +180,7 @@ def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, sweep = Terminal(), Forecast()
     sweep.expect(300, {"key": "rec"})
     sweep.cell = 12
-    with shown("fastv 0.5", sweep, "key", stream) as cell:
+    with shown("fastv 0.5", Board(sweep), "key", stream) as cell:
         cell.phase("loading seedling")
         cell.samples(1, 2)
         cell.samples(2, 2)

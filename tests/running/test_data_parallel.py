@@ -123,7 +123,7 @@ def lasting(row: dict[str, Any]) -> dict[str, Any]:
         for name, value in row["extra"].items()
         if name
         not in (
-            *("time_iqr", "samples_per_second", "speedup"),
+            *("time_iqr", "samples_per_second", "reading_ms", "speedup"),
             *("resumed_samples", "peak_note", "environment"),
         )
     }
@@ -427,3 +427,21 @@ def test_no_process_waits_for_one_that(tmp_path: Path, seconds: int, how: str) -
     code, complaint = first_of_two(script, str(seconds))
     assert code == 1
     assert "RankLost: another process of this run ended or does not answer" in complaint
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_a_pass_give_the_rows_of_one_cell_by_cell(tmp_path: Path) -> None:
+    asked = ["-m", "model.device=cpu", "limit=10", "engine.batch_size=2", "engine.paired=0"]
+    asked += ["method=divprune,fastv", "ratio=0.5"]
+    plain = run_here(f"store={tmp_path / 'plain'}", *asked)
+    assert plain.code == 0, plain.err
+    shared = launch(ROOT / "run.py", f"store={tmp_path / 'shared'}", *asked, "engine.share=prefix")
+    assert shared.code == 0, shared.err
+    stores = [Store(tmp_path / name) for name in ("plain", "shared")]
+    for row in stores[0].rows():
+        key = row["run_key"]
+        other = stores[1].run(key).row()
+        assert other is not None
+        assert other["extra"].pop("one_pass")["samples"] == 10
+        assert lasting(other) == lasting(row)
+        assert stored_answers(stores[1].run(key)) == stored_answers(stores[0].run(key))

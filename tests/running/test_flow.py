@@ -63,7 +63,7 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert done.code == 0, done.err
     row = done.last
     assert_contract(row, CONTRACT)
-    assert (row["schema"], row["status"], row["n_samples"]) == (1, "done", 3)
+    assert (row["schema"], row["status"], row["n_samples"]) == (2, "done", 3)
     assert (row["method"], row["ratio"], row["budget_rule"]) == ("fastv", 0.75, "kept")
     assert row["tokens"]["visual"] == 144
     assert row["tokens"]["requested_keep"] == row["tokens"]["kept_final"] == 36
@@ -235,7 +235,7 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
     assert done.last == done.rows[-1]
 
 
-def test_hydra_leaves_nothing_but_the_record_of_a_sweep(
+def test_a_sweep_leaves_nothing_but_its_list_and_its_runs(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -244,4 +244,4 @@ def test_hydra_leaves_nothing_but_the_record_of_a_sweep(
     assert [path.name for path in bench.store.iterdir()] == ["runs"]
     bench("-m", "method=none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    assert sorted(path.name for path in bench.store.iterdir()) == ["hydra", "runs"]
+    assert sorted(path.name for path in bench.store.iterdir()) == ["runs", "sweeps"]

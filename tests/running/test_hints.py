@@ -85,3 +85,20 @@ def test_python_is_named_as_this_shell_finds_it(
     assert hints.interpreter() == ".venv/bin/python"
     monkeypatch.setenv("PATH", str(python.parent))
     assert hints.interpreter() == "python"
+
+
+def test_what_failed_is_run_again_and_nothing_else() -> None:
+    command = read_command(["-m", "method=none,fastv,dart", "ratio=0.5,0.9", "limit=2"])
+    assert command is not None
+    cells = {(line[0], line[1]): line for line in command.lines}
+    one = cells["method=dart", "ratio=0.9"]
+    assert said(hints.rerun(command.argv, [one])) == "method=dart ratio=0.9 limit=2"
+    product = [cells[f"method={name}", "ratio=0.5"] for name in ("none", "dart")]
+    assert said(hints.rerun(command.argv, product)) == "-m method=none,dart ratio=0.5 limit=2"
+    # None of these two stands in a product without a third cell that has its row.
+    apart = [cells["method=none", "ratio=0.5"], cells["method=dart", "ratio=0.9"]]
+    assert said(hints.rerun(command.argv, apart)) == " ".join(command.argv)
+
+
+def said(line: str) -> str:
+    return line.partition("run.py ")[2]

@@ -192,6 +192,17 @@ def test_where_no_token_goes_there_is_no_policy_for_gaps(store: Path) -> None:
     assert len(keys_of) == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "keys"), [("parallelvlm", 3), ("specvlm_sd", 3), ("std", 1), ("pearl", 1)]
+)
+def test_gaps_are_where_a_draft_model_is_told_what_to_see(
+    store: Path, method: str, keys: int
+) -> None:
+    policies = ("original", "renumbered", "method") if keys == 3 else ("original", "method")
+    found = {key_of(store, f"method={method}", f"engine.positions={one}") for one in policies}
+    assert len(found) == keys
+
+
 def test_a_reducer_is_not_what_drafts_but_whether_it_is_judged(store: Path, plain: str) -> None:
     for change in ("transport=sequential", "compare=false", "patience=5", "graphs=true"):
         assert key_of(store, f"engine.{change}") == plain

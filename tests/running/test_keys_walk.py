@@ -27,6 +27,7 @@ from methods.base import Method
 
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
+    **dict.fromkeys(("lease.beat", "lease.expiry"), "who computes a run, and nothing of it"),
     "benchmark.media": "refuses a sample or changes nothing",
     "model.check_weights": "refuses a model or changes nothing",
     "method.draft.check_weights": "as model.check_weights",
@@ -56,12 +57,17 @@ EXEMPT = {
     "benchmark.texts": "texts to choose from; the chosen one is in benchmark.text",
     "benchmark.needs": "refuses a benchmark or changes nothing",
     **dict.fromkeys(
-        (f"benchmark.dataset.{name}" for name in ("config", "split", "samples", "licence")),
+        (
+            f"benchmark.dataset.{name}"
+            for name in ("config", "split", "samples", "video", "licence")
+        ),
         "prose for readers; the task file names them",
     ),
     "engine.threads": "answers do not depend on it; the environment of the row says it beside the times",
+    "engine.prefetch": "answers do not depend on it; the environment of the row says it beside the times",
     "engine.max_errors": "decides whether there is a row, not what it says",
     "engine.paired": "measures beside a run that has ended; a row that lacks the figure asked for gets it by itself",
+    "engine.share": "says what is computed once for several rows: equal answers and counts, and no times",
     "engine.patience": "decides when a lost draft is given up, which the row counts",
     **dict.fromkeys(
         (f"judge.{name}" for name in ("base_url", "key_env")),
@@ -74,6 +80,7 @@ EXEMPT = {
     "force": "runs again, under the same key",
     "log": "where the row is mirrored",
     "log_options": "where the row is mirrored",
+    "log_samples": "what the mirror shows",
     "store": "where the row lies",
     "offline": "whether files may be fetched; their content is hashed",
     "curves": "what is drawn afterwards",

@@ -166,7 +166,7 @@ def test_a_command_waits_for_another_that_computes_the_same_run(
         told.append(line)
         leave.set()
 
-    monkeypatch.setattr("harness.running.runner.tell_once", tell)
+    monkeypatch.setattr("harness.running.cell_runner.tell_once", tell)
     other = threading.Thread(target=other_command)
     other.start()
     assert taken.wait(5)
@@ -205,7 +205,7 @@ def test_without_locks_every_command_may_compute(
     def acquire(_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("harness.store.FileLock.acquire", acquire)
+    monkeypatch.setattr("harness.store.claims.FileLock.acquire", acquire)
     with Store(tmp_path).run("k1").claim(0) as held:
         assert held
 
@@ -216,7 +216,7 @@ def test_a_lock_that_a_disk_refuses_is_told(
     def acquire(_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("harness.store.FileLock.acquire", acquire)
+    monkeypatch.setattr("harness.store.claims.FileLock.acquire", acquire)
     with (
         pytest.raises(StoreLost, match="k1 cannot be held: Input/output error"),
         Store(tmp_path).run("k1").claim(0),

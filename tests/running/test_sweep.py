@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,20 @@ def test_a_cell_that_fails_is_in_the_report_with_its_reason(
     assert "ValueError: broken image" in reason
 
 
+def test_a_mistake_of_the_code_shows_when_the_other_cells_have_run(bench: Bench) -> None:
+    bench.fake.stop_after, bench.fake.error = 1, lambda: ZeroDivisionError("nobody thought of it")
+    with pytest.raises(ZeroDivisionError, match="nobody thought of it"):
+        bench("-m", "method=random,fastv,none", "ratio=0.5")
+    said = bench.capsys.readouterr().out
+    assert [json.loads(line)["method"] for line in said.splitlines() if line[0] == "{"] == [
+        "fastv",
+        "none",
+    ]
+    again = said.partition("run what failed again: ")[2].splitlines()[0]
+    assert again.endswith("method=random ratio=0.5")
+    assert "failed: random 0.5 seedling_rec: ZeroDivisionError: nobody thought of it" in said
+
+
 def test_an_interrupted_sweep_leaves_the_last_report_alone(
     bench: Bench, reported: list[dict[str, Any]]
 ) -> None:
@@ -137,9 +152,9 @@ def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch
     checked: list[tuple[str, float]] = []
     check = preflight.check
 
-    def counted(spec: RunSpec, digests: Digests) -> preflight.Job:
+    def counted(spec: RunSpec, digests: Digests, places: bool = True) -> preflight.Job:
         checked.append((spec.method.name, spec.budget.ratio))
-        return check(spec, digests)
+        return check(spec, digests, places)
 
     monkeypatch.setattr(preflight, "check", counted)
     done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -10,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from harness import wandb_sync
 from harness.running import wandb_log
+from harness.running.wandb_marks import Mark
 from harness.store import Store
 from tests.running.helpers import Bench, make_bench
 
 wandb = pytest.importorskip("wandb")
+
+from harness.running.wandb_content import answers  # noqa: E402
+from harness.running.wandb_offline import records  # noqa: E402
 
 
 @pytest.fixture
@@ -23,7 +31,7 @@ def bench(
 ) -> Bench:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb" / name.lower()))
+        monkeypatch.delenv(f"WANDB_{name}_DIR", raising=False)
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
@@ -40,7 +48,21 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     done = bench("method=fastv", "log=wandb")
     assert done.code == 0, done.err
     assert Store(bench.store).run(done.last["run_key"]).row() is not None
-    assert list(bench.store.glob("wandb/offline-run-*/*.wandb"))
+    (file,) = bench.store.glob("wandb/offline-run-*/*.wandb")
+    logged = {one.WhichOneof("record_type"): one for one in records(file)}
+    assert logged["run"].run.run_id == done.last["run_key"]
+    steps = {
+        item.nested_key[0] if item.nested_key else item.key
+        for item in logged["history"].history.item
+    }
+    assert {"samples", *(f"metrics/{name}" for name in done.last["metrics"])} <= steps
+    assert logged["artifact"].artifact.name == f"row-{done.last['run_key']}"
+    # Nothing lies outside, so that the folder can be moved.
+    assert all(
+        str(bench.store) in entry.local_path
+        for entry in logged["artifact"].artifact.manifest.contents
+    )
+    assert "WANDB_DATA_DIR" not in os.environ
     # Where rows are mirrored does not change them: the same key is found with another log.
     assert bench("method=fastv", "log=none").last["status"] == "cached"
 
@@ -89,3 +111,121 @@ def test_a_key_without_a_server_that_answers_means_offline_within_seconds(
     monkeypatch.delenv("WANDB_API_KEY")
     assert wandb_log.mode() == "offline"
     assert capsys.readouterr().err == ""
+
+
+def folders(bench: Bench) -> list[Path]:
+    return sorted(bench.store.glob("wandb/offline-run-*"))
+
+
+def test_a_run_is_logged_once_however_often_it_is_asked_for(bench: Bench) -> None:
+    first = bench("method=fastv", "log=none").last
+    assert not folders(bench)
+    # Killed between row and mirror looks like this; the same command writes the mirror of a stored row.
+    key = first["run_key"]
+    torn = bench.store / f"wandb/offline-run-20260101_000000-{key}"
+    torn.mkdir(parents=True)
+    (torn / f"run-{key}.wandb").write_bytes(b":W&B\xe1\xbe\x00torn")
+    assert bench("method=fastv", "log=wandb").last["status"] == "cached"
+    (one,) = folders(bench)
+    assert one != torn
+    assert bench("method=fastv", "log=wandb").last["status"] == "cached"
+    assert folders(bench) == [one]
+    # A row that was made again takes the place of the old one.
+    bench("method=fastv", "log=wandb", "force=true")
+    assert len(folders(bench)) == 1
+    row = Store(bench.store).run(key).row()
+    assert row is not None
+    assert Mark.of(bench.store, key).says(row)
+
+
+def test_cells_of_a_sweep_share_a_group_that_lasts(bench: Bench) -> None:
+    sweep = ("-m", "method=none,fastv", "ratio=0.5")
+    bench(*sweep, "log=wandb")
+    groups = {str(mark.read()["group"]) for mark in Mark.all(bench.store)}
+    assert len(groups) == 1
+    usual = ("limit=3", *sweep[1:])
+    assert wandb_log.group_of(["-m", *usual, "log=none", "force=true"]) in groups
+    assert wandb_log.group_of(["-m", *usual[:-1], "ratio=0.9"]) not in groups
+
+
+def test_rows_come_back_from_the_offline_files_alone(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [bench(f"method={name}", "log=wandb").last["run_key"] for name in ("none", "fastv")]
+    want = {key: (bench.store / "runs" / key / "row.json").read_bytes() for key in keys}
+    # Carried elsewhere, read-only, and the store is lost.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(bench.store / "wandb", elsewhere)
+    shutil.rmtree(bench.store)
+    store = tmp_path / "rebuilt"
+    given = ["--rebuild", str(elsewhere), "--store", str(store)]
+    assert wandb_sync.main(given) == 0
+    assert "2 of 2 rows rebuilt" in capsys.readouterr().out
+    for key in keys:
+        assert (store / "runs" / key / "row.json").read_bytes() == want[key]
+        assert json.loads((store / "runs" / key / "spec.json").read_bytes())
+    assert wandb_sync.main(given) == 0
+    assert "0 of 2 rows rebuilt" in capsys.readouterr().out
+    # A file that is not the one that was logged is never a row.
+    for path in (elsewhere / "data/artifacts/staging").iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"ratio"', b'"ratia"'))
+    assert wandb_sync.main(["--rebuild", str(elsewhere), "--store", str(tmp_path / "third")]) == 2
+    assert "has changed since it was logged" in capsys.readouterr().err
+
+
+def test_what_would_be_uploaded_is_listed_and_a_server_that_takes_nothing_is_not_believed(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    key = bench("method=fastv", "log=wandb").last["run_key"]
+    given = ["--store", str(bench.store)]
+    assert wandb_sync.main([*given, "--dry"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{key}: offline-run-")
+    assert last.startswith("1 runs to upload")
+    assert wandb_sync.main(given) == 2
+    assert "WANDB_API_KEY is not set" in capsys.readouterr().err
+
+    there: dict[str, Any] = {}
+
+    class Run:
+        summary: Any = there
+
+        def logged_artifacts(self) -> list[Any]:
+            return [wandb.Artifact(f"row-{key}", type="row")]
+
+    class Api:
+        def __init__(self, timeout: int) -> None:
+            pass
+
+        def run(self, path: str) -> Run:
+            assert path == f"espalier/{key}"
+            return Run()
+
+    # The library says that it is done, and nothing is there.
+    monkeypatch.setattr(wandb_sync, "mode", lambda: "online")
+    monkeypatch.setattr(wandb_sync.subprocess, "run", lambda command, **more: command)
+    monkeypatch.setattr(wandb, "Api", Api)
+    assert wandb_sync.main(given) == 1
+    assert f"{key}: not uploaded: read back with other metrics" in capsys.readouterr().out
+    row = Store(bench.store).run(key).row()
+    assert row is not None
+    metrics = {f"metrics/{name}": one["value"] for name, one in row["metrics"].items()}
+    there |= {"run_key": key, **metrics}
+    assert wandb_sync.main(given) == 0
+    assert wandb_sync.main([*given, "--dry"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 runs to upload")
+
+
+def test_the_table_of_answers_is_capped_and_has_their_scores() -> None:
+    entries: list[dict[str, Any]] = [
+        {"task": "t", "doc_id": n, "answer": f"a{n}", "asked": {"question": "q", "target": n}}
+        for n in range(9)
+    ]
+    entries += [{"task": "t", "doc_id": n, "scores": {"right": float(n)}} for n in range(9)]
+    table = answers(reversed(entries), 3)
+    assert table.columns == ["task", "doc_id", "question", "target", "answer", "right"]
+    assert [line[1:] for line in table.data] == [
+        [n, "q", str(n), f"a{n}", float(n)] for n in range(3)
+    ]

@@ -1,0 +1,64 @@
+"""Layers that were run once for all are the layers over again: the same answers, logits and records to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.engine.sharing import carried_on, shared_prompt
+from harness.errors import UserError
+from methods.base import TokenReducer
+from tests.engine.test_prompt import answered, method_of, same
+from tests.families import FAMILIES
+from tests.family_runs import ROWS, Tiny, generation
+from tests.tiny import Scatter
+
+#: Scores of words in the layer below, of the last word, rolled out over all layers before; states; nothing at all.
+METHODS = ("none", "fastv", "sparsevlm", "pyramiddrop", "divprune")
+
+
+def trunk_of(tiny: Tiny, prompt: Any, depth: int, **changes: Any) -> Any:
+    asked = generation(tiny.adapter, prompt.inputs, **{"max_new_tokens": 3, **changes})
+    return carried_on(tiny.adapter, prompt, depth, **asked)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
+    """Rows of unequal length in one batch, and one alone; the trunk is longer than some of them can use."""
+    tiny = Tiny(name, "float32")
+    depth = tiny.adapter.facts.text.layers
+    methods: list[TokenReducer] = [method_of(one) for one in METHODS]
+    methods += [Scatter((2,)), Scatter((1, 3)), Scatter(("prefix",))]
+    for rows in (ROWS, (1,)):
+        inputs = tiny.inputs(*rows)
+        expected = [answered(tiny, method, inputs, *rows) for method in methods]
+        prompt = trunk_of(tiny, shared_prompt(tiny.adapter, inputs, methods), depth)
+        assert len(prompt.trunk.outputs) == depth
+        for method, found in zip((*methods, methods[0]), (*expected, expected[0]), strict=True):
+            assert same(answered(tiny, method, prompt, *rows), found), method
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
+    """Whoever wants more layers runs the rest; under eager attention nobody may read queries, and none are kept."""
+    tiny = Tiny("llava", "float32", attention)
+    method = Scatter((3,))
+    prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])
+    asked = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
+    short = carried_on(tiny.adapter, prompt, 4, room=1, **asked)
+    assert short.trunk is not None
+    assert len(short.trunk.outputs) == 1
+    assert len(short.trunk.heads) == (attention == "sdpa")
+    expected = answered(tiny, method, tiny.inputs())
+    for start in (short, carried_on(tiny.adapter, prompt, 2, **asked)):
+        assert same(answered(tiny, method, start), expected)
+    assert carried_on(tiny.adapter, prompt, 0, **asked) is prompt
+
+
+def test_a_trunk_of_one_beam_is_not_taken_for_several() -> None:
+    tiny = Tiny("llava", "float32")
+    prompt = trunk_of(tiny, shared_prompt(tiny.adapter, tiny.inputs()), 2)
+    with pytest.raises(UserError, match=r"generation.num_beams: .* 3 rows, 6 came"):
+        answered(tiny, method_of("none"), prompt, num_beams=2, output_logits=False)

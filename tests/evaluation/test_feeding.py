@@ -1,0 +1,335 @@
+"""Reading ahead of the answers: same answers, journal and errors as in turn, in bounded memory, stopped at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from harness.adapters.base import ADAPTERS, load_adapter
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import tell_once
+from harness.evaluation import feeding
+from harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
+from harness.evaluation.feeding import AHEAD, Feeder, Reading, look_ahead
+from harness.kinds.lookup import kind_of
+from harness.kinds.stacking import method_of
+from harness.specs import AUTO_PREFETCH
+from harness.store import Journal
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+from tests.families import FAMILIES
+
+
+@pytest.fixture(autouse=True)
+def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def double(item: int, between: Callable[[], None]) -> int:
+    between()
+    if item == 3:
+        raise OSError("item 3 is torn")
+    return 2 * item
+
+
+def test_items_come_in_order_and_an_error_at_its_own_place() -> None:
+    with Feeder(double, range(6), 2) as feeder:
+        found: list[object] = []
+        for _ in range(6):
+            try:
+                found.append(feeder.take())
+            except OSError as error:
+                found.append(str(error))
+    assert found == [0, 2, 4, "item 3 is torn", 8, 10]
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_no_more_is_made_than_fits_ahead(ahead: int) -> None:
+    begun: list[int] = []
+
+    def make(item: int, between: Callable[[], None]) -> int:
+        begun.append(item)
+        return item
+
+    with Feeder(make, range(12), ahead) as feeder:
+        for taken in range(4):
+            deadline = time.monotonic() + 20
+            while len(begun) < taken + ahead and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.05)  # room for one too many
+            assert begun == list(range(taken + ahead))
+            assert feeder.take() == taken
+    thread = feeder._thread
+    assert not thread.is_alive()
+
+
+def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "LEAVE", 0.2)
+    hang = threading.Event()
+
+    def make(item: int, between: Callable[[], None]) -> None:
+        hang.wait(60)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Feeder(make, [1, 2], 1):
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 30
+    hang.set()
+
+
+def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "feeder":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(feeding, "LOOK", 0.01)
+    tell_once.cache_clear()
+    model = Calculator()
+    spec = make_spec(write_task(tmp_path / "t", sums(5)), prefetch=2)
+    done = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
+    assert [one.answer for one in done.samples] == [str(i + 7) for i in range(5)]
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "engine.prefetch" in one]
+    assert "gone (can't start new thread)" in line
+
+
+def test_a_reader_that_dies_in_between_is_survived(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever ends the thread, what it made is taken and the rest is made by whoever asks."""
+    monkeypatch.setattr(feeding, "LOOK", 0.01)
+    tell_once.cache_clear()
+    feeder = Feeder(double, range(3), 3)
+    whole = feeder._work
+    feeder._items = range(1)
+    feeder._thread = threading.Thread(target=whole, name="feeder", daemon=True)
+    with feeder:
+        assert [feeder.take() for _ in range(3)] == [0, None, None]
+    assert "gone (it ended early)" in capsys.readouterr().err
+
+
+@dataclass
+class Strict(Calculator):
+    """A calculator that refuses the question `9+7` while it is read, and notes which thread read what."""
+
+    broken: str = "9+7"
+    read: list[tuple[str, str]] = field(default_factory=list)
+
+    def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
+        inputs = super().encode(messages)
+        self.read += [(threading.current_thread().name, text) for text in inputs["text"]]
+        if self.broken in inputs["text"]:
+            raise OSError(f"{self.broken} is truncated\nby a disk")
+        return inputs
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_journal_and_errors_are_those_of_reading_in_turn(tmp_path: Path, size: int) -> None:
+    found = []
+    for ahead in (0, 1, 3):
+        journal = Journal(tmp_path / f"{ahead}.jsonl")
+        spec = make_spec(write_task(tmp_path / "t", sums(14)), batch_size=size, prefetch=ahead)
+        model = Strict()
+        with pytest.raises(SampleErrors) as error:
+            evaluate_session(spec, model, journal)
+        found.append((journal.path.read_bytes(), str(error.value), model.batches))
+        assert {name for name, _ in model.read} >= ({"feeder"} if ahead else {"MainThread"})
+        # The rest, and only the rest, is read when the run goes on.
+        rest = Strict(broken="")
+        done = evaluate_session(spec, rest, journal)
+        assert done.resumed == 13
+        texts = [text for name, text in rest.read]
+        assert texts == ([f"{i}+7" for i in range(8, 12)] if size == 4 else ["9+7"])
+        assert done.reading_ms is not None
+        assert set(done.reading_ms) == {"took", "waited"}
+    assert found[0] == found[1] == found[2]
+    assert "sums/9: OSError: 9+7 is truncated" in found[0][1]
+
+
+def test_nothing_behind_the_limit_is_read(tmp_path: Path) -> None:
+    model = Strict()
+    spec = make_spec(write_task(tmp_path / "t", sums(14)), prefetch=5, limit=3)
+    evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
+    assert [text for _, text in model.read] == ["0+7", "1+7", "2+7"]
+
+
+def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> None:
+    class Slow(Calculator):
+        def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
+            time.sleep(0.1)
+            return super().encode(messages)
+
+    class Busy(Slow):
+        def generate(self, *given: Any, **more: Any) -> Any:
+            time.sleep(0.4)
+            return super().generate(*given, **more)
+
+    def reading(model: Calculator, ahead: int) -> Mapping[str, float]:
+        spec = make_spec(write_task(tmp_path / "t", sums(8)), prefetch=ahead)
+        journal = Journal(tmp_path / f"{type(model).__name__}{ahead}.jsonl")
+        found = evaluate_session(spec, model, journal).reading_ms
+        assert found is not None
+        return found
+
+    for ahead in (0, 2):
+        slow = reading(Slow(), ahead)
+        assert slow["took"] >= 50  # 100 ms for two samples
+        assert slow["waited"] > 0.5 * slow["took"]  # nothing to hide behind
+    busy = reading(Busy(), 2)
+    assert busy["took"] >= 50
+    assert busy["waited"] < 0.75 * busy["took"]  # of four batches the first alone is waited for
+
+
+def test_times_add_up_over_processes() -> None:
+    both = sum([Reading(4, 2.0, 1.0), Reading(4, 4.0, 0.0)], Reading())
+    assert both.ms == {"took": 750.0, "waited": 125.0}
+    assert Reading().ms is None
+
+
+def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tmp_path, prefetch=AUTO_PREFETCH)
+    gpu = replace(spec, model=replace(spec.model, device="cuda"))
+    drafted = replace(gpu, method=replace(gpu.method, draft=gpu.model))
+    timed = replace(gpu, benchmark=replace(gpu.benchmark, prompt_tokens=100))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert look_ahead(spec) == 0
+    assert look_ahead(gpu) == AHEAD
+    assert look_ahead(gpu, processes=2) == look_ahead(drafted) == look_ahead(timed) == 0
+    asked = replace(gpu.engine, prefetch=5)
+    assert look_ahead(replace(spec, engine=asked)) == 5
+    assert look_ahead(replace(timed, engine=asked)) == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=fastv", "ratio=0.75"),
+        ("method=h2o", "ratio=0.5", "engine.rescore=true"),
+        ("method=pearl", "engine.transport=sequential", "engine.compare=false", "limit=2"),
+        ("model=seedling_diffusion", "method=d3tom", "ratio=0.5"),
+    ],
+    ids=["reducer", "compressor", "decoder", "denoiser"],
+)
+def test_answers_of_every_kind_are_the_same_to_the_byte(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    common = ("limit=4", "model.device=cpu", "engine.batch_size=2", "engine.paired=0")
+    command = read_command([*common, "benchmark=seedling_rec", "engine.warmup=0", *overrides])
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    assert spec.engine.prefetch == AUTO_PREFETCH
+    method = method_of(spec.method)
+    spec = kind_of(method).settle(spec, method)
+    adapter = load_adapter(spec.model)
+    found = []
+    for ahead in (0, 2):
+        journal = Journal(tmp_path / f"{ahead}.jsonl")
+        given = replace(spec, engine=replace(spec.engine, prefetch=ahead))
+        done = evaluate(given, adapter, method, journal)
+        asked = [
+            {key: entry.get(key) for key in ("doc_id", "asked", "raw", "answer", "scores")}
+            for entry in journal.entries()
+        ]
+        counts = [
+            (one.record.visual, one.record.kept, one.record.kv_entries) for one in done.samples
+        ]
+        found.append((json.dumps(asked), counts, done.metrics))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["llava", "qwen2_vl_video", "internvl", "deepseek_ocr", "llava_video"]
+)
+def test_a_processor_of_its_own_prepares_the_same_beside_another(name: str) -> None:
+    """Tokenizers take one thread at a time: the reader's is a copy, whatever the other does meanwhile."""
+    family = FAMILIES[name]
+    adapter = ADAPTERS.load(family.spec.adapter).load(family.spec)
+    chats = list(family.chats)
+    expected = adapter.encode(chats)
+    assert adapter.apart.processor.tokenizer is not adapter.processor.tokenizer
+    assert adapter.apart.model is adapter.model
+    found: list[Mapping[str, Any]] = []
+
+    def read() -> None:
+        found.extend(adapter.moved(adapter.apart.prepare(chats)) for _ in range(3))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while thread.is_alive():
+        adapter.decode(expected["input_ids"].clamp(min=0))
+        thread.join(0.01)  # a loop without a pause would keep Python's lock to itself
+    assert len(found) == 3
+    for one in found:
+        assert one.keys() == expected.keys()
+        assert all(
+            torch.equal(value, expected[key]) if isinstance(value, torch.Tensor) else True
+            for key, value in one.items()
+        )
+
+
+SCRIPT = """
+import signal, sys, time
+from pathlib import Path
+from harness.evaluation.evaluate import evaluate_session
+from harness.running.streams import stoppable
+from harness.store import Journal
+from tests.arithmetic import Calculator, make_spec
+# A shell that runs the tests in the background lets them ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Slow(Calculator):
+    def encode(self, messages):
+        if len(self.batches) > 1:
+            Path(sys.argv[3]).touch()
+            time.sleep(600)
+        return super().encode(messages)
+    def generate(self, *given, **more):
+        time.sleep(0.2)
+        return super().generate(*given, **more)
+try:
+    with stoppable():
+        evaluate_session(make_spec(Path(sys.argv[1]), prefetch=2), Slow(), Journal(Path(sys.argv[2])))
+except KeyboardInterrupt as stopped:
+    sys.exit(stopped.code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_at_once_and_keeps_what_is_finished(tmp_path: Path, number: int) -> None:
+    folder = write_task(tmp_path / "t", sums(12))
+    journal = Journal(tmp_path / "journal.jsonl")
+    reading = tmp_path / "reading"
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), str(journal.path)]
+    root = Path(__file__).resolve().parents[2]
+    told = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen([*command, str(reading)], cwd=root, env=told) as process:
+        try:
+            while not reading.exists():
+                assert process.poll() is None, "ended before it was reading"
+                time.sleep(0.05)
+            process.send_signal(number)
+            # The reader sleeps for ten minutes.
+            assert process.wait(120) == 128 + number
+        finally:
+            process.kill()
+    assert [entry["doc_id"] for entry in journal.entries()][:4] == [0, 1, 2, 3]

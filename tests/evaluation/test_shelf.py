@@ -1,0 +1,115 @@
+"""What cells of one command share of an opened benchmark is as if each had opened it for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from lmms_eval.tasks import TaskManager
+
+from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from harness.evaluation.shelf import Shelf
+from harness.evaluation.tasks import load_tasks
+from harness.journal import Journal
+from tests.arithmetic import Calculator, make_spec, sums, write_task
+
+#: Functions that write into the document, its nested values too, and count in their module.
+SPOILING = """
+seen = []
+
+def question(doc, lmms_eval_specific_kwargs=None):
+    text = doc["question"]
+    doc["question"], doc["more"]["deep"] = "1+1", "gone"
+    seen.append(text)
+    return f"{text}+{len(seen)}"
+
+def score(doc, results):
+    whole = doc["target"] != "gone" and doc["more"]["deep"] == "here"
+    doc["target"] = doc["more"]["deep"] = "gone"
+    return {"right": float(whole)}
+
+def prepared(docs):
+    return docs.map(lambda doc: {"more": {"deep": "here"}})
+"""
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns what has been read: indices of task files, and data sets."""
+    found: list[str] = []
+
+    def noting(owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            found.append(name)
+            return plain(*args, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noting(TaskManager, "initialize_tasks")
+    noting(datasets, "load_dataset")
+    return found
+
+
+def spoiling(folder: Path) -> Path:
+    write_task(folder, sums(3), "process_docs: !function utils.prepared\n")
+    (folder / "utils.py").write_text((folder / "utils.py").read_text() + SPOILING)
+    return folder
+
+
+def answered(folder: Path, journal: Path, shelf: Shelf | None) -> Evaluation:
+    spec = make_spec(folder)
+    loaded = open_benchmark(spec, None, shelf)
+    return evaluate_session(spec, Calculator(), Journal(journal), loaded=loaded)
+
+
+def test_a_task_that_writes_into_its_documents_spoils_no_other_cell(
+    tmp_path: Path, read: list[str]
+) -> None:
+    """The third cell sees what the first saw, in documents and in the state of the task's own functions."""
+    folder, shelf = spoiling(tmp_path / "t"), Shelf()
+    alone = answered(folder, tmp_path / "alone.jsonl", None)
+    assert alone.metrics["right"]["value"] == 1.0
+    del read[:]
+    for number in range(3):
+        found = answered(folder, tmp_path / f"{number}.jsonl", shelf)
+        assert [one.answer for one in found.samples] == [one.answer for one in alone.samples]
+        assert (found.metrics, found.scores) == (alone.metrics, alone.scores)
+    assert read == ["initialize_tasks", "load_dataset"]
+
+
+def test_what_is_taken_off_the_shelf_is_a_copy(tmp_path: Path) -> None:
+    folder, shelf = write_task(tmp_path / "t", sums(3)), Shelf()
+    (first,) = load_tasks("sums", folder, shelf=shelf).tasks
+    first.dataset["test"] = first.dataset["test"].select([2])
+    first.dataset_no_image["test"].set_format("numpy")
+    first.config.dataset_kwargs["data_files"]["test"] = "gone"
+    manager = load_tasks("sums", folder, shelf=shelf).manager
+    manager.task_index.clear()
+    (second,) = load_tasks("sums", folder, shelf=shelf).tasks
+    (alone,) = load_tasks("sums", folder).tasks
+    assert len(second.dataset["test"]) == 3
+    assert second.dataset_no_image["test"].format["type"] is None
+    assert second.config.dataset_kwargs == alone.config.dataset_kwargs
+
+
+def test_data_are_kept_of_one_benchmark_as_it_was_asked_for(
+    tmp_path: Path, read: list[str]
+) -> None:
+    """Another template may have other data; who comes back after another benchmark reads again."""
+    shelf = Shelf()
+    one, other = (write_task(tmp_path / name, sums(n)) for name, n in (("a", 2), ("b", 3)))
+    for folder, template, count in (
+        (one, None, 2),
+        (other, None, 3),
+        (one, None, 2),
+        (one, "llava", 2),
+    ):
+        (task,) = load_tasks("sums", folder, template=template, shelf=shelf).tasks
+        assert len(task.test_docs()) == count
+    assert read.count("initialize_tasks") == 2
+    assert read.count("load_dataset") == 4
+    assert len(shelf.data) == 1
