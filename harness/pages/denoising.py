@@ -31,7 +31,7 @@ from harness.engine.denoising import Answering, DenoisingSession
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
 from harness.errors import UserError
-from harness.report.figure import STYLE
+from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 from harness.seedling.questions import questions_for
 from harness.seedling.scenes import Scene, Scenes

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.config.stand_ins import stand_ins
 from harness.pages.writing import print_or_write, table
 from harness.paths import ROOT
+from harness.tables.panels import called, name_of
 from harness.tables.published import Paper, papers, read_cells, read_paper
 from harness.tables.wanted import Wanted, choice, wanted
 
@@ -17,12 +18,14 @@ HEAD = """\
 <!-- Written by `python -m harness.pages.tables --write docs/tables.md` (`make docs`). -->
 
 Every results table of five papers is data ([results/papers](../results/README.md)), a preset that runs its cells, and
-a command that rebuilds it from what is stored, in the paper's own layout:
+a command that rebuilds it from what is stored, in the paper's own layout. Figures that show results are rebuilt the
+same way; none of their numbers is printed, so that nothing is compared.
 
 ```sh
 python run.py -m +experiment=d2pruner_table1                 # the runs of a table; takes published checkpoints
 python -m harness.tables d2pruner 1                          # the table: measured beside printed, and what is missing
 python -m harness.tables all --out tables                    # all of them, each as .md, .tex, .csv and .html
+python -m harness.tables d2pruner fig4 --out tables          # a figure: its points, and the picture as .svg and .png
 
 python run.py -m +experiment=d2pruner_table1 model=seedling limit=20      # the same grid on the embedded model
 python -m harness.tables d2pruner 1 --model seedling
@@ -32,13 +35,16 @@ On the command line `method=fastv`, `ratio=0.9` and `benchmark=pope` pick out of
 On the embedded models other benchmarks stand for the published ones ([conf/stand_ins.yaml](../conf/stand_ins.yaml)),
 and nothing measured there is compared with print.
 
+Every cell shows what was measured and on how many samples, what is printed, what a formula gives (`=`, or `≠` where
+the print is known to be wrong), the difference and a verdict; a missing one the command that fills it.
+
 A cell that was measured is **near** its printed number if the two differ by at most half a point (0.005 of a fraction,
 10 of MME's score, and half a unit of the last printed digit), **within error** if by at most 1.96 standard errors, else
 **FAR**; times, speeds and sizes are another machine's and not judged. Averages are given by the paper's own rule and
 over the benchmarks that all rows of a model have; a printed one that does not follow from the cells beside it, whatever
 rounding took, is marked. Rows that cannot stand in one table are named and left out: of another schema, another number
-of samples (`--limit`), another position policy (`--positions`), damaged ones. Of rows of one cell the newest counts,
-which is said; so are several versions of code in one table.
+of samples (`--limit`), another position policy (`--positions`), damaged ones, runs that are not finished. Of rows of
+one cell the newest counts, which is said; so are several versions of code in one table.
 
 The columns *run*, *formula* and *embedded model* say what can rebuild a table: how many cells a run fills, which takes
 a published checkpoint; whether a formula gives some of them; which embedded model the grid runs on offline.
@@ -72,12 +78,12 @@ def page() -> str:
 def _row(paper: Paper, number: str) -> tuple[str, ...]:
     entry, cells = paper.tables[number], read_cells(paper, number)
     runs = [run for run in (wanted(paper, cell) for cell in cells) if isinstance(run, Wanted)]
-    name = f"{paper.slug}_table{number}"
+    name = name_of(paper.slug, number)
     there = (ROOT / "conf" / "experiment" / f"{name}.yaml").is_file()
     return (
-        number,
+        called(number).replace("Table ", ""),
         entry.title,
-        str(len(cells)),
+        str(len(cells)) + (", no numbers printed" if entry.grid else ""),
         f"{len(runs)}, needs checkpoints" if runs else "-",
         "yes" if "analytic" in entry.rebuilt else "-",
         _embedded(runs),
@@ -108,7 +114,7 @@ def _reasons(paper: Paper) -> str:
                 counts[number] = counts.get(number, 0) + 1
     lines = [
         f"- {reason}: "
-        + ", ".join(f"{count} of table {number}" for number, count in counts.items())
+        + ", ".join(f"{count} of {called(number).lower()}" for number, count in counts.items())
         for reason, counts in found.items()
     ]
     return "Cells that no run fills:\n\n" + "\n".join(lines) + "\n" if lines else ""

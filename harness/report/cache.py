@@ -14,11 +14,12 @@ from harness.budget import Budget
 from harness.errors import UserError
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
-from harness.report.figure import STYLE, draw
+from harness.report.figure import draw
 from harness.report.groups import Group, title_of
 from harness.report.report import config_names, gains
 from harness.report.stacking_table import stacking
 from harness.report.stored import WHERE
+from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 
 #: The sweep that brings the rows of a part.
@@ -154,7 +155,7 @@ def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list
     ]
     png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
     with rc_context(STYLE):
-        figure = draw(named, along="visual cache entries kept")
+        figure = draw(named, of="visual cache entries")
         figure.savefig(png, dpi=RESOLUTION)
         # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})

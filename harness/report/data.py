@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.cells import name as name_of
-from harness.cells import policy
+from harness.cells import passed_over, policy
 from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import Key
-from harness.report.stored import Stored, chosen, one_of_each, passed_over, stored, telling
+from harness.report.stored import Stored, chosen, one_of_each, stored, telling
 from harness.stats import (
     Interval,
     by_unit,
@@ -172,11 +172,18 @@ def read_panels(
         if name not in present:
             raise unknown_name("--benchmarks", name, present)
         ours, notes = telling([one for one in rows if one.row["benchmark"] == name])
-        panels.append(_panel(name, chosen(ours, where), nearest, notes))
+        panels.append(panel_of(name, chosen(ours, where), nearest, notes))
     return panels
 
 
-def _panel(benchmark: str, rows: Sequence[Stored], nearest: bool, notes: Sequence[str]) -> Panel:
+def panel_of(
+    benchmark: str, rows: Sequence[Stored], nearest: bool = False, notes: Sequence[str] = ()
+) -> Panel:
+    """Return one benchmark's panel from rows of one model and one budget rule, all with settings, the oldest first.
+
+    Raises:
+        UserError: as `read_panels`.
+    """
     most = max(one.row["n_samples"] for one in rows)
     whole = [one for one in rows if one.row["n_samples"] == most]
     newest = one_of_each(whole)

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from harness.report.decoder_looks import foot, head, mark, page, percent, tidy, title
 from harness.report.decoder_rows import Cell
-from harness.report.figure import COLOURS, GREYS, INK
+from harness.report.style import COLOURS, GREYS, INK
 
 #: In inches: a bar, and what stands around the bars of a panel.
 ROW, AROUND = 0.27, 0.55

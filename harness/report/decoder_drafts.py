@@ -8,10 +8,11 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from harness.report.decoder_looks import foot, head, mark, page, percent, tidy, title
 from harness.report.decoder_rows import Cell, acceptance
-from harness.report.figure import COLOURS, GREYS, INK
+from harness.report.style import COLOURS, GREYS, INK
 from harness.stats import Interval
 
 BLUE, ORANGE, GREEN = COLOURS[:3]
@@ -31,18 +32,22 @@ def draw_ratio(cells: Sequence[Cell]) -> Figure:
     _over(stood, cells, [None if end is None else 100 * end.value for end in ends], BLUE, "o")
     _over(length, cells, [cell.block.get("mean_run") for cell in cells], BLUE, "o")
     title(stood, "tokens of the draft accepted (%)")
-    title(length, "accepted in a row, mean")
+    title(length, "tokens accepted in a row, mean (log scale)")
     speeds = (
-        ("speedup_decode", ORANGE, "o", "decoding"),
-        ("speedup_end_to_end", GREEN, "s", "end to end"),
-        ("speedup_predicted", GREYS[1], "D", "promised"),
+        ("speedup_decode", ORANGE, "o", "decoding alone"),
+        ("speedup_end_to_end", GREEN, "s", "end to end, prefill included"),
+        ("speedup_predicted", GREYS[1], "D", "promised by acceptance and single forwards"),
     )
     for key, colour, marker, _ in speeds:
         _over(fast, cells, [cell.block[key] for cell in cells], colour, marker)
     fast.axhline(1, color=GREYS[1], linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
     title(fast, "times as fast as plain decoding")
-    for axes in panels:
+    for axes in (fast, stood):
         axes.set_ylim(bottom=0)
+    # One draft that sees everything is accepted for whole answers, the others for a token or two.
+    length.set_yscale("log")
+    length.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    for axes in panels:
         axes.set_xlim(-0.4, len(cells) - 0.6)
         tidy(axes, "y")
     length.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])

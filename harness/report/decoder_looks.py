@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.report.decoder_rows import Cell
-from harness.report.figure import INK
+from harness.report.style import INK
 
 #: In inches: all pictures are as wide as a page.
 WIDE = 7.0

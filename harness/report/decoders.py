@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from harness.cells import passed_over
 from harness.errors import UserError
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
@@ -24,9 +25,9 @@ from harness.report.decoder_rows import (
     ratios,
     read_cells,
 )
-from harness.report.figure import STYLE
 from harness.report.speculative_table import figures, headings
-from harness.report.stored import WHERE, passed_over, stored
+from harness.report.stored import WHERE, stored
+from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 
 #: The sweep that brings the rows of a piece.

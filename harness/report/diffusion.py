@@ -14,10 +14,10 @@ from harness.errors import UserError
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
-from harness.report.figure import STYLE
 from harness.report.groups import Group, title
 from harness.report.report import config_names, gains
 from harness.report.stored import WHERE
+from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 
 #: The method that is shown at every number of steps.

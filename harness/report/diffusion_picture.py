@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.report.data import CONTROLS
 from harness.report.diffusion_rows import Dealt, Spot, spots, whole
-from harness.report.figure import COLOURS, GREYS, MARKERS
 from harness.report.groups import title
+from harness.report.style import COLOURS, GREYS, MARKERS, readable
 
 #: In inches: one plot, and what stands below them all.
 PLOT, LEGEND = (3.5, 2.9), 0.75
@@ -39,7 +39,7 @@ def draw(panels: Mapping[str, Sequence[Dealt]], names: Mapping[str, str], follow
         ratio = dealt[0].panel.ratios[-1]
         _along_steps(row[2], dealt, looks, ratio)
         panel = dealt[0].panel
-        row[0].set_ylabel(f"{panel.metric} (%)")
+        row[0].set_ylabel(f"{readable(panel.metric)} (%)")
         row[0].set_title(
             f"{benchmark}, {panel.n_samples} samples",
             loc="left",
@@ -47,10 +47,10 @@ def draw(panels: Mapping[str, Sequence[Dealt]], names: Mapping[str, str], follow
             fontweight="bold",
             pad=16,
         )
-        row[2].set_title(f"{100 * (1 - ratio):.4g} % of the tokens kept", loc="right", fontsize=9)
+        row[2].set_title(f"{100 * ratio:.4g} % of the tokens removed", loc="right", fontsize=9)
         row[0].set_xlabel("milliseconds an answer")
         row[1].set_xlabel("GFLOP an answer, decoder and head")
-        row[2].set_xlabel(f"denoising steps, {dealt[0].length} places")
+        row[2].set_xlabel(f"denoising steps (log scale), {dealt[0].length} places")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -126,7 +126,7 @@ def _along_steps(
         _line(axes, line, lambda spot, shift=shift: spot.steps * shift, look, bars=True)
     _whole(axes, dealt, lambda spot: spot.steps, numbered=False)
     _tidy(axes)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([one.steps for one in dealt]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))

@@ -1,4 +1,4 @@
-"""The picture of a report: a row for each method, a column for each ratio, random dropping as a band behind them."""
+"""The picture of a report: a row for each method, a column for each ratio, points above random dropping."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
-from harness.report.data import Curve, Panel
+from harness.report.data import Curve, Panel, Point
 from harness.report.groups import Group, at, title_of, verdict
+from harness.report.style import GRID, NOTE, readable
 
 #: In inches: a row, what stands above and below them all, a column, a letter of a name.
 ROW, AROUND, COLUMN, LETTER = 0.185, 1.15, 2.35, 0.075
 
-BAND, LINE = "#DCDCDC", "#8A8A8A"
+LINE = "#8A8A8A"
 #: Edge and face of a dot; hollow where no difference was seen. Blue and orange differ for all kinds of colour vision.
 DOTS = {
     "above": ("#0072B2", "#0072B2"),
@@ -25,7 +25,7 @@ DOTS = {
 
 
 def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -> Figure:
-    """Return the figure; whiskers are the paired intervals of the gain, so that one off the line of random is coloured.
+    """Return the figure; dots are points above random dropping with their paired intervals, scores stand beside them.
 
     Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
     """
@@ -38,23 +38,26 @@ def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -
     columns = figure.subplots(1, len(panel.ratios), sharex=True, sharey=True, squeeze=False)[0]
     for axes, ratio in zip(columns, panel.ratios, strict=True):
         _draw_ratio(axes, panel, groups, ratio, names)
-        axes.set_title(f"{100 * (1 - ratio):.4g} % kept", fontsize=9.5)
+        axes.set_title(f"{100 * ratio:.4g} % of the tokens removed", fontsize=9.5)
     first = columns[0]
     first.set_ylim(len(rows) - 0.4, -0.6)
     first.set_yticks(range(len(rows)), [name for name, _ in rows])
     for tick, (_, heading) in zip(first.get_yticklabels(), rows, strict=True):
         tick.set_fontweight("bold" if heading else "normal")
     left, right = first.get_xlim()
-    # Whiskers may leave the scale, since they are differences.
-    first.set_xlim(max(left, -3.0), min(right, 103.0))
-    figure.supxlabel(f"{panel.metric} (%)", fontsize=9)
+    # Scores stand to the right of the longest whisker.
+    first.set_xlim(left, right + 0.2 * (right - left))
+    figure.supxlabel(
+        "points above random tokens at the same place, paired 95 % intervals; to the right the score in percent",
+        fontsize=9,
+    )
     figure.legend(
         handles=_legend(panel),
         loc="outside upper left",
         ncols=6,
         frameon=False,
         fontsize=8.5,
-        title=f"{panel.benchmark}: {panel.metric} of {panel.n_samples} samples, each method against random tokens",
+        title=f"{panel.benchmark}: {readable(panel.metric)}, {panel.n_samples} samples, methods against random tokens",
         title_fontproperties={"size": 10.5, "weight": "bold"},
         alignment="left",
     )
@@ -65,17 +68,16 @@ def _draw_ratio(
     axes: Axes, panel: Panel, groups: Sequence[Group], ratio: float, names: Mapping[str, str]
 ) -> None:
     place = 0
+    axes.axvline(0, color=LINE, linewidth=1.0, zorder=1)
     for group in groups:
-        name, end = title_of(group.floor, names), place + len(group.curves) + 0.5
-        _draw_floor(axes, group.floor, ratio, name, place + 0.5, end)
+        end = place + len(group.curves) + 0.5
+        floor = at(group.floor, ratio)
+        if floor is not None:
+            _draw_floor(axes, panel, floor, title_of(group.floor, names), place, end)
         for offset, curve in enumerate(group.curves):
-            _draw_dot(axes, curve, group.floor, ratio, place + 1 + offset)
+            _draw_dot(axes, curve, ratio, place + 1 + offset)
         place += len(group.curves) + 1
-    if panel.full is not None:
-        axes.axvline(
-            100 * panel.full.value, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1
-        )
-    axes.grid(axis="x", color="#EEEEEE", linewidth=0.7)
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -83,54 +85,54 @@ def _draw_ratio(
 
 
 def _draw_floor(
-    axes: Axes, floor: Curve, ratio: float, name: str, top: float, bottom: float
+    axes: Axes, panel: Panel, floor: Point, name: str, place: int, bottom: float
 ) -> None:
-    """Draw the interval of random dropping behind the rows compared with it, its mean as a line, its name above."""
-    point = at(floor, ratio)
-    if point is None:
-        return
-    value, low, high = (100 * end for end in (point.score.value, point.score.low, point.score.high))
-    band = Rectangle((low, top), high - low, bottom - top, color=BAND, linewidth=0, zorder=0.6)
-    axes.add_patch(band)
-    axes.plot([value, value], [top, bottom], color=LINE, linewidth=1.0, zorder=1.5)
-    align = "right" if value > 50 else "left"
-    axes.text(
-        value,
-        top - 0.05,
-        f"{name} {value:.1f}",
-        ha=align,
-        va="bottom",
-        fontsize=7.5,
-        color="#555555",
-    )
-
-
-def _draw_dot(axes: Axes, curve: Curve, floor: Curve, ratio: float, place: int) -> None:
-    point, below = at(curve, ratio), at(floor, ratio)
-    if point is None:
-        axes.text(
-            0.5,
-            place,
-            "-",
-            transform=axes.get_yaxis_transform(),
-            ha="center",
-            va="center",
-            color=LINE,
+    """Write the score of random dropping above the rows compared with it, and draw what the unpruned model is above."""
+    if panel.full is not None:
+        above = 100 * (panel.full.value - floor.score.value)
+        dashes = (0, (4, 3))
+        axes.plot(
+            [above, above], [place + 0.5, bottom], color="#000000", linewidth=0.9, linestyle=dashes
         )
+    _write(axes, place, f"{name}: {100 * floor.score.value:.1f}")
+
+
+def _draw_dot(axes: Axes, curve: Curve, ratio: float, place: int) -> None:
+    point = at(curve, ratio)
+    if point is None or point.gain is None:
+        _write(axes, place, "-" if point is None else f"{100 * point.score.value:.1f}")
         return
     edge, face = DOTS[verdict(point)]
-    if point.gain is not None and below is not None:
-        ends = [100 * (below.score.value + end) for end in (point.gain.low, point.gain.high)]
-        axes.plot(ends, [place, place], color=edge, linewidth=1.1, zorder=3)
-    marker = "s" if curve.control else "o"
     axes.plot(
-        100 * point.score.value,
+        [100 * point.gain.low, 100 * point.gain.high],
+        [place, place],
+        color=edge,
+        linewidth=1.1,
+        zorder=3,
+    )
+    axes.plot(
+        100 * point.gain.value,
         place,
-        marker,
+        "s" if curve.control else "o",
         markersize=4.6,
         markeredgecolor=edge,
         markerfacecolor=face,
         zorder=4,
+    )
+    _write(axes, place, f"{100 * point.score.value:.1f}")
+
+
+def _write(axes: Axes, place: int, words: str) -> None:
+    """Write a score to the right of a row."""
+    axes.text(
+        1.0,
+        place,
+        words,
+        transform=axes.get_yaxis_transform(),
+        ha="right",
+        va="center",
+        fontsize=7.5,
+        color=NOTE,
     )
 
 
@@ -139,9 +141,9 @@ def _name(curve: Curve, group: Group, names: Mapping[str, str]) -> str:
     return f"{title_of(curve, names)}{where}"
 
 
-def _legend(panel: Panel) -> list[Line2D | Patch]:
+def _legend(panel: Panel) -> list[Line2D]:
     words = {"above": "above random", "below": "below random", "": "no difference seen"}
-    found: list[Line2D | Patch] = [
+    found: list[Line2D] = [
         Line2D(
             [],
             [],
@@ -154,13 +156,10 @@ def _legend(panel: Panel) -> list[Line2D | Patch]:
         )
         for kind, text in words.items()
     ]
-    found.append(Patch(color=BAND, label="random, 95 % interval"))
     square = {"marker": "s", "linestyle": "", "color": DOTS[""][0], "markerfacecolor": DOTS[""][1]}
     found.append(Line2D([], [], markersize=4.6, label="control", **square))  # type: ignore[arg-type]
     if panel.full is not None:
         found.append(
-            Line2D(
-                [], [], color="#000000", linewidth=0.9, linestyle=(0, (4, 3)), label="all tokens"
-            )
+            Line2D([], [], color="#000000", linewidth=0.9, linestyle=(0, (4, 3)), label="unpruned")
         )
     return found

@@ -1,117 +1,113 @@
-"""The figure: one panel for each benchmark, score against the share of visual tokens kept."""
+"""The figure: one panel for each benchmark, score against the share of visual tokens removed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.report.data import Curve, Panel
+from harness.report.style import GRID, NOTE, line_look, looks, readable
 
-#: Okabe and Ito's palette for all kinds of colour vision, without its yellow (too light for lines).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREYS = ("#333333", "#6E6E6E", "#969696")
-DASHES = ("-", "--", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-INK = "#222222"
-
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.edgecolor": "#999999",
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "svg.hashsalt": "curves",
-    "svg.fonttype": "none",
-}
-
-COLUMNS = 2
+COLUMNS = 3
 
 #: In inches: the plot itself, what stands above and below it, one line and one letter of a label.
-PLOT, AROUND, LINE, LETTER = (3.7, 3.3), 1.0, 0.17, 0.068
+PLOT, AROUND, LINE, LETTER = (2.55, 2.05), 0.95, 0.16, 0.066
+
+FULL = "unpruned"
+
+Looks = Mapping[str, dict[str, Any]]
 
 
-def draw(panels: Sequence[Panel], along: str = "visual tokens kept") -> Figure:
-    """Return the figure; a method keeps its colour and marker over all panels, `along` says what the shares are of.
+def draw(panels: Sequence[Panel], of: str = "visual tokens") -> Figure:
+    """Return the figure; a method keeps its colour, dashes and marker over all panels, `of` says what is removed.
 
-    Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
+    What is left of the last row has the legend. Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
     """
-    looks = _looks(panels)
+    known = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     # Labels stand beside the plot; it keeps its size whatever their number and length.
     tall = max(PLOT[1], LINE * (max(len(panel.curves) for panel in panels) + 2))
-    wide = PLOT[0] + 1.0 + LETTER * max(map(len, (*looks, "unpruned")))
-    size = (wide * columns, (tall + AROUND) * rows)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.1))
+    wide = PLOT[0] + 0.75 + LETTER * max(map(len, (*known, FULL)))
+    spare = rows * columns > len(panels)
+    below = 0.0 if spare else 0.3 + LINE * math.ceil((len(known) + 2) / (2 * columns))
+    size = (wide * columns, (tall + AROUND) * rows + below)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.08))
     grid = figure.subplots(rows, columns, squeeze=False)
     for place, axes in enumerate(grid.flat):
         if place < len(panels):
-            _draw_panel(axes, panels[place], looks, LINE / tall)
-            axes.set_xlabel(f"{along} (%)")
+            _draw_panel(axes, panels[place], known, LINE / tall)
+            axes.set_xlabel(f"{of} removed (%), log scale of what is left", fontsize=8)
         else:
             axes.set_axis_off()
+    _legend(figure, grid.flat[len(panels)] if spare else None, panels, known, columns)
     return figure
 
 
-def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, object]]:
-    """Give methods colours, dashed from the second round of the palette on; controls are grey."""
-    looks: dict[str, dict[str, object]] = {}
-    curves = {curve.name: curve for panel in panels for curve in panel.curves}
-    counts = {True: 0, False: 0}
-    for place, curve in enumerate(sorted(curves.values(), key=lambda c: (c.control, c.name))):
-        palette = GREYS if curve.control else COLOURS
-        turn, index = divmod(counts[curve.control], len(palette))
-        counts[curve.control] += 1
-        looks[curve.name] = {
-            "color": palette[index],
-            "marker": MARKERS[place % len(MARKERS)],
-            "linestyle": DASHES[(turn + curve.control * index) % len(DASHES)],
-            "zorder": 2 if curve.control else 3,
-        }
-    return looks
+def _legend(
+    figure: Figure, axes: Axes | None, panels: Sequence[Panel], known: Looks, columns: int
+) -> None:
+    """Write what lines and bars are, where a panel would stand or below all."""
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], label=name, **line_look(look)) for name, look in known.items()
+    ]
+    if any(panel.full is not None for panel in panels):
+        handles.append(Line2D([], [], color="#000000", linewidth=1.2, dashes=(5, 3), label=FULL))
+    handles.append(Patch(color="#000000", alpha=0.1, label="its 95 % interval"))
+    told = {"frameon": False, "fontsize": 8.5, "handlelength": 3.2}
+    if axes is None:
+        figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, **told)
+        return
+    title = "Grey and hollow: controls. Bars: 95 % intervals."
+    columns = 1 if len(handles) < 10 else 2
+    legend = axes.legend(handles=handles, loc="upper left", ncols=columns, title=title, **told)
+    legend.set_alignment("left")
+    legend.get_title().set_fontsize(8.5)
 
 
-def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, dict[str, object]], gap: float) -> None:
-    kept = [100 * (1 - ratio) for ratio in panel.ratios]
+def _removed(ratio: float) -> float:
+    """Return where a ratio stands: times fewer tokens, so that equal steps remove equal shares of what is left."""
+    return 1 / (1 - ratio)
+
+
+def _draw_panel(axes: Axes, panel: Panel, known: Looks, gap: float) -> None:
+    places = [_removed(ratio) for ratio in panel.ratios]
     axes.set_xscale("log")
     for number, curve in enumerate(panel.curves):
         # Neighbours are moved apart by a percent on the log axis, or their bars would overlap.
         shift = 1.0 + 0.012 * (number - (len(panel.curves) - 1) / 2)
-        _draw_curve(axes, curve, looks[curve.name], shift, bare=panel.full is not None)
-    left, right = max(kept) * 1.08, min(kept) / 1.1
-    axes.set_xlim(left, right)
+        _draw_curve(axes, curve, known[curve.name], shift, bare=panel.full is not None)
+    axes.set_xlim(min(places) / 1.1, max(places) * 1.1)
     axes.margins(y=0.06)
     if panel.full is not None:
-        _draw_full(axes, panel, left)
-    axes.xaxis.set_major_locator(FixedLocator(kept))
+        _draw_full(axes, panel)
+    axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
-    axes.set_ylabel(f"{panel.metric} (%)")
-    axes.set_title(panel.benchmark, loc="left", fontsize=10.5, fontweight="bold", pad=20)
-    note = f"{panel.metric}, {panel.n_samples} samples, 95 % intervals"
-    axes.text(0, 1.03, note, transform=axes.transAxes, fontsize=8.5, color="#666666")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):.4g}"))
+    axes.set_ylabel("score (%)")
+    axes.set_title(panel.benchmark, loc="left", fontsize=10.5, fontweight="bold", pad=19)
+    note = f"{readable(panel.metric)}, {panel.n_samples} samples"
+    axes.text(0, 1.04, note, transform=axes.transAxes, fontsize=8.5, color=NOTE)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=3)
-    _label(axes, panel, looks, gap)
+    _label(axes, panel, known, gap)
 
 
-def _draw_curve(
-    axes: Axes, curve: Curve, look: dict[str, object], shift: float, bare: bool
-) -> None:
+def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any], shift: float, bare: bool) -> None:
     """Draw one line with its bars; `bare` leaves ratio 0 alone, where the unpruned band stands."""
     plain = [bare and point.ratio == 0 for point in curve.points]
     x = [
-        100 * (1 - point.ratio) * (1 if bald else shift)
+        _removed(point.ratio) * (1 if bald else shift)
         for point, bald in zip(curve.points, plain, strict=True)
     ]
     y = [100 * point.score.value for point in curve.points]
@@ -127,36 +123,39 @@ def _draw_curve(
         x,
         y,
         yerr=(below, above),
-        linewidth=1.6,
-        markersize=4.5,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
         elinewidth=0.8,
         capsize=0,
-        **look,  # type: ignore[arg-type]
+        zorder=2 if look["control"] else 3,
+        **line_look(look),
     )
 
 
-def _draw_full(axes: Axes, panel: Panel, left: float) -> None:
+def _draw_full(axes: Axes, panel: Panel) -> None:
     assert panel.full is not None  # the caller looked
     full = panel.full
     axes.axhspan(100 * full.low, 100 * full.high, color="#000000", alpha=0.06, linewidth=0)
     axes.axhline(100 * full.value, color="#000000", linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
 
 
-def _label(axes: Axes, panel: Panel, looks: dict[str, dict[str, object]], gap: float) -> None:
+def _label(axes: Axes, panel: Panel, known: Looks, gap: float) -> None:
     """Write each name beside the end of its line, moved apart where they would collide."""
     low, high = axes.get_ylim()
     ends: list[tuple[float, str, object]] = []
     if panel.full is not None:
-        ends.append((100 * panel.full.value, "unpruned", "#000000"))
+        ends.append((100 * panel.full.value, FULL, "#000000"))
     for curve in panel.curves:
         last = curve.points[-1]
-        ends.append((100 * last.score.value, curve.name, looks[curve.name]["color"]))
+        # The lightest grey is too light for letters.
+        colour = NOTE if curve.control else known[curve.name]["color"]
+        ends.append((100 * last.score.value, curve.name, colour))
     ends.sort(key=lambda end: end[0])
     places = spread([(value - low) / (high - low) for value, _, _ in ends], gap)
-    # Where many lines end near the bottom, labels go up, not below the axis.
-    places = [max(place, gap * number) for number, place in enumerate(places)]
+    # Labels stay beside the plot: neither below its axis nor up in its title.
+    count = len(places)
+    places = [
+        max(min(place, 0.985 - gap * (count - 1 - number)), gap * number)
+        for number, place in enumerate(places)
+    ]
     for place, (value, name, colour) in zip(places, ends, strict=True):
         axes.annotate(
             name,

@@ -19,8 +19,8 @@ from harness.kinds.stacking import label_of
 from harness.labels import label
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.report.dots import draw_dots
-from harness.report.figure import STYLE
 from harness.report.groups import Group, at, title, title_of, verdict
+from harness.report.style import STYLE
 from harness.report.table import mark, said
 from harness.specs import RunSpec
 
@@ -35,8 +35,8 @@ INTRO = """\
 A cell holds the score, the points above random dropping with the paired 95 % interval over samples, and **above** or
 **below** where the interval leaves 0 out; - where the cell could not run. If no method differed from random, one
 comparison in twenty would be marked all the same; a `*` says that the paired test still finds a difference when it is
-corrected for all cells of the page. In the picture whiskers are those paired intervals, the grey band is the 95 %
-interval of random dropping itself, and squares are controls that no paper proposes.
+corrected for all cells of the page. The picture has the points above random dropping with those paired intervals; the
+dashed line is the unpruned model, and squares are controls that no paper proposes.
 """
 
 EARLIER = """\

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.cells import Row, brief, check_comparable, identity, settings, text
+from harness.cells import Row, brief, check_comparable, identity, passed_over, settings, text
 from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import Key, Scoring, read_scorings
 from harness.store import RunDir, Store
@@ -101,11 +101,6 @@ def one_of_each(rows: Sequence[Some], indifferent: Collection[str] = ()) -> list
     """
     check_comparable((one.row for one in rows), indifferent)
     return list({identity(one.row): one for one in rows}.values())
-
-
-def passed_over(number: int, what: str) -> list[str]:
-    """Return a line that says how many rows are left out and what they are; none for none."""
-    return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []
 
 
 def _agrees(row: Row, key: str, value: str) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from harness.report.data import Panel, read_panels
-from harness.report.figure import STYLE, draw
+from harness.report.figure import draw
+from harness.report.style import STYLE
 from harness.report.table import markdown
 
 #: Dots per inch of the PNG.

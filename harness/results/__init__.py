@@ -10,27 +10,31 @@ and units are in harness/results/columns.py and docs/rows.md. What is passed ove
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.cells import identity
+from harness.cells import identity, passed_over
 from harness.digests import digest
 from harness.errors import UserError, tell_once
-from harness.evaluation.samples import read_scorings
 from harness.paths import ROOT
-from harness.report.data import Point, read_panels
-from harness.report.stored import passed_over
-from harness.results.columns import POINTS, ROWS, SAMPLES
-from harness.stats import Interval
+from harness.results.columns import BLOCKS, POINTS, ROWS, SAMPLES
 from harness.store import Store
+from harness.store.blocks import remembered
+from harness.store.reading import walk
 from harness.store.tables import is_table, read_rows, read_samples
 
 #: Where rows are unless one says otherwise: those of run.py.
 DEFAULT = "results"
+
+if TYPE_CHECKING:
+    # Brings in torch and scipy, seconds and half a gigabyte that rows alone need not wait for.
+    from harness.report.data import Point
+    from harness.stats import Interval
 
 Row = Mapping[str, Any]
 
@@ -48,13 +52,14 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
     Cost: one row is in memory at a time, beside the lines.
     """
     folder = _folder(path)
-    lines: dict[tuple[Any, ...], tuple[float, list[dict[str, Any]]]] = {}
+    lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
     older = twice = 0
+    digested = remembered(digest)
     for committed, row in _rows(folder):
         if "settings" not in row:
             older += 1
             continue
-        cell = (*identity(row), digest(row["settings"]))
+        cell = (*identity(row), digested(row["settings"]))
         twice += cell in lines
         if cell not in lines or committed >= lines[cell][0]:
             lines[cell] = (committed, list(_lines(row)))
@@ -63,13 +68,20 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
             f"results.load: {str(folder)!r} holds no rows; valid: a run store, results/demo"
         )
     found = [line for _, several in lines.values() for line in several]
-    commits = Counter(line["commit"] for line in found)
+    place = list(ROWS).index("commit")
+    commits = Counter(line[place] for line in found)
     _tell(folder, passed_over(older, "without settings, from an older version"))
     _tell(folder, passed_over(twice, "of other code, a newer one has their place"))
     if len(commits) > 1:
         named = ", ".join(str(commit) for commit, _ in commits.most_common(4))
         _tell(folder, [f"rows of {len(commits)} commits: {named}"])
-    return _frame(found, {name: column.dtype for name, column in ROWS.items()})
+    columns = zip(*found, strict=True)
+    return pd.DataFrame(
+        {
+            name: pd.array(list(values), dtype=ROWS[name].dtype)
+            for name, values in zip(ROWS, columns, strict=True)
+        }
+    )
 
 
 def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
@@ -78,6 +90,9 @@ def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
     Raises:
         UserError: there are no rows, or a table is damaged.
     """
+    # It brings in torch.
+    from harness.evaluation.samples import read_scorings
+
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
     if is_table(folder):
         return read_samples(folder).to_pandas().astype(types)
@@ -113,6 +128,9 @@ def compare(
     Raises:
         UserError: as `harness.report.data.read_panels`.
     """
+    # It brings in torch and scipy.
+    from harness.report.data import Point, read_panels
+
     lines: list[dict[str, Any]] = []
     for panel in read_panels(_folder(path), benchmarks, model, rule, where=where):
         told = {"benchmark": panel.benchmark, "metric": panel.metric, "n_samples": panel.n_samples}
@@ -136,20 +154,23 @@ def _rows(folder: Path) -> Iterator[tuple[float, Row]]:
     if is_table(folder):
         yield from enumerate(read_rows(folder))
         return
-    finished = 0
-    for run, row in Store(folder).each():
-        finished += 1
-        yield run.committed, row
-    runs = folder / "runs"
-    begun = sum(one.is_dir() for one in runs.iterdir()) if runs.is_dir() else 0
-    _tell(folder, passed_over(begun - finished, "not finished, or damaged"))
+    left = 0
+    for run in walk(folder, BLOCKS):
+        if run.row is not None:
+            yield run.committed, run.row
+            continue
+        left += 1
+        if run.problem is not None:
+            tell_once(f"passed over: {run.problem}")
+    _tell(folder, passed_over(left, "not finished, or damaged"))
 
 
-def _lines(row: Row) -> Iterator[dict[str, Any]]:
+def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
+    """Yield a line for each metric, in the order of `ROWS`; texts that rows share are held once."""
     shared = {name: column.read(row) for name, column in ROWS.items() if column.read is not None}
     how = row["extra"].get("aggregation", {})
     for metric, told in row["metrics"].items():
-        yield {
+        line = {
             **shared,
             "metric": metric,
             "headline": metric == row["extra"].get("headline"),
@@ -157,6 +178,10 @@ def _lines(row: Row) -> Iterator[dict[str, Any]]:
             "stderr": told.get("stderr"),
             "aggregation": how.get(metric, {}).get("how"),
         }
+        yield tuple(
+            sys.intern(value) if isinstance(value, str) else value
+            for value in (line[name] for name in ROWS)
+        )
 
 
 def _point(point: Point) -> dict[str, Any]:

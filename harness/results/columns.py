@@ -30,6 +30,14 @@ def _at(*keys: str) -> Callable[[Row], Any]:
     return read
 
 
+#: Blocks of a row (harness/store/blocks.py) that the columns of `ROWS` are read from.
+BLOCKS = (
+    *("run_key", "model", "benchmark", "method", "variant", "ratio", "budget_rule", "seed"),
+    *("n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
+    *(f"extra.{name}" for name in ("label", "headline", "higher_is_better", "aggregation")),
+    *("extra.speculative", "extra.environment"),
+)
+
 #: One line for each cell and metric.
 ROWS: Mapping[str, Column] = {
     "model": Column(TEXT, "name of the model's config file", _at("model")),
@@ -70,6 +78,30 @@ ROWS: Mapping[str, Column] = {
     "token_ms": Column(NUMBER, "ms a decoded token, median", _at("time", "decode_ms_per_token")),
     "kv_bytes": Column(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
     "peak_bytes": Column(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
+    "accepted_run": Column(
+        NUMBER, "drafted tokens accepted in a row, mean", _at("extra", "speculative", "mean_run")
+    ),
+    "tokens_per_forward": Column(
+        NUMBER,
+        "tokens of an answer for each forward of the target",
+        _at("extra", "speculative", "tokens_per_target_forward"),
+    ),
+    "acceptance": Column(
+        NUMBER,
+        "share of drafted tokens accepted, 0 to 1",
+        _at("extra", "speculative", "acceptance"),
+    ),
+    "target_ms": Column(
+        NUMBER, "ms of the target's forward, median", _at("extra", "speculative", "target_ms")
+    ),
+    "draft_ms": Column(
+        NUMBER, "ms of the draft's forward, mean", _at("extra", "speculative", "draft_ms")
+    ),
+    "speedup": Column(
+        NUMBER,
+        "decoding over plain decoding of the same answers",
+        _at("extra", "speculative", "speedup_decode"),
+    ),
     "device": Column(TEXT, "name of the device", _at("extra", "environment", "device_name")),
     "precision": Column(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
     "commit": Column(TEXT, "of the harness", _at("extra", "environment", "commit")),

@@ -1,5 +1,7 @@
 """`python -m harness.tables d2pruner 1`: a published table rebuilt from the store; `all` for all of them.
 
+`fig4` in the place of a number is a figure; `--out` draws it.
+
 `python -m harness.tables analytic` holds what formulas alone give against what is printed.
 """
 
@@ -15,10 +17,11 @@ from harness.config.listing import choices
 from harness.errors import UserError, unknown_name
 from harness.paths import rooted
 from harness.tables import analytic
+from harness.tables.filling import Shelf
 from harness.tables.formats import FORMATS
 from harness.tables.published import papers, read_paper
 from harness.tables.rows import Notes, choose, read_rows, usual_positions
-from harness.tables.table import Table, asked_cells, build
+from harness.tables.table import Table, asked_numbers, build
 
 
 def asked(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:
@@ -45,9 +48,10 @@ def rebuild(
 ) -> tuple[list[Table], list[str]]:
     """Return tables with what stores say of them, and what is said of rows that count in none."""
     notes = Notes()
-    rows = read_rows(stores, asked_cells(tables, model), notes)
-    chosen = choose(rows, positions or usual_positions(), limit, notes)
-    return [build(slug, number, chosen, model) for slug, number in tables], notes.lines()
+    rows = read_rows(stores, asked_numbers(tables, model), notes)
+    shelf = Shelf(choose(rows, positions or usual_positions(), limit, notes))
+    said = analytic.formulas()
+    return [build(slug, number, shelf, model, said) for slug, number in tables], notes.lines()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,9 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(table: Table, folder: Path) -> list[Path]:
-    """Write a table in every format; return the files."""
+    """Write a table in every format, a figure as a picture as well; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
+    # Imported here: tables need no drawing.
+    from harness.tables import picture
+
+    paths = picture.write(table, folder) if table.entry.panels else []
     for ending, text in FORMATS.items():
         paths.append(folder / f"{table.name}.{ending}")
         paths[-1].write_text(text(table), encoding="utf-8")

@@ -23,6 +23,7 @@ from harness.tables import (
 )
 from harness.tables.analytic_print import cells_table, console, csv_lines, summary_table
 from harness.tables.analytic_verdicts import Claim, Judged, Misprint, judge, misprints, unused
+from harness.tables.filling import Formula
 
 PUBLISHED = ROOT / "results" / "papers"
 
@@ -45,6 +46,19 @@ def verdicts(folder: Path = PUBLISHED) -> tuple[list[Judged], list[Misprint]]:
     known = misprints(folder / "misprints.csv")
     judged = judge((claim for claims in PAPERS for claim in claims(folder)), known)
     return judged, unused(judged, known)
+
+
+def formulas(folder: Path = PUBLISHED) -> dict[tuple[str, ...], Formula]:
+    """Return what formulas say of published cells, by the key of a cell; of several the one that is claimed first.
+
+    Raises:
+        UserError: as `verdicts`.
+    """
+    found: dict[tuple[str, ...], Formula] = {}
+    for one in verdicts(folder)[0]:
+        wrong = "" if one.verdict == "reproduced" else one.note
+        found.setdefault(one.claim.cell.key, Formula(one.claim.value, one.claim.source, wrong))
+    return found
 
 
 def write(judged: Sequence[Judged], folder: Path) -> None:

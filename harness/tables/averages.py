@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from harness.tables.cells import Cell
 from harness.tables.filling import Filled
-from harness.tables.published import Average, Cell
+from harness.tables.published import Average
 
 #: What a cell of a line is of: benchmark, split, metric.
 Place = tuple[str, ...]

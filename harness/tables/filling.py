@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.tables.published import UNITS, Cell, Paper
+from harness.tables.cells import UNITS, Cell
+from harness.tables.published import Paper
 from harness.tables.rows import Measured, Notes
 from harness.tables.wanted import Wanted, method_of, wanted
 
 #: Standard errors on either side of a 95 % interval.
 WIDTH = 1.96
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a formula says of a cell, in its unit.
+
+    Attributes:
+        value: the formula's.
+        source: the formula, by its equation.
+        misprint: why the printed number is known to be wrong; empty where print and formula agree.
+    """
+
+    value: float
+    source: str
+    misprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,7 @@ class Filled:
         run: what fills it, or why nothing does.
         value, stderr: measured, in the printed unit; None where nothing ran.
         row: where that comes from.
-        analytic: what a formula says of the cell, and which one.
+        analytic: what a formula says of the cell; None where none does.
         remark: of an average, what does not follow in print.
         apart: of an average, why it need not be the printed one.
     """
@@ -34,7 +49,7 @@ class Filled:
     value: float | None = None
     stderr: float | None = None
     row: Measured | None = None
-    analytic: tuple[float, str] | None = None
+    analytic: Formula | None = None
     remark: str = ""
     apart: str = ""
 
@@ -56,7 +71,8 @@ class Filled:
         if not self.cell.value and self.value is None:
             return "not printed"
         if self.value is None:
-            return "missing" if isinstance(self.run, Wanted) else "printed"
+            without = "printed" if self.analytic is None else "formula"
+            return "missing" if isinstance(self.run, Wanted) else without
         if self.difference is None:
             return "measured"
         part = "" if self.row is None or self.row.whole else ", of a part"
@@ -71,13 +87,14 @@ class Filled:
 
 
 class Shelf:
-    """Rows by the cell that they fill; the newest counts."""
+    """Rows by the cell that they fill and by their settings; the newest counts."""
 
     def __init__(self, rows: Sequence[Measured]) -> None:
         """Sort rows, the oldest first."""
-        self._by_cell: dict[tuple[Any, ...], list[Measured]] = defaultdict(list)
+        self._by_cell: dict[tuple[Any, ...], dict[int, list[Measured]]] = {}
         for row in rows:
-            self._by_cell[row.cell].append(row)
+            # Equal settings are one object (rows.py), so that what a run asks is held against each but once.
+            self._by_cell.setdefault(row.cell, {}).setdefault(id(row.settings), []).append(row)
 
     def find(self, run: Wanted, notes: Notes) -> Measured | None:
         """Return the newest row of a run; rows of the same cell that give way to it are noted."""
@@ -87,23 +104,35 @@ class Shelf:
         cell = (asked["model"], asked["benchmark"], name, variant, ratio, asked["budget"])
         settings = {f"method.params.{key}": value for key, value in params.items()}
         settings |= {key: value for key, value in asked.items() if key in TOLD}
-        found = [row for row in self._by_cell.get(cell, ()) if _agrees(row, settings)]
-        if not found:
+        # A cached prompt is another model to a table that does not ask for it.
+        settings[CACHED] = asked.get(f"+{CACHED}", False)
+        groups = [
+            group
+            for group in self._by_cell.get(cell, {}).values()
+            if _agrees(group[0].settings, settings)
+        ]
+        if not groups:
             return None
-        newest = found[-1]
-        for other in found[:-1]:
-            why = "other code" if other.code != newest.code else "other settings or seed"
-            notes.add(
-                "rows of a cell that a newer one fills",
-                f"{other.key} gives way to {newest.key} ({why})",
-            )
+        found = [row for group in groups for row in group]
+        newest = max(found, key=lambda row: (row.committed, row.key))
+        for other in found:
+            if other is not newest:
+                why = "other code" if other.code != newest.code else "other settings or seed"
+                notes.add(
+                    "rows of a cell that a newer one fills",
+                    f"{other.key} gives way to {newest.key} ({why})",
+                )
         return newest
 
+
+#: Whether a model that denoises keeps its prompt.
+CACHED = "model.generation.prefix_cache"
 
 #: Overrides that a row tells under `settings`.
 TOLD = frozenset(
     {
         "method.draft",
+        "model.attention",
         "model.weights",
         "model.prompt",
         "model.video.frames",
@@ -121,7 +150,7 @@ def fill(
     shelf: Shelf,
     notes: Notes,
     model: str | None = None,
-    analytic: Mapping[tuple[str, ...], tuple[float, str]] | None = None,
+    analytic: Mapping[tuple[str, ...], Formula] | None = None,
 ) -> list[Filled]:
     """Return each cell with what is measured of it; averages are left to harness/tables/averages.py.
 
@@ -131,7 +160,7 @@ def fill(
         shelf: rows to choose from.
         notes: gets what is said of rows: several of one cell, several versions of code in one table.
         model: run on this model in place of the cells' own.
-        analytic: what formulas say, by the key of a cell, with their names.
+        analytic: what formulas say, by the key of a cell.
     """
     said = analytic or {}
     filled = []
@@ -156,13 +185,18 @@ def _measured(one: Filled, run: Wanted, row: Measured) -> Filled:
     value = row.numbers.get(run.of)
     if value is None:
         return replace(one, run=f"row {row.key} has no {run.of}")
-    error = row.numbers.get(run.of.removesuffix("value") + "stderr")
+    error = row.numbers.get(error_of(run.of))
     stderr = None if error is None else error * run.scale
     return replace(one, value=value * run.scale, stderr=stderr, row=row)
 
 
-def _agrees(row: Measured, settings: Mapping[str, Any]) -> bool:
-    return all(_same(row.settings.get(key), value) for key, value in settings.items())
+def error_of(path: str) -> str:
+    """Return where a row has the standard error of a number, if it has one."""
+    return f"{path.removesuffix('value')}stderr"
+
+
+def _agrees(found: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    return all(_same(found.get(key), value) for key, value in asked.items())
 
 
 def _same(found: Any, asked: Any) -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from harness import durable
 from harness.errors import UserError
-from harness.tables.published import COLUMNS, FOLDER, Cell, Paper, papers, read_cells, read_paper
+from harness.tables.cells import COLUMNS, Cell
+from harness.tables.published import FOLDER, Paper, papers, read_cells, read_paper
 
 
 def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
@@ -34,7 +35,8 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     found = [
         (paper, number, read_cells(paper, number, source))
         for paper in (read_paper(slug, target) for slug in papers(target))
-        for number in paper.tables
+        for number, entry in paper.tables.items()
+        if not entry.grid
     ]
     names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in found}
     for path in sorted(source.glob("*.csv")):

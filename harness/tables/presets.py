@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from harness.errors import UserError
+from harness.tables.panels import called, name_of
 from harness.tables.published import Paper, papers, read_cells, read_paper
 from harness.tables.wanted import Wanted, text, wanted
 
@@ -53,10 +54,10 @@ def preset(paper: Paper, number: str) -> str | None:
     found = grids(runs_of(paper, number))
     if not found:
         return None
-    name = f"{paper.slug}_table{number}"
+    name = name_of(paper.slug, number)
     entry = paper.tables[number]
     about = (
-        f"{paper.paper} (arXiv {paper.arxiv}), Table {number}: {entry.title}. "
+        f"{paper.paper} (arXiv {paper.arxiv}), {called(number)}: {entry.title}. "
         f"`python run.py -m +experiment={name}`, then `python -m harness.tables {paper.slug} {number}`. On the "
         "embedded model and what stands for the benchmarks (conf/stand_ins.yaml): model=seedling here, --model "
         "seedling there. Cells that cannot run are left out and listed."
@@ -95,7 +96,7 @@ def write(folder: Path) -> list[Path]:
         for number in paper.tables:
             found = preset(paper, number)
             if found is not None:
-                written.append(folder / f"{slug}_table{number}.yaml")
+                written.append(folder / f"{name_of(slug, number)}.yaml")
                 written[-1].write_text(found, encoding="utf-8")
     return written
 

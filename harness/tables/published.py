@@ -10,90 +10,17 @@ import csv
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.library import read_yaml
 from harness.errors import UserError, unknown_name
 from harness.paths import ROOT
+from harness.tables.cells import COLUMNS, UNITS, Cell, place
+from harness.tables.panels import Panel, name_of, points
 
 FOLDER = ROOT / "results" / "papers"
-
-#: Columns that say which cell a line is.
-KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
-COLUMNS = (*KEYS, "value", "unit")
-
-#: Units that occur, each with how far a measured number may be from the printed one to be called near; None: a time,
-#: a rate or a size of one machine, which another one does not repeat.
-UNITS: Mapping[str, float | None] = {
-    "%": 0.5,
-    "score": 10.0,
-    "F1": 0.5,
-    "% of vanilla": 0.5,
-    "% of baseline": 0.5,
-    "CIDEr (x1)": 0.005,
-    "CIDEr (x100)": 0.5,
-    "score 0-100": 0.5,
-    "score 0-3": 0.02,
-    "fraction": 0.005,
-    "edit distance": 0.005,
-    "tokens": 0.5,
-    "T": 0.05,
-    "TFLOPs": 0.5,
-    "GFLOPs": 0.5,
-    "x": None,
-    "ratio": None,
-    "ms": None,
-    "ms/sample": None,
-    "ms/token": None,
-    "s": None,
-    "MB": None,
-    "GB": None,
-    "token/s": None,
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One printed cell; `value` is as printed, with its zeros, and empty where the paper prints none."""
-
-    paper: str
-    table: str
-    model: str
-    method: str
-    budget: str
-    benchmark: str
-    split: str
-    metric: str
-    value: str
-    unit: str
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What no other cell has."""
-        return tuple(getattr(self, name) for name in KEYS)
-
-    @cached_property
-    def number(self) -> float | None:
-        """The printed value; None where none is printed."""
-        return float(self.value) if self.value else None
-
-    @property
-    def column(self) -> str:
-        """The column of a budget: `50%` of `50% visual KV`; of a row printed for each column, what its split says."""
-        named = self.split.startswith("column ")
-        return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
-
-    @property
-    def half(self) -> float:
-        """Half a unit of the last printed digit: what rounding takes or gives."""
-        return 0.5 * 10.0**-self.digits
-
-    @property
-    def digits(self) -> int:
-        """Printed digits behind the point."""
-        return len(self.value.partition(".")[2])
 
 
 @dataclass(frozen=True)
@@ -128,7 +55,9 @@ class Printed:
         rebuilt: how: `measured`, `analytic`, both, or `printed` for what is neither.
         overrides: what every run of the table adds to its command line.
         average: how it averages; None: it does not.
-        decisions: what was decided about malformed rows.
+        decisions: what was decided about malformed rows, or, of a figure, about what the text does not say.
+        grid: of a figure, whose points are not printed: lists of names by key of a cell, whose products they are.
+        panels: of a figure.
     """
 
     title: str
@@ -140,6 +69,8 @@ class Printed:
     methods: Mapping[str, Any] = field(default_factory=dict)
     average: Average | None = None
     decisions: tuple[str, ...] = ()
+    grid: tuple[Mapping[str, Any], ...] = ()
+    panels: tuple[Panel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,7 +112,7 @@ def papers(folder: Path = FOLDER) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-Made = TypeVar("Made", Average, Printed, Paper)
+Made = TypeVar("Made", Average, Panel, Printed, Paper)
 
 
 @lru_cache(maxsize=32)
@@ -205,7 +136,9 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, 
     Raises:
         UserError: there is no such table, or a line of its file is damaged.
     """
-    entry, path = paper.table(number), folder / f"{paper.slug}_table{number}.csv"
+    entry, path = paper.table(number), folder / f"{name_of(paper.slug, number)}.csv"
+    if entry.grid:
+        return _figure(paper, number, folder / f"{paper.slug}.yaml")
     if not path.is_file():
         raise UserError(f"{path} is missing; valid: a file for each table of {paper.slug}.yaml")
     with path.open(encoding="utf-8", newline="") as file:
@@ -227,9 +160,17 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, 
     return tuple(found.values())
 
 
-def place(cell: Cell) -> str:
-    """Return the name under which a paper's file has a cell's benchmark: with its split, where that is listed."""
-    return f"{cell.benchmark} {cell.split}".strip()
+def _figure(paper: Paper, number: str, path: Path) -> tuple[Cell, ...]:
+    """Return the points of a figure as cells without a printed value."""
+    entry, where = paper.tables[number], f"{path}, {number}"
+    found = []
+    for named in points(entry.grid):
+        cell = Cell(**{"paper": paper.paper, "table": number, **named})
+        _check(cell, paper, where)
+        found.append(cell)
+    if len(found) != entry.cells:
+        raise UserError(f"{where}: {len(found)} points; valid: {entry.cells}, as it says itself")
+    return tuple(found)
 
 
 def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) -> Cell:
@@ -241,7 +182,13 @@ def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) ->
         raise UserError(
             f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {table} of {paper.paper}"
         )
-    methods = {**paper.methods, **paper.tables[table].methods}
+    _check(cell, paper, where)
+    return cell
+
+
+def _check(cell: Cell, paper: Paper, where: str) -> None:
+    """Raise UserError unless the paper's file knows a cell's names, and its value is a number or nothing."""
+    methods = {**paper.methods, **paper.tables[cell.table].methods}
     known: dict[str, Iterable[str]] = {
         "model": paper.models,
         "method": methods,
@@ -259,7 +206,6 @@ def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) ->
         raise UserError(
             f"{where}: value={cell.value!r} is not a number; valid: a number or nothing"
         )
-    return cell
 
 
 def _is_number(text: str) -> bool:
@@ -273,7 +219,8 @@ def _printed(path: Path, entry: Mapping[str, Any]) -> Printed:
     values = dict(entry)
     if values.get("average") is not None:
         values["average"] = _made(Average, path, values["average"])
-    for name in ("rebuilt", "rows", "columns", "decisions"):
+    values["panels"] = tuple(_made(Panel, path, one) for one in values.get("panels", ()))
+    for name in ("rebuilt", "rows", "columns", "decisions", "grid"):
         if name in values:
             values[name] = tuple(values[name])
     return _made(Printed, path, values)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.specs import EngineSpec
-from harness.store import RunDir, Unreadable
+from harness.config.listing import read_choice
+from harness.store.blocks import block_at, remembered
+from harness.store.reading import walk
+from harness.store.tables import dated_rows, is_table
 
-#: Blocks of a row with numbers that tables print.
-BLOCKS = ("time", "flops", "memory", "tokens")
+#: What names the cell that a row fills.
+CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
 
-EXTRA = ("speedup", "speculative", "diffusion", "latency", "acceptance")
+#: What tables ask of rows: by model and benchmark the numbers, as dotted paths.
+Asked = Mapping[tuple[str, str], frozenset[str]]
+
+#: Blocks of a row that every table asks for.
+BLOCKS = (*("run_key", *CELL), "n_samples", "seed", "settings", "extra.environment")
 
 #: How many notes of one kind are told in full.
 TOLD = 5
@@ -68,22 +75,40 @@ class Notes:
         return told
 
 
-def read_rows(
-    stores: Sequence[Path], cells: Collection[tuple[str, str]], notes: Notes
-) -> list[Measured]:
+def read_rows(stores: Sequence[Path], asked: Asked, notes: Notes) -> list[Measured]:
     """Return the rows of stores that are of asked models and benchmarks, the oldest first.
 
     Args:
-        stores: folders of run stores.
-        cells: models with benchmarks that tables ask for.
+        stores: folders of run stores, or of tables (harness/store/tables.py).
+        asked: by model and benchmark the numbers that tables ask for.
         notes: gets rows that cannot be read, and those of one key in several stores that differ.
+
+    Raises:
+        UserError: the tables of a folder are damaged.
 
     Cost: about 50 us a row.
     """
     found: dict[str, Measured] = {}
-    wanted = frozenset(cells)
+    shared: dict[str, Mapping[str, Any]] = {}
+
+    def settled(given: Mapping[str, Any]) -> _Told:
+        """Return what settings tell; equal ones of the rows are one object."""
+        told = _told(given)
+        text = json.dumps(told.settings, default=str)
+        return replace(told, settings=shared.setdefault(text, told.settings))
+
+    told, code = remembered(settled), remembered(_code)
     for store in stores:
-        for one in _read(store, wanted, notes):
+        for committed, row in _rows(store, asked, notes):
+            numbers = asked.get((row["model"], row["benchmark"]))
+            if numbers is None:
+                continue
+            problem = _problem(row)
+            if problem:
+                notes.add(problem, row["run_key"])
+                continue
+            environment = row["extra"].get("environment", {})
+            one = _measured(row, committed, numbers, told(row["settings"]), code(environment))
             other = found.get(one.key)
             if other is not None and other.numbers != one.numbers:
                 notes.add(
@@ -134,71 +159,88 @@ def choose(
 
 def usual_positions() -> str:
     """Return the position policy that is the engine's default."""
-    return EngineSpec().positions
+    return str(read_choice("engine", "default")["positions"])
 
 
-def _read(store: Path, wanted: frozenset[tuple[str, str]], notes: Notes) -> Iterator[Measured]:
-    for path in store.glob("runs/*/row.json"):
-        run = RunDir(path.parent)
-        try:
-            row = run.row()
-        except Unreadable as error:
-            notes.add("rows cannot be read", str(error).partition(";")[0])
-            continue
-        if row is None or (row["model"], row["benchmark"]) not in wanted:
-            continue
-        if "settings" not in row:
-            notes.add("rows of an older version do not tell their settings", row["run_key"])
-            continue
-        yield _measured(row, run.committed)
+def _rows(store: Path, asked: Asked, notes: Notes) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield when each row was committed, and what tables ask of it."""
+    if is_table(store):
+        yield from dated_rows(store)
+        return
+    numbers = {block_at(path) for paths in asked.values() for path in paths}
+    begun = 0
+    for run in walk(store, sorted({*BLOCKS, *numbers})):
+        if run.problem is not None:
+            notes.add("rows cannot be read", str(run.problem).partition(";")[0])
+        elif run.row is not None:
+            yield run.committed, run.row
+        else:
+            begun += 1
+    if begun:
+        notes.add("stores have runs that are not finished", f"{store} {begun}")
 
 
-def _measured(row: Mapping[str, Any], committed: float) -> Measured:
-    given, extra = row["settings"], row["extra"]
+def _problem(row: Mapping[str, Any]) -> str:
+    """Return why a row cannot count in a table, as a kind of note; empty if it can."""
+    if not isinstance(row.get("settings"), Mapping):
+        return "rows of an older version do not tell their settings"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a table needs of the settings of a row, which many rows share."""
+
+    whole: bool
+    positions: str | None
+    settings: Mapping[str, Any]
+
+
+def _told(given: Mapping[str, Any]) -> _Told:
+    model, benchmark, engine = given["model"], given["benchmark"], given["engine"]
     # Of the model only what tables may ask for: facts and processors are long.
     settings = {
         **{f"method.params.{key}": value for key, value in given["method"]["params"].items()},
         "method.draft": (given.get("draft") or {}).get("name"),
-        "model.weights": given["model"].get("weights"),
-        "model.prompt": given["model"].get("prompt"),
-        "model.video.frames": (given["model"].get("video") or {}).get("frames"),
-        **{
-            f"benchmark.{key}": given["benchmark"].get(key)
-            for key in ("prompt_tokens", "new_tokens")
-        },
-        **{f"engine.{key}": given["engine"].get(key) for key in ("batch_size", "rescore")},
+        "model.attention": model.get("attention"),
+        "model.weights": model.get("weights"),
+        "model.generation.prefix_cache": bool((model.get("generation") or {}).get("prefix_cache")),
+        "model.prompt": model.get("prompt"),
+        "model.video.frames": (model.get("video") or {}).get("frames"),
+        "benchmark.prompt_tokens": benchmark.get("prompt_tokens"),
+        "benchmark.new_tokens": benchmark.get("new_tokens"),
+        "engine.batch_size": engine.get("batch_size"),
+        "engine.rescore": engine.get("rescore"),
     }
-    environment = extra.get("environment", {})
-    code = [str(environment.get(name)) for name in ("commit", "torch", "transformers", "lmms_eval")]
-    cell = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
+    return _Told(benchmark.get("limit") is None, engine.get("positions"), settings)
+
+
+def _code(environment: Mapping[str, Any]) -> str:
+    names = ("commit", "torch", "transformers", "lmms_eval")
+    return " ".join(str(environment.get(name)) for name in names)
+
+
+def _measured(
+    row: Mapping[str, Any], committed: float, asked: frozenset[str], told: _Told, code: str
+) -> Measured:
+    """Return what a table needs of a row."""
     return Measured(
         key=row["run_key"],
-        cell=tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in cell),
+        cell=tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),
         samples=row["n_samples"],
-        whole=given["benchmark"].get("limit") is None,
-        positions=given["engine"].get("positions"),
-        code=" ".join(code),
+        whole=told.whole,
+        positions=told.positions,
+        code=code,
         committed=committed,
         seed=row.get("seed", 0),
-        settings=settings,
-        numbers=dict(_numbers(row)),
+        settings=told.settings,
+        numbers={path: value for path in asked if (value := _number(row, path)) is not None},
     )
 
 
-def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, values in row.get("metrics", {}).items():
-        for part in ("value", "stderr"):
-            if values.get(part) is not None:
-                yield f"metrics.{name}.{part}", values[part]
-    for block in BLOCKS:
-        yield from _flat(block, row.get(block))
-    for block in EXTRA:
-        yield from _flat(f"extra.{block}", row["extra"].get(block))
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _flat(f"{prefix}.{name}", one)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield prefix, value
+def _number(row: Mapping[str, Any], path: str) -> float | None:
+    """Return the number at a dotted path; None where the row has none."""
+    found: Any = row
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None

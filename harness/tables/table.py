@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.tables.averages import Averaged, averages, with_averages
-from harness.tables.filling import Filled, Shelf, fill
+from harness.tables.filling import Filled, Formula, Shelf, error_of, fill
+from harness.tables.panels import name_of
 from harness.tables.published import FOLDER, Paper, Printed, read_cells, read_paper
-from harness.tables.rows import Measured, Notes
+from harness.tables.rows import Asked, Notes
 from harness.tables.wanted import Wanted, text, wanted
 
 
@@ -51,7 +52,7 @@ class Table:
     @property
     def name(self) -> str:
         """The table's name, as files and presets have it."""
-        return f"{self.paper.slug}_table{self.number}"
+        return name_of(self.paper.slug, self.number)
 
     @property
     def counts(self) -> Counter[str]:
@@ -75,9 +76,11 @@ class Table:
         ]
 
     def unreachable(self) -> dict[str, int]:
-        """Return how many printed cells no run fills, by the reason."""
+        """Return how many printed cells neither a run nor a formula fills, by the reason."""
         reasons = Counter(
-            one.run for one in self.filled if isinstance(one.run, str) and one.cell.value
+            one.run
+            for one in self.filled
+            if isinstance(one.run, str) and one.cell.value and one.analytic is None
         )
         return {str(reason): count for reason, count in reasons.items()}
 
@@ -88,24 +91,25 @@ def command(others: Sequence[str], benchmarks: Sequence[str]) -> str:
     return f"python run.py {sweep}{' '.join(others)} benchmark={','.join(benchmarks)}"
 
 
-def asked_cells(slugs: Sequence[tuple[str, str]], model: str | None) -> set[tuple[str, str]]:
-    """Return the models with benchmarks that some tables ask rows of."""
-    found = set()
+def asked_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> Asked:
+    """Return the numbers that some tables ask of rows, with their errors, by model and benchmark."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for slug, number in slugs:
         paper = read_paper(slug)
         for cell in read_cells(paper, number):
             run = wanted(paper, cell, model)
             if isinstance(run, Wanted):
-                found.add((str(run.overrides["model"]), str(run.overrides["benchmark"])))
-    return found
+                where = str(run.overrides["model"]), str(run.overrides["benchmark"])
+                found[where] |= {run.of, error_of(run.of)}
+    return {where: frozenset(paths) for where, paths in found.items()}
 
 
 def build(
     slug: str,
     number: str,
-    rows: Sequence[Measured],
+    shelf: Shelf,
     model: str | None = None,
-    analytic: Mapping[tuple[str, ...], tuple[float, str]] | None = None,
+    analytic: Mapping[tuple[str, ...], Formula] | None = None,
     folder: Path = FOLDER,
 ) -> Table:
     """Return a table with what rows say of it.
@@ -113,7 +117,7 @@ def build(
     Args:
         slug: the paper's.
         number: the table's.
-        rows: that may stand in one table (rows.choose), the oldest first.
+        shelf: rows that may stand in one table (rows.choose).
         model: what runs in place of the printed models.
         analytic: what formulas say, by the key of a cell.
         folder: where the papers' files lie.
@@ -124,7 +128,7 @@ def build(
     paper, notes = read_paper(slug, folder), Notes()
     cells = read_cells(paper, number, folder)
     entry = paper.tables[number]
-    filled = fill(paper, cells, Shelf(rows), notes, model, analytic)
+    filled = fill(paper, cells, shelf, notes, model, analytic)
     averaged = averages(filled, entry.average)
     apart = "" if model is None else f"{model} in place of the printed models"
     filled = with_averages(filled, averaged, apart)

@@ -15,7 +15,8 @@ from harness.config.library import read_yaml
 from harness.config.listing import CONF, read_choice
 from harness.config.presets import register
 from harness.config.stand_ins import stand_ins
-from harness.tables.published import Cell, Paper, place
+from harness.tables.cells import Cell, place
+from harness.tables.published import Paper
 
 #: The budget rule where a paper's file names none.
 RULE = "kept"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 
 from harness.tables.filling import Filled
-from harness.tables.table import Table
+from harness.tables.panels import called
+from harness.tables.table import Line, Table
+from harness.tables.wanted import Wanted
 
 LEGEND = (
-    "A cell holds what was measured, and in brackets what is printed, the difference and the verdict; of a cell "
-    "that nothing measured the brackets alone; behind = what a formula gives; † an average that does not follow from "
-    "the cells printed beside it."
+    "A cell holds what was measured, and in brackets what is printed, the difference, the verdict and n, the samples "
+    "behind it; of a cell that nothing measured the brackets alone. Behind = or ≠ stands what a formula gives: ≠ where "
+    "the print is known to be wrong. † marks an average that does not follow from the cells printed beside it."
 )
 
 
@@ -29,24 +33,57 @@ def difference(one: Filled) -> str:
     return "" if one.difference is None else f"{one.difference:+.{max(digits(one), 1)}f}"
 
 
+def formula(one: Filled) -> str:
+    """Return what a formula gives as text, with = or, of a misprint, ≠ in front; empty if none does."""
+    if one.analytic is None:
+        return ""
+    sign, value = "≠" if one.analytic.misprint else "=", one.analytic.value
+    # A count that is printed without a point has none here either, unless the formula's is no whole number.
+    behind = 0 if one.cell.digits == 0 and value == round(value) else max(one.cell.digits, 1)
+    return f"{sign} {value:.{behind}f}"
+
+
+def samples(one: Filled) -> str:
+    """Return how many samples are behind a measured cell, as text; empty if none is."""
+    return "" if one.row is None else f"n={one.row.samples:,}"
+
+
+def parts(one: Filled) -> list[str]:
+    """Return a cell with a number in words: the measured number, or else the printed one, and what stands beside it."""
+    mark = "†" if one.remark else ""
+    nothing = "" if one.value is not None else "-"
+    printed = " ".join(filter(None, (f"{one.cell.value or nothing}{mark}", formula(one))))
+    if one.value is None:
+        return [printed]
+    judged = "" if one.difference is None else f"{difference(one)} {one.verdict}"
+    return [measured(one), *filter(None, (printed, judged, samples(one)))]
+
+
 def cell(one: Filled | None) -> str:
     """Return a cell in words."""
     if one is None or (not one.cell.value and one.value is None):
         return "-"
-    mark = "†" if one.remark else ""
-    formula = "" if one.analytic is None else f" = {one.analytic[0]:.{max(one.cell.digits, 1)}f}"
-    printed = f"{one.cell.value or '-'}{mark}{formula}"
-    if one.value is None:
-        return f"({printed})"
-    if one.difference is None:
-        return f"{measured(one)} ({printed})"
-    return f"{measured(one)} ({printed}, {difference(one)} {one.verdict})"
+    shown, *rest = parts(one)
+    return f"{shown} ({', '.join(rest)})" if one.value is not None else f"({shown})"
+
+
+def missing(one: Filled) -> str:
+    """Return the command that fills a cell without a number, or why there is none; empty if it has a number."""
+    if one.value is not None:
+        return ""
+    return f"python run.py {' '.join(one.run.line)}" if isinstance(one.run, Wanted) else one.run
+
+
+def blocks(table: Table) -> Iterator[tuple[tuple[str, ...], list[Line]]]:
+    """Yield the lines of a table under equal headings."""
+    for headings, lines in groupby(table.lines, key=lambda line: line.headings):
+        yield headings, list(lines)
 
 
 def title(table: Table) -> str:
     """Return the table's title."""
     paper = table.paper
-    return f"{paper.paper}, Table {table.number}: {table.entry.title}"
+    return f"{paper.paper}, {called(table.number)}: {table.entry.title}"
 
 
 def source(table: Table) -> str:
@@ -69,13 +106,19 @@ def head(column: tuple[str, ...]) -> str:
 def said(table: Table) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections under a table: a title and lines."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(table.counts.items()))
-    samples = sorted({one.row.samples for one in table.filled if one.row is not None})
-    lines = [f"{len(table.filled)} cells: {counts}"]
-    if samples:
-        lines.append(f"samples behind a measured cell: {', '.join(f'{one:,}' for one in samples)}")
-    yield "Cells", lines
+    yield "Cells", [f"{len(table.filled)} cells: {counts}"]
     if table.notes:
         yield "Rows", list(table.notes)
+    sources = Counter(one.analytic.source for one in table.filled if one.analytic is not None)
+    if sources:
+        yield "Formulas", _counted(sources)
+    wrong = Counter(
+        one.analytic.misprint
+        for one in table.filled
+        if one.analytic is not None and one.analytic.misprint
+    )
+    if wrong:
+        yield "Misprints", _counted(wrong)
     if table.unreachable():
         yield (
             "Cells that no run fills",
@@ -83,6 +126,10 @@ def said(table: Table) -> Iterator[tuple[str, list[str]]]:
         )
     if table.commands():
         yield "Missing cells, and what fills them", table.commands()
+
+
+def _counted(found: Counter[str]) -> list[str]:
+    return [f"{count} {'cell' if count == 1 else 'cells'}: {what}" for what, count in found.items()]
 
 
 AVERAGES = ("line", "printed", "from the printed cells", "over the same benchmarks", "measured", "")

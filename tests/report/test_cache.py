@@ -83,7 +83,7 @@ def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> 
     written, missing = write_cache(root, tmp_path / "out")
     assert [path.name for path in written] == ["curves.png", "curves.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "visual cache entries kept (%)" in written[1].read_text()
+    assert "visual cache entries removed (%), log scale" in written[1].read_text()
     lines = {line.split(" | ")[0]: line for line in written[2].read_text().splitlines()}
     assert lines["| random_kv"].startswith("| random_kv | 80.0 [")
     assert "80.0, +30.0 [" in lines["| aircache"]
@@ -158,5 +158,8 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.Capture
 def test_the_sweeps_compose(preset: str, tmp_path: Path) -> None:
     command = read_command([preset, f"store={tmp_path}"])
     assert command is not None
-    assert {cell.model.name for cell in command.cells} == {"seedling"}
-    assert {cell.benchmark.name for cell in command.cells} <= {"seedling_ocr", "seedling_caption"}
+    assert {cell["model"]["name"] for cell in command.cells} == {"seedling"}
+    assert {cell["benchmark"]["name"] for cell in command.cells} <= {
+        "seedling_ocr",
+        "seedling_caption",
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.store import Store
-from harness.tables.published import COLUMNS
+from harness.tables.cells import COLUMNS
 
 PAPER = """\
 paper: Toy

@@ -9,20 +9,24 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import run
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.config.grids import grids_of
 from harness.errors import UserError
 from harness.pages.tables import page
 from harness.paths import ROOT
+from harness.tables import picture
 from harness.tables.__main__ import rebuild, write
+from harness.tables.panels import name_of
 from harness.tables.presets import LISTED, preset, runs_of
 from harness.tables.published import papers, read_paper
 
 FOLDER = ROOT / "conf" / "experiment"
 TABLES = [(slug, number) for slug in papers() for number in read_paper(slug).tables]
-NAMES = sorted(path.stem for path in FOLDER.glob("*_table*.yaml"))
+NAMES = sorted(name_of(*one) for one in TABLES if (FOLDER / f"{name_of(*one)}.yaml").exists())
 
 
 def test_the_page_is_current() -> None:
@@ -32,7 +36,7 @@ def test_the_page_is_current() -> None:
 
 @pytest.mark.parametrize(("slug", "number"), TABLES)
 def test_a_preset_is_current_and_holds_the_runs_of_its_table(slug: str, number: str) -> None:
-    paper, path = read_paper(slug), FOLDER / f"{slug}_table{number}.yaml"
+    paper, path = read_paper(slug), FOLDER / f"{name_of(slug, number)}.yaml"
     text = preset(paper, number)
     assert (path.read_text() if path.exists() else None) == text, "make docs"
     wanted = [_plain(one) for one in runs_of(paper, number)]
@@ -68,12 +72,37 @@ def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
             build_spec(command.cells[0])
 
 
+def test_hydra_launches_every_grid_of_every_preset() -> None:
+    """Hydra composes what is not swept before it takes one of several methods, and knows none of their settings."""
+    for name in NAMES:
+        grids = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["grids"]
+        cells = [cell for grid in grids for cell in _cells(grid)]
+        config = OmegaConf.create({"grids": grids})
+        lines = grids_of(config, []) or []
+        found = [cell for line in lines for cell in _cells(dict(one.split("=", 1) for one in line))]
+        as_written = [
+            [one.replace("=True", "=true").replace("=False", "=false") for one in cell]
+            for cell in cells
+        ]
+        assert sorted(map(sorted, found)) == sorted(map(sorted, as_written)), name
+        for line in lines:
+            told = dict(one.split("=", 1) for one in line)
+            assert "," not in told["method"] or not any(
+                key.startswith("method.") for key in told
+            ), line
+
+
 def test_the_command_line_picks_out_of_the_grids() -> None:
     asked = ["method=sparsevlm,dart", "benchmark=pope", "ratio=0.88888889"]
     command = read_command(["-m", "+experiment=d2pruner_table1", *asked])
     assert command is not None
     cells = {
-        (one.model.name, one.method.name, one.budget.rule, one.benchmark.name, one.ratio)
+        (
+            *(one[key]["name"] for key in ("model", "method")),
+            one["budget"]["rule"],
+            one["benchmark"]["name"],
+            one["ratio"],
+        )
         for one in command.cells
     }
     assert cells == {
@@ -81,6 +110,13 @@ def test_the_command_line_picks_out_of_the_grids() -> None:
         for model in ("llava15_7b", "llava_next_7b")
         for method, rule in (("sparsevlm", "average"), ("dart", "kept"))
     }
+
+
+def test_every_preset_has_its_table_or_figure() -> None:
+    files = {path.stem for path in FOLDER.glob("*_table*.yaml")}
+    files |= {path.stem for path in FOLDER.glob("*_fig*.yaml")}
+    assert files == set(NAMES)
+    assert len([name for name in NAMES if "_fig" in name]) == 5
 
 
 def test_nothing_stands_for_a_benchmark() -> None:
@@ -113,3 +149,31 @@ def test_from_sweep_to_table(tmp_path: Path) -> None:
     assert [path.suffix for path in paths] == [".md", ".tex", ".csv", ".html"]
     assert "seedling in place" not in paths[0].read_text()
     assert "not to be compared with theirs" in " ".join(paths[0].read_text().split())
+
+
+@pytest.mark.slow
+def test_from_sweep_to_picture(tmp_path: Path) -> None:
+    asked = [
+        "method=none,fastv,d2pruner_di",
+        "ratio=0,0.25,0.5",
+        "benchmark=seedling_rec",
+        "limit=2",
+    ]
+    line = ["-m", "+experiment=d2pruner_fig4", "model=seedling", *asked, f"store={tmp_path}"]
+    assert run.main([*line, "engine.warmup=0"]) == 0
+    (figure,), notes = rebuild([("d2pruner", "fig4")], [tmp_path], model="seedling")
+    assert notes == []
+    understanding, localization, _ = (picture.points(figure, one) for one in figure.entry.panels)
+    assert understanding == {}
+    assert {name: list(values) for name, values in localization.items()} == {
+        name: ["75% tokens", "50% tokens"] for name in ("FastV", "D2Pruner (DI)")
+    }
+    # All eight splits stand on one benchmark here.
+    assert {count for values in localization.values() for _, count in values.values()} == {8}
+    paths = write(figure, tmp_path / "out")
+    endings = ("svg", "png", "md", "tex", "csv", "html")
+    assert [path.name for path in paths] == [f"d2pruner_fig4.{ending}" for ending in endings]
+    drawn = paths[0].read_text()
+    assert "D2Pruner (DI)" in drawn
+    assert "nothing measured yet" in drawn
+    assert paths[1].stat().st_size > 10_000

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from harness.tables.__main__ import main
+from harness.store import Store
+from harness.store.tables import write_tables
+from harness.tables.__main__ import asked, main, rebuild
+from harness.tables.analytic import verdicts
+from harness.tables.filling import Formula, Shelf
 from harness.tables.formats import FORMATS
 from harness.tables.rows import Notes, choose, read_rows
 from harness.tables.table import Table, build
 from tests.tables.stored import commit, write_paper
 
-CELLS = {("seedling", "seedling_rec"), ("seedling", "seedling_vqa")}
+ASKED = {
+    ("seedling", f"seedling_{name}"): frozenset(
+        f"metrics.{metric}.{end}" for end in ("value", "stderr")
+    )
+    for name, metric in (("rec", "acc_at_50"), ("vqa", "accuracy"))
+}
 
 
-def rebuilt(folder: Path, store: Path, limit: int | None = None) -> tuple[Table, list[str]]:
+def rebuilt(
+    folder: Path,
+    store: Path,
+    limit: int | None = None,
+    analytic: Mapping[tuple[str, ...], Formula] | None = None,
+) -> tuple[Table, list[str]]:
     notes = Notes()
-    rows = choose(read_rows([store], CELLS, notes), "original", limit, notes)
-    return build("toy", "1", rows, folder=write_paper(folder)), notes.lines()
+    shelf = Shelf(choose(read_rows([store], ASKED, notes), "original", limit, notes))
+    return build("toy", "1", shelf, None, analytic, write_paper(folder)), notes.lines()
 
 
 @pytest.fixture
@@ -42,9 +58,9 @@ MARKDOWN = """\
 |  | Rec | Vqa | Avg |
 | --- | ---: | ---: | ---: |
 | **100%** |  |  |  |
-| Full | 80.4 (80.0, +0.4 near) | 88.0 (90.0, -2.0 within error) | 100 (100, +0.0 near) |
+| Full | 80.4 (80.0, +0.4 near, n=500) | 88.0 (90.0, -2.0 within error, n=500) | 100 (100, +0.0 near) |
 | **50%** |  |  |  |
-| Fast | 50.0 (60.0, -10.0 FAR) | (81.0) | (90.0†) |
+| Fast | 50.0 (60.0 ≠ 50.5, -10.0 FAR, n=500) | (81.0 = 81.0) | (90.0†) |
 """
 
 LATEX = r"""
@@ -53,33 +69,82 @@ LATEX = r"""
  & Rec & Vqa & Avg \\
 \midrule
 \multicolumn{4}{l}{100\%} \\
-Full & 80.4 & 88.0 & 100 \\
+Full & 80.4 {\scriptsize (80.0, +0.4 near, n=500)} & 88.0 {\scriptsize (90.0, -2.0 within error, n=500)} & \
+100 {\scriptsize (100, +0.0 near)} \\
 \midrule
 \multicolumn{4}{l}{50\%} \\
-Fast & 50.0 & \textit{81.0} & \textit{90.0}\dag{} \\
+Fast & 50.0 {\scriptsize (60.0 $\neq$ 50.5, -10.0 FAR, n=500)} & \textit{81.0 = 81.0} & \textit{90.0\dag{}} \\
 \bottomrule
-\end{tabular}
-"""
+\end{tabular}}
+\end{table}
+""".replace("\\\n100", "100")
 
 MISSING = "python run.py model=seedling method=fastv budget=kept ratio=0.5 benchmark=seedling_vqa"
 
 CSV = f"""\
-Toy,1,Small,Fast,50%,Rec,,accuracy,60.0,%,50,1,-10,FAR,500,true,fast_rec,,,,
-Toy,1,Small,Fast,50%,Vqa,,accuracy,81.0,%,,,,missing,,,,,,,{MISSING}
+Toy,1,Small,Fast,50%,Rec,,accuracy,60.0,%,50,1,-10,FAR,500,true,fast_rec,50.5,a guess,a slip,,
+Toy,1,Small,Fast,50%,Vqa,,accuracy,81.0,%,,,,missing,,,,81,a guess,,,{MISSING}
 """
 
 HTML = (
-    '<tr><th>Fast</th><td class="FAR" title="fast_rec, 500 samples">50.0 (60.0, -10.0 FAR)</td>'
-    f'<td class="missing" title="{MISSING}">(81.0)</td>'
+    '<tr><th>Fast</th><td class="FAR" title="fast_rec, 500 samples">50.0'
+    "<small>60.0 ≠ 50.5, -10.0 FAR, n=500</small></td>"
+    f'<td class="missing" title="{MISSING}">81.0 = 81.0</td>'
 )
+
+FORMULAS = {
+    ("Toy", "1", "Small", "Fast", "50%", "Rec", "", "accuracy"): Formula(50.5, "a guess", "a slip"),
+    ("Toy", "1", "Small", "Fast", "50%", "Vqa", "", "accuracy"): Formula(81.0, "a guess"),
+}
 
 
 @pytest.mark.parametrize(
     ("ending", "part"), [("md", MARKDOWN), ("tex", LATEX), ("csv", CSV), ("html", HTML)]
 )
 def test_layout(ending: str, part: str, store: Path, tmp_path: Path) -> None:
-    table, _ = rebuilt(tmp_path / "papers", store)
+    table, _ = rebuilt(tmp_path / "papers", store, analytic=FORMULAS)
     assert part in FORMATS[ending](table)
+
+
+@pytest.mark.parametrize("ending", ["md", "tex", "html"])
+def test_what_stands_under_a_table_is_in_every_format(
+    ending: str, store: Path, tmp_path: Path
+) -> None:
+    text = FORMATS[ending](rebuilt(tmp_path / "papers", store, analytic=FORMULAS)[0])
+    for said in (MISSING, "2 cells: a guess", "1 cell: a slip", "6 cells: 1 FAR"):
+        assert said in text
+
+
+@pytest.mark.parametrize(("slug", "number"), [("rtprune", "7"), ("d3tom", "2"), ("aircache", "3")])
+def test_formulas_stand_in_the_published_tables(slug: str, number: str) -> None:
+    (table,), _ = rebuild([(slug, number)], [])
+    told = [one for one in table.filled if one.analytic is not None]
+    assert {one.cell.key for one in told} == {
+        one.claim.cell.key
+        for one in verdicts()[0]
+        if one.claim.cell.key[:2] == told[0].cell.key[:2]
+    }
+    assert {one.verdict for one in told} <= {"formula", "missing"}
+    assert " = " in FORMATS["md"](table)
+
+
+def test_latex_is_well_formed() -> None:
+    """Braces, environments and cells of every table; there is no TeX here to ask."""
+    tables, _ = rebuild(asked("all", []), [])
+    for table in tables:
+        text = "".join(
+            line for line in FORMATS["tex"](table).splitlines(True) if not line.startswith("%")
+        )
+        bare = text.replace(r"\textbackslash{}", "").replace(r"\{", "").replace(r"\}", "")
+        assert bare.count("{") == bare.count("}"), table.name
+        assert re.findall(r"\\begin\{(\w+)", text) == ["table", "tabular"]
+        assert re.findall(r"\\end\{(\w+)", text) == ["tabular", "table"]
+        assert re.search(r"(?<!\\)[#_^~]|[^\x00-\x7f]", re.sub(r"\\label.*", "", text)) is None, (
+            table.name
+        )
+        for line in text.splitlines():
+            if line.endswith(r"\\") and "multicolumn" not in line:
+                assert len(re.findall(r"(?<!\\)&", line)) == len(table.columns), line
 
 
 def test_missing_cells_say_what_fills_them(store: Path, tmp_path: Path) -> None:
@@ -116,7 +181,7 @@ MARKED = {
 def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
     found = {
         f"{one.cell.budget}, {one.cell.method}"
-        for one in build(slug, number, []).averaged
+        for one in build(slug, number, Shelf([])).averaged
         if one.remark
     }
     assert found == MARKED[slug, number]
@@ -128,6 +193,8 @@ def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> No
         ({"n_samples": 20}, "rows of another number of samples: other 20 of seedling_rec, not 500"),
         ({"engine__positions": "renumbered"}, "another position policy than original: other renum"),
         ({"schema": 99}, "rows cannot be read: "),
+        ({"schema": 0}, "row.json is damaged (schema 0"),
+        ({"settings": None}, "1 rows of an older version do not tell their settings: other"),
     ],
 )
 def test_rows_that_may_not_stand_in_the_table_are_named(
@@ -145,6 +212,33 @@ def test_a_damaged_row_is_named(store: Path, tmp_path: Path) -> None:
     _, notes = rebuilt(tmp_path / "papers", store)
     assert len(notes) == 1
     assert "torn" in notes[0]
+
+
+def test_a_run_that_is_not_finished_is_counted(store: Path, tmp_path: Path) -> None:
+    Store(store).run("begun").journal.append({"doc_id": 0})
+    _, notes = rebuilt(tmp_path / "papers", store)
+    assert notes == [f"1 stores have runs that are not finished: {store} 1"]
+
+
+def test_a_key_of_two_stores_counts_once_and_that_is_said(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    commit(other, "full_rec", 0.7)
+    os.utime(other / "runs" / "full_rec" / "row.json", (2e9, 2e9))
+    notes = Notes()
+    rows = read_rows([store, other], ASKED, notes)
+    assert [row.numbers["metrics.acc_at_50.value"] for row in rows if row.key == "full_rec"] == [
+        0.7
+    ]
+    assert notes.lines() == [
+        "1 keys stand in several stores with different numbers (the newest counts): full_rec"
+    ]
+
+
+def test_a_folder_of_tables_is_a_store(store: Path, tmp_path: Path) -> None:
+    write_tables(store, tmp_path / "small")
+    notes = Notes()
+    assert read_rows([tmp_path / "small"], ASKED, notes) == read_rows([store], ASKED, notes)
+    assert notes.lines() == []
 
 
 def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(

@@ -1,0 +1,63 @@
+// Tabs and filters: one set of filters for all parts, and a part is drawn when it is seen.
+const leftOut = Object.values(data.left_out).reduce((sum, cases) => sum + cases.length, 0);
+const PARTS = {
+  board: ["Leaderboard", drawBoard], curves: ["Retention curves", drawCurves], cost: ["Cost and score", drawCost], methods: ["Methods", drawMethods],
+  tables: ["Published tables", drawTables], pictures: ["Decoding, cache, denoising", drawPictures], leftout: [`Left out (${leftOut})`, drawLeftOut],
+};
+const UNFILTERED = ["tables", "pictures", "leftout"];
+let part = "board";
+
+function draw() {
+  PARTS[part][1]();
+}
+
+function open(name) {
+  part = name in PARTS ? name : "board";
+  for (const key of Object.keys(PARTS)) {
+    document.getElementById(key).hidden = key !== part;
+    document.getElementById(`tab-${key}`).setAttribute("aria-selected", String(key === part));
+  }
+  document.getElementById(`tab-${part}`).scrollIntoView({ block: "nearest", inline: "nearest" });
+  document.getElementById("filters").hidden = UNFILTERED.includes(part);
+  draw();
+}
+
+function filter(key, value) {
+  filters[key] = value;
+  board.page = 0;
+  draw();
+}
+
+function offer(key, every, values, words = String) {
+  const list = document.getElementById(`f-${key}`);
+  list.replaceChildren(element("option", { value: "" }, every), ...values.map((value) => element("option", { value }, words(value))));
+  list.addEventListener("change", () => filter(key, list.value));
+}
+
+offer("model", "all models", sorted(rows.map((row) => row.model)));
+offer("benchmark", "all benchmarks", sorted(rows.map((row) => row.benchmark)));
+offer("kind", "all kinds", data.kinds.filter((kind) => rows.some((row) => row.kind === kind)));
+offer("ratio", "any share", sorted(rows.map((row) => row.ratio)), (ratio) => (Number(ratio) ? removed(ratio) : "none"));
+document.getElementById("f-text").addEventListener("input", (event) => filter("text", event.target.value.trim()));
+document.getElementById("f-reset").addEventListener("click", () => {
+  document.getElementById("filters").reset();
+  for (const key in filters) filters[key] = "";
+  board.page = 0;
+  draw();
+});
+document.querySelector("nav").append(...Object.entries(PARTS).map(([key, [words]]) => element("button", {
+  type: "button", role: "tab", id: `tab-${key}`, "aria-controls": key, onclick: () => { history.replaceState(null, "", `#/${key}`); open(key); },
+}, words)));
+document.getElementById("summary").textContent =
+  `${[counted(rows, "row"), ...["model", "benchmark"].map((key) => counted(unique(rows.map((row) => row[key])), key)),
+    counted(unique(rows.map((row) => row.curve)).filter((name) => name !== "none"), "method")].join(", ")}; position policy ${data.positions}.`;
+
+let width = document.querySelector("main").clientWidth, timer = 0;
+window.addEventListener("resize", () => {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const now = document.querySelector("main").clientWidth;
+    if (now !== width) { width = now; draw(); }
+  }, 150);
+});
+open(location.hash.slice(2));

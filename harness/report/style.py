@@ -1,0 +1,88 @@
+"""The one style of all pictures: colours, greys, dashes, markers, sizes, and readable names of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+#: Okabe and Ito's palette for all kinds of colour vision, without its yellow (too light for lines).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Controls: three greys, told apart by dashes and markers as well.
+GREYS = ("#4D4D4D", "#7A7A7A", "#A0A0A0")
+#: As matplotlib and SVG both take them: lengths drawn and left out, in widths of the line.
+DASHES = ((), (5.0, 2.0), (1.2, 1.6), (6.0, 1.6, 1.2, 1.6))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+INK = "#222222"
+NOTE = "#666666"
+GRID = "#E6E6E6"
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "curves",
+    "svg.fonttype": "none",
+}
+
+#: What a person calls a metric; others are said with spaces for underscores.
+METRICS = {
+    "acc_at_50": "boxes right (IoU of at least 0.5)",
+    "anls": "ANLS",
+    "gpt_eval_score": "accuracy",
+    "m_avg": "mean accuracy",
+    "mathvision_standard_eval": "accuracy",
+    "mme_total": "MME score",
+    "mmmu_acc": "accuracy",
+    "object_recall": "objects named",
+    "one_minus_ned": "text read right (1 - edit distance)",
+    "pope_f1_mean": "mean F1",
+    "relaxed_overall": "relaxed accuracy",
+    "rouge_l": "ROUGE-L",
+}
+
+
+def readable(metric: str) -> str:
+    """Return a metric's name as a person says it."""
+    return METRICS.get(metric, metric.replace("_", " "))
+
+
+def looks(names: Iterable[tuple[str, bool]]) -> dict[str, dict[str, Any]]:
+    """Give each name a colour, dashes and a marker of its own; controls are grey and never solid.
+
+    Args:
+        names: each with whether it is a control; their order does not matter.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    counts = {True: 0, False: 0}
+    for place, (name, control) in enumerate(sorted(set(names), key=lambda one: (one[1], one[0]))):
+        palette = GREYS if control else COLOURS
+        turn, index = divmod(counts[control], len(palette))
+        counts[control] += 1
+        dash = 1 + (index + turn) % (len(DASHES) - 1) if control else turn % len(DASHES)
+        found[name] = {
+            "color": palette[index],
+            "dashes": DASHES[dash],
+            "marker": MARKERS[place % len(MARKERS)],
+            "control": control,
+        }
+    return found
+
+
+def line_look(look: dict[str, Any]) -> dict[str, Any]:
+    """Return a look as matplotlib draws a line; markers of controls are hollow."""
+    control, colour = look["control"], look["color"]
+    dashes: Any = (0, look["dashes"]) if look["dashes"] else "-"
+    return {
+        "color": colour,
+        "linestyle": dashes,
+        "linewidth": 1.3 if control else 1.6,
+        "marker": look["marker"],
+        "markersize": 4.8,
+        "markerfacecolor": "white" if control else colour,
+        "markeredgecolor": colour if control else "white",
+        "markeredgewidth": 1.0 if control else 0.6,
+    }

@@ -1,0 +1,143 @@
+"""The report's content: what stands on the page, and what is left out by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.pages.report import __main__ as command
+from harness.pages.report.assembly import assemble
+from harness.pages.report.content import kind_of, lines, panels, styles, unscored
+from harness.pages.report.gathered import gather
+from harness.stats import mean_interval
+from harness.store import Store
+from tests.report.test_curves import add_run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    for ratio, random, good in ((0.5, 0.8, 0.9), (0.9, 0.45, 0.81)):
+        add_run(tmp_path, "random", ratio, random)
+        add_run(tmp_path, "clever", ratio, good)
+    return tmp_path
+
+
+def content(root: Path) -> dict[str, object]:
+    found = gather([root], "original")
+    unscored(found)
+    return {
+        "stores": ["made up"],
+        "positions": "original",
+        "kinds": ["unpruned", "control", "before the LLM", "inside the LLM"],
+        "rows": lines(found.rows),
+        "styles": styles(found.rows),
+        "panels": panels(found),
+        "overlays": {"pictures": [], "curves": {}},
+        "pictures": [],
+        "tables": [{"title": "one <b>", "html": "<h1>one</h1><table><tr><td>1</td></tr></table>"}],
+        "left_out": found.left_out,
+        "notes": found.notes,
+    }
+
+
+def test_curves_on_the_page_are_those_of_the_statistics(root: Path) -> None:
+    (panel,) = panels(gather([root], "original"))
+    full = mean_interval([1.0] * 180 + [0.0] * 20)
+    assert panel["full"] == pytest.approx([full.value, full.low, full.high], abs=1e-5)
+    clever = next(curve for curve in panel["curves"] if curve["name"] == "clever")
+    assert (clever["kind"], clever["floor"]) == ("before the LLM", "random")
+    assert [point["score"][0] for point in clever["points"]] == [0.9, 0.81]
+    assert clever["points"][1]["retention"][0] == pytest.approx(0.9)
+
+
+def test_bad_rows_are_named_and_left_out(root: Path) -> None:
+    add_run(root, "clever", 0.75, 0.5, n=8)
+    add_run(root, "clever", 0.75, 0.5, under={"engine_positions": "renumbered"})
+    add_run(root, "clever", 0.75, 0.7, run_key="older")
+    (root / "runs" / "half").mkdir()
+    (root / "runs" / "torn").mkdir()
+    (root / "runs" / "torn" / "row.json").write_text('{"schema": 1, "run_k')
+    bare = Store(root).run("bare")
+    bare.commit(
+        {
+            **dict.fromkeys(("run_key", "model", "method", "benchmark"), "bare"),
+            "schema": 1,
+            "ratio": 0.5,
+            "n_samples": 3,
+            "extra": {},
+        }
+    )
+    old = json.loads((root / "runs" / "boxes-clever--0.5-200" / "row.json").read_text())
+    del old["settings"]
+    Store(root).run("old").commit({**old, "run_key": "old"})
+    twice = json.loads((root / "runs" / "boxes-clever--0.5-200" / "row.json").read_text())
+    Store(root).run("twice").commit({**twice, "run_key": "twice"})
+    found = gather([root], "original")
+    said = {reason: " ".join(cases) for reason, cases in found.left_out.items()}
+    assert "8 and not 200" in said["another number of samples"]
+    assert "renumbered" in said["another position policy than original"]
+    assert said["the run is not finished"] == "half"
+    assert "torn" in said["the file is damaged, or of another version"]
+    assert "budget_rule" in said["the row is not whole"]
+    assert said["the row is of an older version and tells no settings"].startswith("old:")
+    assert (
+        "boxes-clever--0.5-200"
+        in said["the cell was run twice, by other code; the newer row counts"]
+    )
+    keys = {one.row["run_key"] for one in found.rows}
+    assert keys == {"boxes-none--0.0-200", "boxes-random--0.5-200", "boxes-random--0.9-200",
+                    "boxes-clever--0.9-200", "twice"}  # fmt: skip
+
+
+def test_versions_of_code_are_named(root: Path) -> None:
+    extra = {"headline": "acc", "label": "", "sites": [], "environment": {"commit": "abc"}}
+    add_run(root, "other", 0.5, 0.7, extra=extra)
+    (cases,) = gather([root], "original").notes.values()
+    assert cases == ["None: 5 rows", "abc: 1 rows"]
+
+
+def test_rows_that_no_curve_can_hold_are_named(root: Path) -> None:
+    add_run(root, "clever", 0.75, 0.8, under={"model_revision": "other"})
+    found = gather([root], "original")
+    assert panels(found) == []
+    assert "model.revision" in " ".join(found.left_out["no curves of tiny on boxes"])
+    assert len(lines(found.rows)["columns"]["ratio"]) == 6
+
+
+def test_kinds_are_where_methods_act() -> None:
+    row = {"method": "any", "extra": {"sites": [{"where": "layer", "layer": 2}]}}
+    assert kind_of(row) == "inside the LLM"
+    assert (
+        kind_of({"method": "any", "extra": {"sites": [{"where": "vision", "layer": 0}]}})
+        == "before the LLM"
+    )
+    assert kind_of({"method": "any", "extra": {"cache": {}, "sites": []}}) == "before the LLM"
+    assert kind_of({"method": "any", "extra": {"cache": {"layers": 1}}}) == "cache compressor"
+    assert kind_of({"method": "random", "extra": {}}) == "control"
+
+
+def test_the_page_is_whole_and_needs_nothing(root: Path) -> None:
+    page = assemble({**content(root), "stores": ["</script><b>&"]})
+    assert "<!--" not in page.replace("<!doctype", "")
+    # The one link is the empty icon; everything else is in the file.
+    assert set(re.findall(r"""(?:src|href)=["']([^"']*)["']""", page)) == {"data:,"}
+    assert not re.findall(r"@import|url\(", page)
+    held = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert held is not None
+    assert json.loads(held.group(1))["tables"][0]["title"] == "one <b>"
+    assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
+
+
+def test_a_store_without_rows_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="holds no rows"):
+        gather([tmp_path], "original")
+    assert command.main(["--store", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
