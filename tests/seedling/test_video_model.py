@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from harness.seedling.model import weights_dir
+from harness.seedling.sprites import SHAPES
 from harness.seedling.training import video_stage
 from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
@@ -20,6 +22,7 @@ from harness.seedling.training.video import ACTS, Shown, blocks, see, show, visu
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import greedy_words
+from harness.seedling.training.video_gaze import evidence, gaze_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import Feed, new_model, prepared, train_video
 from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
@@ -45,6 +48,7 @@ TINY = {
     "phases": [{"until": 4, "frames": [FRAMES], "clips": 1, "whole": 0.0, "keep": [0.1, 0.2]}],
     "mixes": [{"what": 1}],
     "drills": 1,
+    "gaze": {"layers": [1], "heads": 2},
     "validation": {"clips": {FRAMES: 1}, "questions": {"what": 1, "digits": 1}, "drills": 1},
     "log_every": 1,
     "save_every": 2,
@@ -93,7 +97,7 @@ def test_a_packed_dialogue_equals_the_librarys_forward(model):
     talks = talks_about(seen.clip, 0, ASKED, 0)
     shown = whole(seen)
     packed = pack_talks([talks], ones(talks), shown)
-    hidden, _ = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    hidden = video_hidden(model, visual_tokens(model, shown.features), shown, packed).words
     processor = build_video_processor()
     custom, language = model.model.language_model.config._attn_implementation, model.model
     for number, talk in enumerate(talks):
@@ -124,7 +128,7 @@ def test_a_subset_sees_what_a_mask_would_leave(model, seen):
     few = show([seen], 40, 1.0, np.random.default_rng(1))
     packed = pack_talks([talks], ones(talks), few)
     words = int((packed.segments[0] == 0).sum())
-    found, _ = video_hidden(model, visual_tokens(model, few.features), few, packed)
+    found = video_hidden(model, visual_tokens(model, few.features), few, packed).words
     language, shown = model.model.language_model, whole(seen)
     embeds = [
         language.embed_tokens(torch.tensor([PREFIX])),
@@ -179,9 +183,9 @@ def test_untrained_tokens_tell_their_time(started, seen, keep, first):
     shown = show([seen], keep, 0.0, np.random.default_rng(2), first)
     talks = talks_about(seen.clip, 0, {"what": 1}, 0)
     packed = pack_talks([talks], ones(talks), shown)
-    _, layers = video_hidden(started, visual_tokens(started, shown.features), shown, packed)
+    read = video_hidden(started, visual_tokens(started, shown.features), shown, packed)
     times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
-    moved = layers[BEHIND + len(CLOCKS)] - layers[BEHIND]
+    moved = (read.layers[BEHIND + len(CLOCKS)] - read.layers[BEHIND])[:, read.visual]
     told = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
     frame = torch.from_numpy(shown.chosen) // FRAME_TOKENS + first
     assert (told == frame).float().mean() > 0.5  # of 112 frames
@@ -195,6 +199,54 @@ def test_times_move_with_the_clip(seen):
     wanted, found = (int(one.labels[one.labels >= FIRST_TIME][0]) for one in (packed, moved))
     assert found == wanted + 40
     assert (moved.positions - packed.positions)[0, 0] == 40 * FRAME_TOKENS
+
+
+def test_words_are_told_the_tokens_that_show_them(seen):
+    """Of each clip: the time of a word is that of its tokens; what rests there is what the word says."""
+    for keep in (TOTAL, TOTAL // 4):
+        shown = show([seen], keep, 0.5, np.random.default_rng(3))
+        talks = talks_about(seen.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
+        packed = pack_talks([talks], ones(talks), shown)
+        rows, tokens = evidence([talks], packed, [seen], shown)
+        assert tokens.shape == (len(rows), keep)
+        assert tokens.any(1).all()
+        frames, kinds, times = shown.chosen[0] // FRAME_TOKENS, shown.labels([seen.kind])[0], 0
+        for place, mine in zip(rows[:, 1].tolist(), tokens, strict=True):
+            word = WORDS[int(packed.labels[0, place])]
+            (frame,) = set(frames[mine.numpy()].tolist())
+            if word[0] == "t" and word[1:].isdigit():
+                times += 1
+                assert frame == int(word[1:])
+            elif word in SHAPES and not (shown.labels([seen.act])[0][mine] > 0).any():
+                assert 10 + SHAPES.index(word) in kinds[mine].tolist()
+        assert times > 3 or keep < TOTAL
+
+
+@torch.no_grad()
+def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
+    shown = show([seen], TOTAL // 4, 0.5, np.random.default_rng(3))
+    talks = talks_about(seen.clip, 0, {"when": 2, "what": 2}, 1)
+    packed = pack_talks([talks], ones(talks), shown)
+    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    rows, tokens = evidence([talks], packed, [seen], shown)
+    layer, heads = 1, 2
+    block, language = model.model.language_model.layers[layer], model.model.language_model
+    states = block.input_layernorm(read.layers[layer])
+    shape = (1, states.shape[1], -1, block.self_attn.head_dim)
+    queries = block.self_attn.q_proj(states).view(shape).transpose(1, 2)
+    keys = block.self_attn.k_proj(states).view(shape).transpose(1, 2)
+    queries, keys = apply_rotary_pos_emb(
+        queries, keys, *language.rotary_emb(states, read.positions)
+    )
+    length = read.words.shape[1]
+    scores = queries[:, :, -length:] @ keys.transpose(2, 3) * block.self_attn.scaling
+    weights = (scores + read.mask).softmax(-1)[0, :heads, :, read.visual]
+    wanted = [
+        -torch.log(weights[:, place, mine].sum(-1))
+        for (_, place), mine in zip(rows, tokens, strict=True)
+    ]
+    found = gaze_loss(model, read, layer, heads, rows, tokens)
+    torch.testing.assert_close(found, torch.stack(wanted).mean())
 
 
 def test_the_first_layers_add_to_seedling_and_change_no_other(started):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from harness.seedling.model import normalise
+from harness.seedling.scenes import COLOUR_NAMES
 from harness.seedling.sprites import SHAPES
 from harness.seedling.targets import GRID
 from harness.seedling.tower import patch_features
@@ -33,6 +34,8 @@ class Seen:
         kind: The digit, or 10 and the number of the shape, in each token; -1 where none is seen ``(N,)``.
         colour: Number of its colour, -1 where none is seen ``(N,)``.
         act: Which of :data:`ACTS` begins there ``(N,)``.
+        was_kind: What it begins with, as `kind`, of the object as it was before; -1 where nothing begins ``(N,)``.
+        was_colour: The colour of that object before, as `colour` ``(N,)``.
     """
 
     clip: Clip
@@ -41,6 +44,8 @@ class Seen:
     kind: np.ndarray
     colour: np.ndarray
     act: np.ndarray
+    was_kind: np.ndarray
+    was_colour: np.ndarray
 
 
 def blocks(patches: np.ndarray) -> np.ndarray:
@@ -61,7 +66,7 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
         ]
     )
     grouped = torch.from_numpy(blocks(features.numpy())).flatten(0, 1).bfloat16()
-    owner = _owners(drawn)
+    owner = owners_of(drawn)
     kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
     for number, track in enumerate(drawn.tracks):
         for frame in np.flatnonzero((track.colour >= 0) & ~track.covered).tolist():
@@ -69,11 +74,13 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
             digit = int(track.digit[frame])
             kind[frame, mine] = digit if digit >= 0 else 10 + SHAPES.index(track.thing)
             colour[frame, mine] = track.colour[frame]
-    act = _acts(drawn, owner)
-    return Seen(drawn, grouped, owner.ravel(), kind.ravel(), colour.ravel(), act.ravel())
+    act = acts_of(drawn, owner)
+    was_kind, was_colour = subjects_of(drawn, act)
+    arrays = (owner, kind, colour, act, was_kind, was_colour)
+    return Seen(drawn, grouped, *(one.ravel() for one in arrays))
 
 
-def _owners(drawn: Clip) -> np.ndarray:
+def owners_of(drawn: Clip) -> np.ndarray:
     """Returns the object that has most patches of each token ``(T, 36)``, -1 for none."""
     patches = blocks(drawn.patches)
     owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
@@ -84,7 +91,8 @@ def _owners(drawn: Clip) -> np.ndarray:
     return owner
 
 
-def _acts(drawn: Clip, owner: np.ndarray) -> np.ndarray:
+def acts_of(drawn: Clip, owner: np.ndarray) -> np.ndarray:
+    """Returns which of :data:`ACTS` begins in each token ``(T, 36)``, by the owners of tokens."""
     act = np.zeros(owner.shape, np.int64)
     for event in drawn.events:
         if event.kind in _KINDS:
@@ -92,6 +100,17 @@ def _acts(drawn: Clip, owner: np.ndarray) -> np.ndarray:
             frame = event.frame - (event.kind == "leave")
             act[event.frame, owner[frame] == event.track] = _KINDS.index(event.kind)
     return act
+
+
+def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns digit or shape, and colour, of what an event begins with, before it, in its tokens ``(T, 36)``."""
+    kind, colour = np.full(act.shape, -1), np.full(act.shape, -1)
+    for event in drawn.events:
+        if event.kind in _KINDS:
+            mine = act[event.frame] > 0
+            kind[event.frame, mine] = int(event.digit or 10 + SHAPES.index(event.thing))
+            colour[event.frame, mine] = COLOUR_NAMES.index(event.colour)
+    return kind, colour
 
 
 @dataclass(frozen=True, eq=False)

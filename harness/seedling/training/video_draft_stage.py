@@ -94,9 +94,9 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         with torch.no_grad():
             whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
             visual = visual_tokens(target, whole.features)
-            wanted = target.lm_head(video_hidden(target, visual, whole, packed)[0][answered])
+            wanted = target.lm_head(video_hidden(target, visual, whole, packed).words[answered])
         visual = visual_tokens(draft, shown.features)
-        logits = draft.lm_head(video_hidden(draft, visual, shown, packed)[0][answered])
+        logits = draft.lm_head(video_hidden(draft, visual, shown, packed).words[answered])
         distance = F.kl_div(
             logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
         ).sum(-1)

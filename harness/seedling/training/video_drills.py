@@ -15,15 +15,19 @@ from harness.seedling.video.vocabulary import PLACES, time_word
 
 _OFFSET = 5_000_011
 """Keeps these draws apart from those of clips and of the benchmarks' questions."""
-_DRAWS = 1024
+_DRAWS = 4096
 
 
 class Talk(NamedTuple):
-    """A question and its answer, in words; of the family "drill" a key and what follows from it."""
+    """A question and its answer, in words; of the family "drill" a key and what follows from it.
+
+    What the answer tells is shown by (frame, number of the track), as in a dialogue.
+    """
 
     family: str
     question: str
     answer: str
+    shows: tuple[tuple[int, int], ...] = ()
 
 
 def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
@@ -39,7 +43,7 @@ def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> 
     if len(named_once(clip)) < 2:  # a short clip may have too little to ask about
         counts = {f: n for f, n in counts.items() if f not in ("order", "when", "find")}
     stream = DrawStream(draws(clip.seed + _OFFSET, clip.split, [address], _DRAWS)[0])
-    talks = [Talk(*found[:3]) for found in dialogues(clip, stream, counts)]
+    talks = [Talk(*found[:3], found.shows) for found in dialogues(clip, stream, counts)]
     for _ in range(drills):
         talks += [_object_at(clip, stream), _place_at(clip, stream), _begins_at(clip, stream)]
     return talks
@@ -64,14 +68,15 @@ def _object_at(clip: Clip, stream: DrawStream) -> Talk:
     digit = f" {track.digit[frame]}" if track.digit[frame] >= 0 else ""
     place = PLACES[track.place[frame]]
     key = f"{time_word(frame)} {COLOUR_NAMES[track.colour[frame]]}"
-    return Talk("drill", key, f"{track.thing}{digit} {place}")
+    return Talk("drill", key, f"{track.thing}{digit} {place}", ((frame, number),))
 
 
 def _place_at(clip: Clip, stream: DrawStream) -> Talk:
     """Time and place, then what is there."""
     frame, number = _resting(clip, stream)
     track = clip.tracks[number]
-    return Talk("drill", f"{time_word(frame)} {PLACES[track.place[frame]]}", track.name(frame))
+    key = f"{time_word(frame)} {PLACES[track.place[frame]]}"
+    return Talk("drill", key, track.name(frame), ((frame, number),))
 
 
 def _begins_at(clip: Clip, stream: DrawStream) -> Talk:
@@ -83,4 +88,5 @@ def _begins_at(clip: Clip, stream: DrawStream) -> Talk:
         if calm:
             return Talk("drill", f"{time_word(stream.pick(calm))} happens", "no")
     event = stream.pick(later)
-    return Talk("drill", f"{time_word(event.frame)} happens", clause(event))
+    key = f"{time_word(event.frame)} happens"
+    return Talk("drill", key, clause(event), ((event.frame, event.track),))

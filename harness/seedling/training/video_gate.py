@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.seedling.scoring import reading_score
 from harness.seedling.training.packing import PREFIX
 from harness.seedling.training.release import LOG, merged_log, record_sums
 from harness.seedling.training.runtime import load_checkpoint
@@ -18,7 +17,7 @@ from harness.seedling.training.video import Seen, Shown, see, show, visual_token
 from harness.seedling.training.video_draft_stage import DRAFT_CHECKPOINT
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_stage import CHECKPOINT
-from harness.seedling.video.scoring import caption_score
+from harness.seedling.video.scoring import caption_score, digits_score
 from harness.seedling.video.vocabulary import WORDS, encode
 from harness.seedling.video_model import (
     build_video_model,
@@ -125,7 +124,7 @@ def _score(talk: Talk, answer: str, seen: Seen) -> float:
     if talk.family == "caption":
         return caption_score(answer, seen.clip.events).recall
     if talk.family == "digits":
-        return reading_score(answer, talk.answer)
+        return digits_score(answer, talk.answer)
     return float(answer == talk.answer)
 
 

@@ -1,4 +1,4 @@
-"""Losses on visual tokens: each names what it is, when it is shown and what begins there."""
+"""Losses on visual tokens: each names what it is, when it is shown, what begins there and with what."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import nn
 from harness.seedling.scenes import COLOUR_NAMES
 from harness.seedling.sprites import SHAPES
 from harness.seedling.training.video import ACTS, Seen, Shown
+from harness.seedling.training.video_packing import Read
 from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
 from harness.seedling.video_model import FRAME_TOKENS
 
+WIDTH_OF_TEXT = 192
 _LOOKS = [TOKEN_ID[word] for word in (*map(str, range(10)), *SHAPES)]
 _COLOURS = [TOKEN_ID[word] for word in COLOUR_NAMES]
 _ACTS = [TOKEN_ID[word] for word in ACTS]
@@ -23,36 +25,39 @@ _ACTS = [TOKEN_ID[word] for word in ACTS]
 class Namers(nn.Module):
     """Asks visual tokens to name what they are, when they are shown and what begins there.
 
-    They name with the word embeddings, each of the three by a learned scale. This stands in for the
-    language alignment a tower would bring along, and for the time that positions alone do not say.
+    They name with the word embeddings, each of the three by a learned scale; an object as it was before an
+    event is read through a matrix of its own, so that a token can say what it was and what it is. This stands
+    in for the language alignment a tower would bring along, and for the time that positions alone do not say.
     """
 
     def __init__(self) -> None:
-        """Starts with scale 1 for each."""
+        """Starts with scale 1 for each, and with the identity."""
         super().__init__()
         self.gain = nn.Parameter(torch.ones(3))
+        self.before = nn.Parameter(torch.eye(WIDTH_OF_TEXT))
 
     def losses(
         self,
         model: Any,
-        hidden: Sequence[torch.Tensor],
+        read: Read,
         layers: tuple[int, int],
         seen: Sequence[Seen],
         shown: Shown,
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms "look", "time" and "act".
+        """Returns the loss terms "look", "time", "act" and "before".
 
         Args:
             model: The video model.
-            hidden: Of the visual tokens, as :func:`video_hidden` returns them.
+            read: What it made of the batch.
             layers: Behind how many layers the time and the acts are named.
             seen: The clips.
             shown: The tokens shown.
         """
         words = model.model.language_model.embed_tokens.weight
-        kind, colour, act, owner = (
+        hidden = [layer[:, read.visual] for layer in read.layers]
+        kind, colour, act, owner, was_kind, was_colour = (
             shown.labels([getattr(one, name) for one in seen])
-            for name in ("kind", "colour", "act", "owner")
+            for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour")
         )
         inside, owned = kind >= 0, (owner >= 0) | (act > 0)
         look = self._unit(hidden[0][inside], 0)
@@ -61,11 +66,20 @@ class Namers(nn.Module):
         begun = self._unit(hidden[layers[1]][owned], 2) @ words[_ACTS].T
         error = F.cross_entropy(begun, act[owned], reduction="none")
         worth = torch.where(act[owned] > 0, 4.0, 1.0)
+        events = act > 0
+        was = self._unit(hidden[layers[1]][events], 2) @ self.before
+        count = max(int(events.sum()), 1)
         return {
             "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
             + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
             "time": F.cross_entropy(when @ words[FIRST_TIME : FIRST_TIME + MOST_FRAMES].T, frame),
             "act": (error * worth).sum() / worth.sum(),
+            # A short clip may show no token of any event.
+            "before": (
+                F.cross_entropy(was @ words[_LOOKS].T, was_kind[events], reduction="sum")
+                + F.cross_entropy(was @ words[_COLOURS].T, was_colour[events], reduction="sum")
+            )
+            / count,
         }
 
     def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:

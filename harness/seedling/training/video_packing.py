@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,15 +90,27 @@ def video_attention(
     return torch.cat([video, text], dim=2).transpose(1, 2).contiguous(), None
 
 
-def video_hidden(
-    model: Any, visual: torch.Tensor, shown: Shown, packed: Packed
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Runs the language model over a packed batch.
+@dataclass
+class Read:
+    """What the text stack makes of a packed batch: S tokens, of which V are visual and the last L are words.
 
-    Returns:
-        Hidden states of the text rows ``(B, L, D)``, and of the visual tokens behind each layer
-        ``(B, V, D)``, first the tokens themselves.
+    Attributes:
+        words: Hidden states of the words at the end ``(B, L, D)``.
+        layers: Hidden states in front of the first layer and behind each ``(B, S, D)``.
+        positions: Position ids ``(B, S)``.
+        mask: What is added to the words' scores ``(B, 1, L, S)``.
+        visual: Where the visual tokens are.
     """
+
+    words: torch.Tensor
+    layers: tuple[torch.Tensor, ...]
+    positions: torch.Tensor
+    mask: torch.Tensor
+    visual: slice
+
+
+def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed) -> Read:
+    """Runs the language model over a packed batch."""
     language = model.model.language_model
     batch, count = visual.shape[:2]
     start = language.embed_tokens(torch.tensor(PREFIX)).expand(batch, -1, -1)
@@ -110,12 +123,13 @@ def video_hidden(
         packed.positions,
     ]
     prefix = len(PREFIX) + count + 1
+    positions, mask = torch.cat(places, dim=1), packed.mask(prefix)
     output = language(
         inputs_embeds=torch.cat([start, visual, newline, text], dim=1),
-        attention_mask=packed.mask(prefix),
-        position_ids=torch.cat(places, dim=1),
+        attention_mask=mask,
+        position_ids=positions,
         use_cache=False,
         output_hidden_states=True,
     )
-    span = slice(len(PREFIX), len(PREFIX) + count)
-    return output.last_hidden_state[:, prefix:], tuple(h[:, span] for h in output.hidden_states)
+    words = output.last_hidden_state[:, prefix:]
+    return Read(words, output.hidden_states, positions, mask, slice(len(PREFIX), prefix - 1))

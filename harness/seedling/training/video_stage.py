@@ -28,6 +28,7 @@ from harness.seedling.training.runtime import (
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
+from harness.seedling.training.video_gaze import evidence, gaze_loss
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import (
     ATTENTION,
@@ -40,6 +41,8 @@ from harness.seedling.video.vocabulary import MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS, build_video_model
 
 CHECKPOINT = "video.pt"
+ONCE = ("digits", "caption")
+"""Families with one question to a clip."""
 
 
 @dataclass
@@ -99,7 +102,9 @@ class Feed:
             first_frame = int(draw.integers(MOST_FRAMES - frames + 1))
         shown = show(chosen, keep, plan["tilt"], draw, first_frame)
         mix = plan["mixes"][step % len(plan["mixes"])]
-        talks = [talks_about(one.clip, visit, mix, plan["drills"]) for one in chosen]
+        more = plan["more"] if frames >= plan["long"] else 1
+        counts = {family: n if family in ONCE else more * n for family, n in mix.items()}
+        talks = [talks_about(one.clip, visit, counts, more * plan["drills"]) for one in chosen]
         return chosen, shown, talks
 
 
@@ -126,6 +131,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         out: Run folder.
     """
     plan, seed = recipe["video"], recipe["seed"]
+    gaze = plan["gaze"]
     torch.manual_seed(seed)
     model, namers = new_model(), Namers()
     feed = Feed(worker, plan, seed, tower_of(model))
@@ -147,10 +153,14 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         seen, shown, talks = feed.batch(step)
         packed = pack_talks(talks, plan["weights"], shown)
         visual = visual_tokens(model, shown.features)
-        hidden, layers = video_hidden(model, visual, shown, packed)
+        read = video_hidden(model, visual, shown, packed)
         answered = packed.labels != IGNORE
-        logits = model.lm_head(hidden[answered])
-        terms = namers.losses(model, layers, plan["named_after"], seen, shown)
+        logits = model.lm_head(read.words[answered])
+        terms = namers.losses(model, read, plan["named_after"], seen, shown)
+        rows, right = evidence(talks, packed, seen, shown)
+        terms["gaze"] = torch.stack(
+            [gaze_loss(model, read, one, gaze["heads"], rows, right) for one in gaze["layers"]]
+        ).mean()
         terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
         loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
         optimiser.zero_grad()
@@ -209,8 +219,8 @@ def exact_talks(
     """Returns (family, 1 or 0) of each answer, and (family/words, share) of long ones."""
     weights = dict.fromkeys([*(t.family for items in talks for t in items), "end"], 1.0)
     packed = pack_talks(talks, weights, shown)
-    hidden, _ = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
-    predicted = model.lm_head(hidden).argmax(-1)
+    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    predicted = model.lm_head(read.words).argmax(-1)
     return [
         result
         for row, items in enumerate(talks)

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.seedling.scoring import exact_match, is_one_of, reading_score, words
+from harness.seedling.scoring import exact_match, is_one_of, words
 from harness.seedling.video.clips import Clip, clip
 from harness.seedling.video.dialogues import MAKERS, dialogue_stream
-from harness.seedling.video.scoring import NEAR, caption_score, found_score, moment
+from harness.seedling.video.scoring import (
+    DIGITS,
+    NEAR,
+    caption_score,
+    digits_score,
+    found_score,
+    moment,
+    only_digits,
+)
 from harness.seedling.video.story import tell
 
 FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
@@ -19,8 +27,6 @@ FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
     "seedling_video_find": ("find",),
 }
 """Families a benchmark asks in turn, clip by clip."""
-
-_DIGITS = tuple(str(value) for value in range(10))
 
 
 def samples(
@@ -78,10 +84,9 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Scores a short answer, under its family and, but for reading, together with the other families."""
     family, truth = sample["family"], sample["answer"]
     if family == "digits":
-        read = words(answer)
         return {
-            "one_minus_ned": reading_score(answer, truth),
-            "unparsed": float(not read or not all(word in _DIGITS for word in read)),
+            "one_minus_ned": digits_score(answer, truth),
+            "unparsed": float(not only_digits(answer)),
         }
     right = exact_match(answer, truth)
     scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
@@ -90,7 +95,7 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
         near = said is not None and wanted is not None and abs(said - wanted) <= NEAR
         scores |= {"near_when": float(near), "unparsed": float(said is None)}
     elif family == "how_many":
-        scores["unparsed"] = float(not is_one_of(answer, _DIGITS))
+        scores["unparsed"] = float(not is_one_of(answer, DIGITS))
     return scores
 
 

@@ -40,6 +40,8 @@ class Dialogue(NamedTuple):
         answer: Answer words.
         template: Which of the family's questions it is.
         target: The event to find, in the family "find" only.
+        shows: (frame, number of the track) of what the answer tells, one after the other: an entry
+            for each sentence of a caption and each of all digits, one at most otherwise.
     """
 
     family: str
@@ -47,6 +49,7 @@ class Dialogue(NamedTuple):
     answer: str
     template: str
     target: Event | None = None
+    shows: tuple[tuple[int, int], ...] = ()
 
 
 def later(story: Story) -> list[Event]:
@@ -78,6 +81,10 @@ def _alone(story: Story, event: Event) -> bool:
     return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
 
 
+def _shows(*events: Event) -> tuple[tuple[int, int], ...]:
+    return tuple((event.frame, event.track) for event in events)
+
+
 def what_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for the object of an event, for what is at a place, or for a digit at a time."""
     choice = stream.below(4)
@@ -87,23 +94,24 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
         event = stream.pick(alone)
         acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, captions.named(event), "event")
+        return Dialogue("what", text, captions.named(event), "event", shows=_shows(event))
     if choice == 1 and digits:
         frame, number = stream.pick(digits)
         track = story.tracks[number]
         text = f"what digit is in the {track.name(frame)} at time {time_word(frame)} ?"
-        return Dialogue("what", text, str(track.digit[frame]), "digit")
+        digit = str(track.digit[frame])
+        return Dialogue("what", text, digit, "digit", shows=((frame, number),))
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
         text = (
             f"the {captions.named(event)} turns to what colour at time {time_word(event.frame)} ?"
         )
-        return Dialogue("what", text, event.outcome, "colour")
+        return Dialogue("what", text, event.outcome, "colour", shows=_shows(event))
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
     text = f"what is at the {PLACES[track.place[frame]]} at time {time_word(frame)} ?"
-    return Dialogue("what", text, track.name(frame), "place")
+    return Dialogue("what", text, track.name(frame), "place", shows=((frame, number),))
 
 
 def where_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -111,7 +119,8 @@ def where_question(story: Story, stream: DrawStream) -> Dialogue:
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
     text = f"where is the {track.name(frame)} at time {time_word(frame)} ?"
-    return Dialogue("where", text, PLACES[track.place[frame]], "place")
+    place = PLACES[track.place[frame]]
+    return Dialogue("where", text, place, "place", shows=((frame, number),))
 
 
 def counting_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -144,7 +153,8 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         return Dialogue("order", text, answer, "before_after")
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
-    return Dialogue("order", text, captions.clause(story.events[places[id(event)] + 1]), "next")
+    after = story.events[places[id(event)] + 1]
+    return Dialogue("order", text, captions.clause(after), "next", shows=_shows(after))
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -154,17 +164,22 @@ def when_question(story: Story, stream: DrawStream) -> Dialogue:
         return counting_question(story, stream)
     event = stream.pick(events)
     text = f"what is the time when {captions.clause(event)} ?"
-    return Dialogue("when", text, time_word(event.frame), event.kind)
+    return Dialogue("when", text, time_word(event.frame), event.kind, shows=_shows(event))
 
 
 def digits_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for all digits in the order in which they are shown; draws nothing."""
-    shown = [
-        event.outcome if event.kind == "change" else event.digit
+    """Asks for all digits in the order in which they are shown, each behind its time; draws nothing."""
+    new = [
+        event
         for event in story.events
         if event.kind == "change" or (event.kind in ("present", "enter") and event.digit)
     ]
-    return Dialogue("digits", "read all digits in order .", " ".join(shown), "read_digits")
+    text = " ".join(
+        f"{time_word(event.frame)} {event.outcome if event.kind == 'change' else event.digit}"
+        for event in new
+    )
+    question = "read the time and digit of all digits in order ."
+    return Dialogue("digits", question, text, "read_digits", shows=_shows(*new))
 
 
 def find_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -174,14 +189,14 @@ def find_question(story: Story, stream: DrawStream) -> Dialogue:
         return counting_question(story, stream)
     event = stream.pick(events)
     text = f"find when and where {captions.clause(event)} ."
-    return Dialogue(
-        "find", text, f"{time_word(event.frame)} {box_text(event.box)}", event.kind, event
-    )
+    answer = f"{time_word(event.frame)} {box_text(event.box)}"
+    return Dialogue("find", text, answer, event.kind, event, _shows(event))
 
 
 def caption_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for everything that happens; draws nothing."""
-    return Dialogue("caption", captions.QUESTION, captions.caption(story.events), "describe")
+    told = captions.caption(story.events)
+    return Dialogue("caption", captions.QUESTION, told, "describe", shows=_shows(*story.events))
 
 
 MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {

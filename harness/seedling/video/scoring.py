@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.seedling.scenes import BOX, COLOUR_NAMES
-from harness.seedling.scoring import iou
+from harness.seedling.scoring import iou, reading_score, words
 from harness.seedling.sprites import SHAPES
 from harness.seedling.video.captions import sentence
 from harness.seedling.video.events import Event
@@ -17,6 +17,9 @@ from harness.seedling.vocabulary import box_from_bins, locations
 NEAR = 1
 """Frames by which a moment may be off."""
 LEAST_IOU = 0.5
+
+DIGITS = tuple(str(value) for value in range(10))
+"""Words of digits."""
 
 _TIME = re.compile(r"\bt(\d{1,4})\b")
 _THING = rf"(?:{'|'.join(COLOUR_NAMES)}) (?:frame|{'|'.join(SHAPES)})"
@@ -33,6 +36,21 @@ _TOLD = re.compile(
     rf"|{_AT} is seen again"
     rf"|{_AT} changes from digit \d to digit \d)"
 )
+
+
+def digits_score(answer: str, truth: str) -> float:
+    """Returns the share of digits read, in order (1-NED); the times in front of them only lead the way."""
+    return reading_score(*(" ".join(_untimed(text)) for text in (answer, truth)))
+
+
+def only_digits(answer: str) -> bool:
+    """Returns whether an answer is digits and times, one digit at least."""
+    read = _untimed(answer)
+    return bool(read) and all(word in DIGITS for word in read)
+
+
+def _untimed(answer: str) -> list[str]:
+    return [word for word in words(answer) if not _TIME.fullmatch(word)]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ _OFFSET = 2_000_003
 _WEIGHTS = {"enter": 4, "leave": 3, "move": 5, "turn": 4, "cover": 2, "uncover": 5, "change": 5}
 _DENSITY = (16, 21)
 """Events in 31 frames after the first, at least and at most."""
+_BUSY = 31
+"""Frames after the first that are as busy as that; a longer clip has as many events, further apart."""
 
 
 def tell(split: str, seed: int, index: int, frames: int) -> Story:
@@ -45,7 +47,7 @@ def tell(split: str, seed: int, index: int, frames: int) -> Story:
     order = np.argsort(row[: frames - 2], kind="stable") + 1
     stream = DrawStream(row[frames:])
     low, high = _DENSITY
-    count = (low + stream.below(high - low + 1)) * (frames - 1) // 31
+    count = (low + stream.below(high - low + 1)) * min(frames - 1, _BUSY) // _BUSY
     times = set(order[:count].tolist())
     teller = _Teller(frames, stream)
     for frame in range(frames):

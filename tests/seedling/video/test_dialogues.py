@@ -9,7 +9,7 @@ from harness.seedling.video.captions import caption, clause
 from harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
 from harness.seedling.video.events import KINDS, Story
 from harness.seedling.video.story import tell
-from harness.seedling.video.vocabulary import PLACES, TOKEN_ID, WORDS, encode
+from harness.seedling.video.vocabulary import PLACES, TOKEN_ID, WORDS, encode, time_word
 from harness.seedling.vocabulary import UNK, VOCABULARY, box_text
 
 EACH = {family: 3 for family in FAMILIES}
@@ -135,7 +135,7 @@ def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
             for number, track in enumerate(story.tracks):
                 if track.digit[frame] >= 0 and states.get(number) != track.digit[frame]:
                     states[number] = track.digit[frame]
-                    shown.append(str(track.digit[frame]))
+                    shown += [time_word(frame), str(track.digit[frame])]
         (asked,) = dialogues(story, dialogue_stream(story), {"digits": 1})
         assert asked.answer.split() == shown
 

@@ -4,7 +4,14 @@ import pytest
 
 from harness.seedling.video.captions import caption, sentence
 from harness.seedling.video.events import KINDS, Event
-from harness.seedling.video.scoring import caption_score, found_score, moment, told
+from harness.seedling.video.scoring import (
+    caption_score,
+    digits_score,
+    found_score,
+    moment,
+    only_digits,
+    told,
+)
 
 EVENTS = (
     Event("present", 0, 0, "red", "star", "top left", (2, 4, 20, 22)),
@@ -131,3 +138,12 @@ def test_half_of_the_union_is_enough():
 )
 def test_a_moment_is_one_time(answer, frame):
     assert moment(answer) == frame
+
+
+def test_digits_are_read_whatever_their_times():
+    assert digits_score("t0 3 t0 7 t14 5", "t0 3 t1 7 t15 5") == 1
+    assert digits_score("3 7 5", "t0 3 t1 7 t15 5") == 1
+    assert digits_score("t0 3 t14 5", "t0 3 t1 7 t15 5") == pytest.approx(2 / 3)
+    assert only_digits("t0 3 t1 7")
+    for malformed in ("", "t0 t1", "t0 3 red", "37"):
+        assert not only_digits(malformed)
