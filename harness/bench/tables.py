@@ -1,35 +1,51 @@
-"""`python -m harness.bench.tables`: all published tables from a store of synthetic rows: seconds, and peak memory."""
+"""`python -m harness.bench.tables`: seconds and peak memory of reading a store of synthetic rows.
+
+Two readers: all published tables rebuilt in all formats, and `results.load`. Each reads twice, in a process of its own
+each time: first the files, making the index of the store, then the index. Rows are those of the tables' runs, over and
+over, each as large as a stored one. Seconds are of the processor, and by the clock.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from harness.paths import ROOT
+from harness.store.columns import NAME as INDEX
+from harness.store.tables import read_rows
 from harness.tables.__main__ import asked, rebuild
 from harness.tables.formats import FORMATS
 from harness.tables.presets import runs_of
 from harness.tables.published import read_paper
-from harness.tables.wanted import Wanted, method_of
+from harness.tables.wanted import Wanted, choice, method_of
 
-#: Letters that fill a row up to the size of a stored one.
-FILLING = 3500
+#: Rows whose blocks the synthetic ones have.
+TEMPLATES = ROOT / "results" / "demo"
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield rows of the tables' runs, over and over, as large as stored ones."""
+    """Yield rows of the tables' runs, over and over, with the blocks of stored ones."""
+    stored = read_rows(TEMPLATES)[0]
     runs = [run for slug, number in asked("all", []) for run in runs_of(read_paper(slug), number)]
     for number, run in enumerate(cycle(runs)):
         name, variant, params = method_of(Wanted(run, "", 1.0))
+        metric = choice("benchmark", run["benchmark"])["headline"]
+        settings, extra = stored["settings"], stored["extra"]
+        # Numbers that no two rows of a store share.
+        value = random.random()
+        times = {name: random.random() for name in stored["time"]}
         yield {
-            "schema": 1,
+            **stored,
             "run_key": f"{number:016x}",
             "model": run["model"],
             "method": name,
@@ -38,52 +54,83 @@ def rows() -> Iterator[dict[str, Any]]:
             "ratio": float(run["ratio"]),
             "budget_rule": run["budget"],
             "seed": number // len(runs),
-            "n_samples": 1000,
-            "metrics": {"exact_match": {"value": 0.5, "stderr": 0.01}},
-            "tokens": {},
-            "flops": {},
-            "time": {"prefill_ms": 1.0},
-            "memory": {},
-            "settings": {
-                "model": {"weights": "trained"},
-                "method": {"params": dict(params)},
-                "draft": None,
-                "benchmark": {"limit": None},
-                "engine": {"positions": "original"},
+            "metrics": {metric: {"value": value, "stderr": value / 50}},
+            "time": times,
+            "memory": {**stored["memory"], "peak_bytes": random.getrandbits(33)},
+            "extra": {
+                **extra,
+                "samples_per_second": random.random(),
+                "time_iqr": {name: [time, time + 1] for name, time in times.items()},
+                "answers": {
+                    "number": stored["n_samples"],
+                    "sha256": f"{random.getrandbits(256):064x}",
+                },
             },
-            "extra": {"environment": {"commit": "synthetic"}, "prompt": "x" * FILLING},
+            "settings": {
+                **settings,
+                "method": {**settings["method"], "params": dict(params)},
+                "benchmark": {**settings["benchmark"], "limit": None},
+            },
         }
 
 
-def measure(count: int, folder: Path) -> dict[str, float]:
-    """Write a store of `count` rows and return the seconds of rebuilding all tables in all formats, and peak memory."""
-    for row in islice(rows(), count):
-        path = folder / "runs" / row["run_key"]
-        path.mkdir(parents=True)
-        (path / "row.json").write_text(json.dumps(row))
-    begin = time.perf_counter()
-    tables, _ = rebuild(asked("all", []), [folder])
-    read = time.perf_counter()
-    size = sum(len(write(table)) for table in tables for write in FORMATS.values())
-    end = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def tables(folder: Path) -> int:
+    """Rebuild all tables from a store in every format; return how many there are."""
+    found, _ = rebuild(asked("all", []), [folder])
+    for table in found:
+        for text in FORMATS.values():
+            text(table)
+    return len(found)
+
+
+def load(folder: Path) -> int:
+    """Load a store with `results.load`; return how many lines it has."""
+    # Imported here: the tables need neither pandas nor torch, which is half of this reader's memory.
+    from harness import results
+
+    return len(results.load(folder))
+
+
+READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load}
+
+
+def measure(reader: str, folder: Path) -> dict[str, Any]:
+    """Return what a reader gives, its seconds, and the peak memory of this process in MiB."""
+    there = (folder / INDEX).exists()
+    clock, processor = time.perf_counter(), time.process_time()
+    given = READERS[reader](folder)
     return {
-        "rows": count,
-        "tables": len(tables),
-        "reading_s": read - begin,
-        "writing_s": end - read,
-        "megabytes": size / 1e6,
-        "peak_mib": peak,
+        "reader": reader,
+        "index": "there" if there else "made",
+        "given": given,
+        "processor_s": round(time.process_time() - processor, 2),
+        "clock_s": round(time.perf_counter() - clock, 2),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the measurement as one JSON line."""
+    """Print one JSON line for each reader."""
     parser = argparse.ArgumentParser(prog="python -m harness.bench.tables", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="of the store")
+    parser.add_argument("--reader", choices=sorted(READERS), help="this one alone, of --store")
+    parser.add_argument("--store", type=Path, help="a store that is there already")
     options = parser.parse_args(argv)
-    with TemporaryDirectory() as folder:
-        print(json.dumps(measure(options.rows, Path(folder))))
+    if options.reader is not None and options.store is not None:
+        print(json.dumps(measure(options.reader, options.store)))
+        return 0
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for row in islice(rows(), options.rows):
+            path = folder / "runs" / row["run_key"]
+            path.mkdir(parents=True)
+            (path / "row.json").write_text(json.dumps(row, indent=1))
+        command = [sys.executable, "-m", "harness.bench.tables", "--store", name, "--reader"]
+        for reader in READERS:
+            (folder / INDEX).unlink(missing_ok=True)
+            for _ in ("cold", "warm"):
+                # A process of its own: its peak is its own, and nothing is read already.
+                subprocess.run([*command, reader], check=True, cwd=ROOT, stdin=None)
     return 0
 
 

@@ -1,0 +1,49 @@
+"""The simulation of coverage: its journal, and cells in which counting both unseen samples at either end missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.bench import coverage
+from harness.bench.populations import POPULATIONS, Population
+
+
+def of(name: str) -> Population:
+    return next(one for one in POPULATIONS if one.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "loss"),
+    [
+        ("all 1, parts lost", 100, 0.002),  # 0.879 of means before
+        ("words, whole pages lost", 100, 0.05),  # 0.901 of means, 0.923 of retention before
+    ],
+)
+def test_intervals_cover_where_a_loss_is_rare_or_long(name: str, n: int, loss: float) -> None:
+    found = {cell.interval: cell for cell in coverage.simulated(of(name), n, loss, 400)}
+    # Of 400 draws at a coverage of 0.95 fewer than 0.918 hold the truth one time in a thousand.
+    assert {one for one, cell in found.items() if cell.coverage < 0.918} == set()
+    assert found["retention"].bootstrap_coverage < 0.9
+
+
+def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "SIZES", (30,))
+    monkeypatch.setattr(coverage, "LOSSES", (0.0, 0.05))
+    monkeypatch.setattr(coverage, "POPULATIONS", POPULATIONS[:2])
+    monkeypatch.setattr(coverage, "averages", lambda n, loss, runs: averaged(n, loss))
+    journal = tmp_path / "journal.jsonl"
+    whole = list(coverage.grid(5, journal))
+    lines = journal.read_text().splitlines()
+    assert len(lines) == 6
+    # A process that was killed while it wrote the third line.
+    journal.write_text("\n".join([*lines[:2], lines[2][:40]]) + "\n")
+    assert list(coverage.grid(5, journal)) == whole
+    assert len(journal.read_text().splitlines()) == 7
+    # Other draws are other cells.
+    assert coverage.read_journal(journal, 6) == {}
+
+
+def averaged(n: int, loss: float) -> coverage.Cell:
+    return coverage.Cell("average", coverage.AVERAGE, n, loss, "average retention", 1.0, 0.1)

@@ -1,0 +1,106 @@
+"""What a draft is shown of a clip, and which of its words it gets right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.bench.clip_subsets import SeenClip, clip_subsets
+from harness.bench.guided_page import DRAWN, page, write_page
+from harness.bench.guided_words import Told, kind_of_word, summarised
+from harness.seedling.video.vocabulary import encode
+
+FRAMES, PLACES = 8, 6
+
+
+def clip() -> SeenClip:
+    """A clip whose third frame alone differs from the one before it, with an object in place 1 of all frames."""
+    features = torch.zeros(FRAMES, PLACES, 4)
+    features[:2, :, 0] = features[2:, :, 1] = 1.0
+    objects = torch.zeros(FRAMES, PLACES, dtype=torch.bool)
+    objects[:, 1] = True
+    begins = torch.zeros_like(objects)
+    begins[4, 1] = True
+    scores = {"last first": torch.arange(float(FRAMES * PLACES))}
+    flat = (one.flatten(0, 1) for one in (features, objects, begins))
+    tokens, shown, begun = flat
+    return SeenClip(FRAMES, tokens, scores, shown, begun)
+
+
+def subset(name: str, keep: int) -> list[int]:
+    found = clip_subsets(clip(), keep, torch.Generator().manual_seed(0))[name]
+    assert len(found) == keep
+    assert found.tolist() == sorted(set(found.tolist()))
+    kept: list[int] = found.tolist()
+    return kept
+
+
+def test_subsets_are_what_their_names_say() -> None:
+    frame, place = (lambda token: token // PLACES), (lambda token: token % PLACES)
+    assert {frame(token) for token in subset("whole frames, even in time", 2 * PLACES)} == {0, 4}
+    assert len({place(token) for token in subset("the same places of all frames", 16)}) == 2
+    assert {frame(token) for token in subset("what changed since the frame before", 12)} == {0, 2}
+    assert {place(token) for token in subset("objects, then random", 8)} == {1}
+    assert 4 * PLACES + 1 in subset("events, then objects", 1)
+    assert not {1} & {place(token) for token in subset("no object, random", 40)}
+    assert subset("last first", 3) == [45, 46, 47]
+
+
+@pytest.mark.parametrize("keep", [3, 7, 12, 47])
+def test_an_even_choice_leaves_equal_gaps(keep: int) -> None:
+    kept = subset("even in time and space", keep)
+    gaps = {(later - one) % 48 for one, later in zip(kept, [*kept[1:], kept[0]], strict=True)}
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_words_have_kinds() -> None:
+    words = {
+        "t14": "time",
+        "red": "object",
+        "frame": "object",
+        "7": "digit",
+        "top": "place",
+        "centre": "place",
+        "covered": "event",
+        "the": "template",
+        "time": "template",
+        "<eos>": "end",
+    }
+    assert {word: kind_of_word(*encode(word)) for word in words} == words
+
+
+def told() -> list[Told]:
+    caption = encode("at time t3 the red star leaves from the top left ; <eos>")
+    right, wrong = [True] * len(caption), [True, True, False, *[True] * 9, False]
+    settings = [(name, 0.9, places) for name in DRAWN for places in ("original", "renumbered")]
+    answers = {setting: wrong for setting in settings}
+    return [Told(caption, {("everything", 0.0, "original"): right, **answers})] * 2
+
+
+def test_shares_kinds_and_first_mistakes() -> None:
+    found = summarised(told())
+    guided = found["random", 0.9, "original"]
+    assert guided.accepted.value == pytest.approx(11 / 13)
+    assert guided.by_kind == pytest.approx(
+        {"time": 0, "object": 1, "place": 1, "event": 1, "end": 0, "template": 1}
+    )
+    assert guided.first["time"] == 1
+    assert guided.run == 2
+    whole = found["everything", 0.0, "original"]
+    assert whole.run == 13
+    assert sum(whole.first.values()) == 0
+
+
+def test_the_page_has_a_line_for_each_subset(tmp_path: Path) -> None:
+    text = page(told(), 112)
+    assert "predicts 100.0 [100.0, 100.0]" in text
+    assert (
+        "| UV-Prune | 84.6 [84.6, 84.6] | 84.6 | 2.0 | 0 | 100 | - | 100 | 100 | 0 | 100 |" in text
+    )
+    assert "| random | 100 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
+    write_page(told(), 112, tmp_path)
+    assert json.loads((tmp_path / "guided.json").read_text())["clips"] == 2
+    assert (tmp_path / "speculative" / "guided.png").stat().st_size > 10_000
