@@ -1,11 +1,11 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-gpu | make notebooks | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-gpu notebooks train-seedling quickstart sweep clean
+.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ doctor: $(STAMP)  ## can this machine run it, and does it compute what it should
 
 test: $(STAMP)  ## the everyday run, ten minutes on two cores; ARGS="-m 'slow or not slow'" is all that CI runs
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
+
+test-slurm: $(STAMP)  ## sweeps through a real SLURM, installed if it is missing and started in a folder of its own
+	$(PY) -m pytest -q -x tests/slurm/sweeps.py $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -63,11 +66,23 @@ bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, 
 bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what the FLOPs promise, scoring and merging
 	$(PY) -m harness.bench.diffusion --write docs $(ARGS)
 
+bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
+	$(PY) -m harness.bench.onepass --write docs $(ARGS)
+
+bench-feeding: $(STAMP)  ## what of reading and preprocessing 12-megapixel pictures and videos is hidden behind the answers
+	$(PY) -m harness.bench.feeding --write docs $(ARGS)
+
+bench-guided: $(STAMP)  ## what a draft has to see of a video: words accepted, by what is kept
+	$(PY) -m harness.bench.guided --write docs $(ARGS)
+
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
 	$(PY) -m harness.bench.gpu --write docs $(ARGS)
 
 notebooks: $(STAMP)  ## from the top to the bottom, on the rows of results/demo
 	$(PY) -m harness.pages.notebooks notebooks/*.ipynb $(ARGS)
+
+report: $(STAMP)  ## rows, curves, costs, kept tokens and published tables on one page: report/index.html
+	$(PY) -m harness.pages.report $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
 	$(PY) -m harness.bench.speed $(ARGS)

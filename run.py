@@ -4,6 +4,8 @@ A config becomes a checked RunSpec, the spec a run key; a key that the store has
 evaluated sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object. A
 person at a terminal gets the row's path and the next command instead (`json=true`: the object as well).
 `torchrun --nproc_per_node <n> run.py ...` shares the samples of every run between n processes and gives the same rows.
+`cluster=joblib` and `cluster=slurm` run the cells as jobs; `--dry` lists cells and jobs, what the store has of them and
+what the rest costs, and runs nothing (docs/scale.md).
 Exit codes: 0 done; 1 samples failed, a judge does not answer, or store or standard output cannot be written; 2 bad
 input; 130 interrupted; 143 terminated (SIGTERM). But for 0, stderr has one line that says why. What is finished is kept
 in all cases.
@@ -14,8 +16,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import JudgeLost, StoreLost, UserError
@@ -25,10 +28,14 @@ from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, s
 from harness.running.waiting import Waiting
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from harness.config.compose import Command
     from harness.running.runner import Runner
+    from harness.specs import RunSpec
+
+#: Tells what a command line would run, and runs nothing.
+DRY = "--dry"
+#: Runs the cells of a job's file, as a job of `cluster=` does.
+CELLS = "--cells"
 
 # All else is imported where it is needed: a person sees a line before Hydra (0.2 s, seconds from a cold disk) and torch
 # (2 s) are there, and a mistake is told without them where they are not needed to find it.
@@ -55,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     """Do what a command line asks, in this process and the others of the launch; return the exit code."""
     waiting.say("reading the command line")
+    if CELLS in arguments:
+        return work_off(arguments, waiting)
+    dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
     from harness.config.listing import asked_groups, listing
 
     if groups := asked_groups(arguments):
@@ -72,73 +82,128 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     if command is None:
         waiting.clear()
         if speaks():
-            launch(arguments, lambda cfg: None, str(CONF))
+            inform(arguments, str(CONF))
         return 0
     waiting.say("loading torch")
     with join() as ranks:
-        return run_all(command, ranks, waiting)
+        code = elsewhere(command, ranks, waiting, dry)
+        return run_all(command, ranks, waiting) if code is None else code
+
+
+def elsewhere(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> int | None:
+    """Run the cells as jobs (`cluster=`), or only tell what there is to do (`--dry`); None if they are to run here."""
+    from harness.cluster.settings import cluster_of
+
+    cluster = cluster_of(command.cells)
+    if not dry and cluster.name == "local":
+        return None
+    if ranks.world > 1:
+        asked = DRY if dry else f"cluster={cluster.name}"
+        raise UserError(f"{asked} is for one process, not {ranks.world}; valid: without torchrun")
+    waiting.say("loading transformers")
+    if dry:
+        from harness.cluster.dry import list_cells
+
+        return list_cells(command, cluster, waiting)
+    from harness.cluster.sweep import spread
+
+    return spread(command, cluster, waiting)
+
+
+def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
+    """Run the cells of a job's file that have no row yet (`--cells <file>`), and note those that give none."""
+    from harness.cluster.jobfile import JobFile, LeftOut
+
+    if len(arguments) != 2 or arguments[0] != CELLS:
+        raise UserError(
+            f"{CELLS} stands alone with the file of a job; valid: run.py {CELLS} <file>"
+        )
+    file = JobFile(Path(arguments[1]))
+    entries = [entry for entry in file.entries() if not entry.done]
+    from harness.config.build import build_spec
+    from harness.running.runner import Runner
+
+    specs = [build_spec(entry.config) for entry in entries]
+    if not specs:
+        return 0
+    keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
+    left_out: list[LeftOut] = []
+
+    def note(spec: RunSpec, reason: str, code: int) -> None:
+        left_out.append(LeftOut(keys[id(spec)], reason, code))
+        file.leave_out(left_out)
+
+    runner = Runner(sweep=True, argv=arguments, waiting=waiting)
+    runner.outcome.note = note
+    runner.admit(specs)
+    waiting.clear()
+    return run_cells(specs, runner)
 
 
 def run_all(command: Command, ranks: Ranks, waiting: Waiting) -> int:
     """Check every cell before the first one runs, then run them; return the worst exit code."""
     from harness.config.build import build_spec
-    from harness.config.compose import CONF
-    from harness.specs import RunSpec
 
     def check() -> tuple[Runner, list[RunSpec]]:
-        specs = [build_spec(cfg) for cfg in command.cells]
+        specs = [build_spec(cell) for cell in command.cells]
         waiting.say("loading transformers")
         from harness.running.runner import Runner
 
-        runner = Runner(command.sweep, ranks, command.argv, waiting)
+        runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
         runner.admit(specs)
+        if command.sweep:
+            runner.announce(specs)
         return runner, specs
 
     runner, specs = ranks.each(check)
     waiting.clear()
-    codes: list[int] = []
+    return run_cells(specs, runner)
+
+
+def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
+    """Run admitted cells one after the other, whatever becomes of one of them, and return the worst exit code."""
+    mistakes: list[Exception] = []
+    stopped = 0
     try:
-        for argv in command.launches:
-            launch(argv, lambda cfg: codes.append(run(cfg, runner)), str(CONF))
-    except SystemExit as end:
-        codes.append(end.code if isinstance(end.code, int) else 1)
+        for spec in specs:
+            try:
+                run(spec, runner)
+            except (RankLost, StoreLost, OutputLost):
+                raise
+            except Exception as mistake:
+                # Nobody foresaw it: the other cells have their turn first, then it shows as what it is.
+                runner.failed(spec, _one_line(mistake, type(mistake).__name__), 1)
+                mistakes.append(mistake)
+    except (RankLost, StoreLost, OutputLost) as error:
+        # No other cell can run.
+        stopped = complain(error, code=1)
     finally:
         runner.finish(specs[-1])
-    return max(codes, default=0)
+    if mistakes:
+        raise mistakes[0]
+    return max(stopped, runner.outcome.code)
 
 
-def run(cfg: DictConfig, runner: Runner) -> int:
-    """Run one cell, in all processes together, and return its exit code; one that fails is noted as left out."""
+def run(spec: RunSpec, runner: Runner) -> None:
+    """Run one cell, in all processes together; one that fails is told and noted as left out."""
     from harness.budget import BudgetMismatch
-    from harness.config.build import build_spec
     from harness.evaluation.evaluate import SampleErrors
     from methods.base import MethodError
 
-    spec = build_spec(cfg)
     try:
         runner.ranks.each(lambda: runner.run(spec))
     except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
-        runner.left_out.append((spec, " ".join(str(error).split())))
-        return complain(error, code=2 if isinstance(error, UserError | MethodError) else 1)
-    except (RankLost, StoreLost, OutputLost) as error:
-        # No other cell can run, and Hydra would print a traceback.
-        sys.exit(complain(error, code=1))
-    return 0
+        code = 2 if isinstance(error, UserError | MethodError) else 1
+        runner.failed(spec, _one_line(error), code)
+        complain(error, code)
 
 
-def launch(argv: Sequence[str], task: Callable[[DictConfig], object], folder: str) -> None:
-    """Hand a command line to Hydra, which reads the configs of `folder` and calls `task` once for each cell.
-
-    Raises:
-        StoreLost: Hydra cannot write its record of a sweep.
-    """
+def inform(argv: Sequence[str], folder: str) -> None:
+    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run."""
     import hydra
 
     with _command_line([__file__, *argv]):
-        try:
-            hydra.main(version_base="1.3", config_path=folder, config_name="config")(task)()
-        except OSError as error:
-            raise StoreLost(f"hydra: {error}") from error
+        hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
 
 
 @contextmanager
@@ -155,6 +220,10 @@ def _command_line(argv: list[str]) -> Iterator[None]:
             del os.environ[full]
         else:
             os.environ[full] = told
+
+
+def _one_line(error: Exception, kind: str = "") -> str:
+    return " ".join(f"{kind}: {error}".removeprefix(": ").split())
 
 
 def complain(problem: object, code: int) -> int:

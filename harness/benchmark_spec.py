@@ -27,6 +27,7 @@ class DatasetSpec:
         revision: the commit or branch that is read; None: the newest.
         split: name of the split, or what it holds.
         samples: how many the split has.
+        video: whether its samples are videos.
         licence: what its owner says of its use.
     """
 
@@ -35,6 +36,7 @@ class DatasetSpec:
     revision: str | None = None
     split: str | None = None
     samples: int | None = None
+    video: bool = False
     licence: str | None = None
 
     @property

@@ -55,7 +55,10 @@ class Catalogue:
 
     def __contains__(self, name: object) -> bool:
         """Say whether there is a method of this name."""
-        return name in self.names()
+        # Asked for every cell of a sweep: two looks, not a list of both folders.
+        places = (f"{self.package}/{name}.py", f"conf/method/{name}.yaml")
+        known = isinstance(name, str) and name.isidentifier()
+        return known and all((self.root / place).is_file() for place in places)
 
 
 def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:

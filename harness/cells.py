@@ -144,3 +144,8 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def passed_over(number: int, what: str) -> list[str]:
+    """Return a line that says how many rows are left out and what they are; none for none."""
+    return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Digests:
     """SHA-256 of files, remembered by path, size and time of change so that a sweep reads each weight file once."""
 
     _known: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def file(self, path: Path) -> str:
         """Return the SHA-256 of one file as hex. Cost: one read of the file, once."""
@@ -23,6 +25,12 @@ class Digests:
             with path.open("rb") as stream:
                 self._known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
         return self._known[key]
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, the first time; for what is read out of files and does not change in a command."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def files(self, paths: Iterable[Path], root: Path) -> str:
         """Return one digest of several files' names (relative to `root`) and contents, in whatever order they come."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from harness import hosts
 from harness.errors import StoreLost
 
 
@@ -39,7 +40,8 @@ def replace(path: Path, content: bytes) -> None:
     Raises:
         StoreLost: the disk is full or cannot be written; what was at `path` is still there.
     """
-    temporary = path.with_name(f".{path.name}-{uuid4().hex}")
+    # The name tells whoever finds it after a kill on which machine its writer was.
+    temporary = path.with_name(f".{path.name}-{hosts.kernel()}-{uuid4().hex}")
     with _lost(path):
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -52,6 +54,18 @@ def replace(path: Path, content: bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and return when its name is on the disk; one that is there is left alone.
+
+    Raises:
+        StoreLost: the disk is full or cannot be written.
+    """
+    with _lost(folder):
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

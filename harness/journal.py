@@ -15,17 +15,28 @@ class Journal:
     """Append-only JSON lines on disk, one object for each finished sample.
 
     Each process of a run appends to a file of its own, and all files are one journal: `journal.jsonl` of the first
-    process, `journal.rank1.jsonl` of the second, and so on.
+    process, `journal.rank1.jsonl` of the second, and so on. Whoever takes a run over from a machine that may still
+    write begins files of its own, `journal.take1.jsonl`: appending is atomic on one machine alone.
     """
 
-    def __init__(self, path: Path, rank: int = 0) -> None:
-        """Name the first process's file and the process that appends; nothing is opened before the first append."""
+    def __init__(self, path: Path, own: Path | None = None) -> None:
+        """Name the first file, and the one that is appended to if it is another; nothing is opened before that."""
         self.path = path
-        self._own = path.with_suffix(f".rank{rank}{path.suffix}") if rank else path
+        self._own = own or path
 
     def of_rank(self, rank: int) -> Journal:
-        """Return the same journal for another process to append to."""
-        return Journal(self.path, rank)
+        """Return the same journal for a process to append to, in the newest set of files."""
+        own = max((self.path, *self._taken()), key=lambda path: (len(path.name), path.name))
+        return Journal(self.path, own.with_suffix(f".rank{rank}{own.suffix}") if rank else own)
+
+    def begin_anew(self) -> None:
+        """Begin a new set of files for whoever asks `of_rank` from now on.
+
+        Raises:
+            StoreLost: the disk does not take a file.
+        """
+        number = len(self._taken()) + 1
+        durable.append(self.path.with_suffix(f".take{number}{self.path.suffix}"), "")
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Write the entries and return when they are on the disk. Cost: one write and one fsync.
@@ -46,11 +57,11 @@ class Journal:
         Raises:
             UserError: a file of the journal cannot be read.
         """
-        return [entry for path in self._files() for entry in _entries(path)]
+        return [entry for path in self.files() for entry in _entries(path)]
 
     def clear(self) -> None:
         """Forget all entries of all processes."""
-        for path in self._files():
+        for path in self.files():
             path.unlink()
 
     def take_over(self, other: Journal) -> None:
@@ -59,14 +70,19 @@ class Journal:
         The other one stays as it is.
         """
         lines = "".join(f"{json.dumps(entry)}\n" for entry in other.entries())
-        former = [path for path in self._files() if path != self.path]
+        former = [path for path in self.files() if path != self.path]
         durable.replace(self.path, lines.encode())
         for path in former:
             path.unlink()
 
-    def _files(self) -> list[Path]:
-        others = sorted(self.path.parent.glob(f"{self.path.stem}.rank*{self.path.suffix}"))
+    def files(self) -> list[Path]:
+        """Return the files that are there, the first process's first."""
+        others = sorted(self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"))
         return [path for path in (self.path, *others) if path.exists()]
+
+    def _taken(self) -> list[Path]:
+        names = f"{self.path.stem}.take*{self.path.suffix}"
+        return [path for path in self.path.parent.glob(names) if ".rank" not in path.name]
 
     def __len__(self) -> int:
         """Return the number of whole entries."""
@@ -75,20 +91,31 @@ class Journal:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     whole, damaged = [], 0
-    *lines, last = _bytes(path).split(b"\n")
+    *lines, last = read_lines(path)
     for line in filter(None, (*lines, last)):
-        try:
-            # The closing brace is the last byte of an entry, so a torn line is never valid JSON.
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict):
-            whole.append(entry)
-        else:
+        entry = parse(line)
+        if entry is None:
             damaged += line is not last
+        else:
+            whole.append(entry)
     if damaged:
         tell_once(f"store: {path}: {damaged} damaged lines are left out")
     return whole
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the entry that a line holds; None if it is damaged or torn."""
+    try:
+        # The closing brace is the last byte of an entry, so a torn line is never valid JSON.
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file; the last one is empty unless it is torn. Raises UserError if it cannot be read."""
+    return _bytes(path).split(b"\n")
 
 
 def _bytes(path: Path) -> bytes:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from harness.facts import ModelFacts
+from harness.lease import USUAL, Terms
 from harness.media import rules
 
 if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
     from harness.benchmark_spec import BenchmarkSpec
-from harness.budget import Budget
+    from harness.budget import Budget
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -27,6 +28,8 @@ TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: `engine.backend`: tokens leave, or the slow reference hides them.
 Backend = Literal["drop", "emulate"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+#: `engine.share`: what cells of a sweep that differ only in method and ratio do once for all of them.
+SHARES = ("none", "prefix")
 #: `engine.positions`: a policy (`Positions` of methods/base.py), or whatever the method's released code does.
 #: Who says ordinary answers: the engine's own loop, or the library's `generate`.
 DecodeLoop = Literal["loop", "generate"]
@@ -38,6 +41,8 @@ POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 AUTO_BATCH = 0
 #: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
 AUTO_PAIRS = -1
+#: Stands for `engine.prefetch=auto`: where the model leaves cores free to read ahead.
+AUTO_PREFETCH = -1
 #: `model.prompt` where nothing is said: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
 #: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
@@ -200,13 +205,15 @@ class EngineSpec:
     `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
     the method's released code does). `decode` is whose loop says answers: the engine's own, or the library's
     `generate`, which beams always take. `threads=None` leaves torch's default. Up to `max_errors` failed samples are
-    left out and counted; one more fails the run. `warmup` is the number of untimed batches before the first.
+    left out and counted; one more fails the run. `warmup` is the number of untimed batches before the first, `prefetch`
+    that of batches read while the model answers the one before (0: none; AUTO_PREFETCH: as the machine allows).
 
     Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
     for the draft, `compare` decodes every answer plainly too, and `graphs` records steps of one token as CUDA graphs
     (None: where that can be done). `rescore` lets the whole model judge the answers of a method that drops tokens, and
     `paired` is the number of samples that it answers beside that method, in turns, after the run: the row's speed-up
-    (0: none; AUTO_PAIRS: as many as a tenth of the run pays for).
+    (0: none; AUTO_PAIRS: as many as a tenth of the run pays for). `share=prefix` lets cells that differ only in method
+    and ratio run in one pass, up to where they part; their rows then have no times.
     """
 
     backend: Backend = "drop"
@@ -216,12 +223,14 @@ class EngineSpec:
     threads: int | None = None
     max_errors: int = 0
     warmup: int = 1
+    prefetch: int = 0
     transport: str = "auto"
     patience: float = 30.0
     compare: bool = True
     graphs: bool | None = False
     rescore: bool = False
     paired: int = 0
+    share: str = "none"
 
 
 class Asked(Protocol):
@@ -257,7 +266,9 @@ class RunSpec:
     `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
     `report` is the folder for a table and a picture of each benchmark with every method against random; None: none.
     `refused=skip` leaves out cells of a sweep that cannot run and says so; `error` runs none if one cannot.
-    `json` says whether rows are printed as JSON; None: unless standard output is a terminal.
+    `lease` says how long a command that computes a cell may be silent before one of another machine takes it over.
+    `log_samples` is how many answers the log shows. `json` says whether rows are printed as JSON; None: unless standard
+    output is a terminal.
     """
 
     model: ModelSpec
@@ -275,7 +286,9 @@ class RunSpec:
     refused: str = "error"
     json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)
+    log_samples: int = 0
     judge: JudgeSpec = JudgeSpec()
+    lease: Terms = USUAL
 
     @property
     def generation(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def make_spec(include_path: Path, **changes: Any) -> RunSpec:
     """Return a run of the benchmark; `changes` go to the benchmark, engine or run that has them."""
     stack = StackFacts(2, 8, 16, 2, 2, 4, gated=True, causal=True)
     facts = ModelFacts(stack, stack, None, (8, 8), 32, 6, "token", 1, frozenset())
-    engine = {"batch_size": 2, "max_errors": 0, "warmup": 0}
+    engine = {"batch_size": 2, "max_errors": 0, "warmup": 0, "prefetch": 0}
     engine |= {k: changes.pop(k) for k in tuple(changes) if k in engine}
     bench: dict[str, Any] = {"task": "sums", "metrics": ("right",), "limit": None, "generation": {}}
     bench |= {k: changes.pop(k) for k in tuple(changes) if k in bench}
@@ -111,6 +111,14 @@ class Calculator:
             kinds = [part["type"] for part in chat[0]["content"]]
             assert kinds == ["image", "text"], kinds
         return {"text": [chat[0]["content"][1]["text"] for chat in messages]}
+
+    def preparer(self) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
+        """Encode in another thread as in this one."""
+        return self.encode
+
+    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave inputs where they are."""
+        return inputs
 
     def told(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""

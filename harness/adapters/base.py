@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -243,7 +244,25 @@ class Adapter(Parts):
     # ------------------------------------------------------------------ chats
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
-        """Turn chats into one left-padded batch on the model's device.
+        """Turn chats into one left-padded batch on the model's device; see `prepare`."""
+        return self.moved(self.prepare(chats))
+
+    def moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch of `prepare` on the model's device."""
+        return moved(batch, self.device, self.model.dtype)
+
+    @cached_property
+    def apart(self) -> Adapter:
+        """The same adapter with a processor of its own, to prepare chats in another thread: tokenizers take one alone.
+
+        Cost: a copy of the tokenizer, made once; a second for the largest.
+        """
+        other = copy(self)
+        other.processor = deepcopy(self.processor)
+        return other
+
+    def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
+        """Turn chats into one left-padded batch in memory, whatever device the model is on.
 
         Args:
             chats: each a list of {"role", "content": [part, ...]} with parts {"type": "image", "image": picture},
@@ -261,7 +280,7 @@ class Adapter(Parts):
         batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
         check_context(batch["attention_mask"], limit, self.spec.name)
-        return moved(batch, self.device, self.model.dtype)
+        return batch  # type: ignore[no-any-return]
 
     def written(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat as it goes to the processor; `media` are its own."""

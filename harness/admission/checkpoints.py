@@ -50,7 +50,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
 def _check_precision(model: ModelSpec) -> None:
     """Refuse what the device cannot compute, or only in emulation."""
     # A map spreads over the visible cards, wherever `device` points.
-    spread = model.device_map is not None and torch.cuda.is_available()
+    cuda = torch.cuda.is_available()
+    spread = model.device_map is not None and cuda
     on_cpu = model.device == "cpu" and not spread
     if on_cpu and model.dtype == "float16":
         raise UserError(
@@ -66,7 +67,8 @@ def _check_precision(model: ModelSpec) -> None:
             "model.attention='flash_attention_2' needs the package flash-attn, which is not installed; "
             "valid: sdpa, eager"
         )
-    if model.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
+    # Where no GPU is, the model is that of a cluster's job, whose machine is asked.
+    if model.dtype == "bfloat16" and not on_cpu and cuda and not torch.cuda.is_bf16_supported():
         raise UserError(
             f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"
         )

@@ -12,8 +12,10 @@ from harness.admission.checkpoints import check_model
 from harness.admission.signals import check_frames, check_signals
 from harness.artifacts.priors import require_prior
 from harness.budget import Budget
+from harness.decoding.guidance import Given, Guidance
 from harness.decoding.vocabulary import check_tokenizers, read_vocabulary, tokenizer_file
 from harness.digests import Digests
+from harness.engine.positions import closes_gaps
 from harness.engine.text.graphs import obstacle, refused
 from harness.errors import Refused
 from harness.specs import Asked, ModelSpec, RunSpec, Settled
@@ -35,7 +37,9 @@ def settled(spec: Settled, method: Decoder) -> Settled:
         raise Refused(
             f"engine.backend={engine.backend!r} hides dropped tokens, and {keeps}; valid: drop"
         )
-    if engine.positions == "renumbered":
+    if leaves_gaps(method):
+        closes_gaps(engine.positions, Given(_nothing), spec.model.facts)  # raises what is refused
+    elif engine.positions == "renumbered":
         raise Refused(
             f"engine.positions='renumbered' closes the gaps of dropped tokens, and {keeps}; valid: original, method"
         )
@@ -58,6 +62,15 @@ def settled(spec: Settled, method: Decoder) -> Settled:
     elif not method.guided and method.reducer is None:
         budget = Budget("kept", 0)
     return replace(spec, budget=budget, engine=replace(engine, batch_size=1))
+
+
+def leaves_gaps(method: Decoder) -> bool:
+    """Say whether a decoder's draft model sees a part of the visual tokens from its first layer on."""
+    return method.guided and method.takes_draft
+
+
+def _nothing() -> Guidance:
+    raise AssertionError("a check runs no draft")
 
 
 def check_one_beam(name: str, generation: Mapping[str, Any]) -> None:

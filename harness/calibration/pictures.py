@@ -158,58 +158,78 @@ def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
     }
 
 
-def draw(questions: Sequence[Case], out: Path) -> None:
-    """Write the figure as PNG."""
+def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
+    """Write the figure as PNG: above, where the last token looks; below, what each method keeps at the ratio."""
     # matplotlib takes a third of a second to import, and the figures printed need none of it.
     import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
-    from harness.report.figure import STYLE
+    from harness.report.style import STYLE
 
     layers, methods = list(questions[0].attention), list(questions[0].kept)
-    columns = 1 + len(layers) + len(methods)
+    # One scale for all maps; a quarter of all attention on one token is rare, and would leave the others dark.
+    shades = Normalize(0, 10)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.25 * columns, 1.45 * len(questions) + 0.3), layout="constrained")
-        grid = figure.subplots(len(questions), columns, squeeze=False)
-        for row, case in enumerate(questions):
-            dimmed = case.picture.astype(float) * 0.35
-            for place, axes in enumerate(grid[row]):
-                axes.set_xticks([])
-                axes.set_yticks([])
-                if place == 0:
-                    axes.imshow(case.picture)
-                    axes.set_xlabel(
-                        case.sample["question"].replace(" the ", " the\n").replace(" ?", "?"),
-                        fontsize=7,
-                    )
-                    title = "image, target"
-                elif place <= len(layers):
-                    layer = layers[place - 1]
-                    axes.imshow(case.picture.mean(-1), cmap="gray", vmin=-60, vmax=420)
-                    axes.imshow(
-                        case.attention[layer],
-                        cmap="inferno",
-                        alpha=0.75,
-                        extent=(-0.5, 95.5, 95.5, -0.5),
-                    )
-                    title = f"attention, layer {layer}"
-                else:
-                    name = methods[place - 1 - len(layers)]
-                    mask = np.kron(case.kept[name], np.ones((8, 8)))[..., None]
-                    axes.imshow((case.picture * mask + dimmed * (1 - mask)).astype(np.uint8))
-                    title = name.replace(" method.params.", " ").replace(
-                        "_localization", "\n(localization)"
-                    )
-                x0, y0, x1, y1 = case.sample["box"]
-                box = Rectangle(
-                    (x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, color="#56B4E9", lw=1.2
+        figure = Figure(figsize=(8.2, 1.42 * 2 * len(questions) + 1.3), layout="constrained")
+        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.16, 1))[:, 0]
+        above.suptitle("Where the last prompt token looks", x=0.01, ha="left", weight="bold")
+        grid = above.subplots(len(questions), 1 + len(layers), squeeze=False)
+        for case, row in zip(questions, grid, strict=True):
+            _picture(row[0], case, case.picture, "picture, object asked about")
+            row[0].set_xlabel(
+                case.sample["question"].replace(" the ", " the\n").replace(" ?", "?"), fontsize=8
+            )
+            for axes, layer in zip(row[1:], layers, strict=True):
+                share = 100 * case.attention[layer] / case.attention[layer].sum()
+                _picture(axes, case, case.picture.mean(-1), f"layer {layer}", cmap="gray", vmax=420)
+                axes.imshow(
+                    share, cmap="inferno", norm=shades, alpha=0.8, extent=(-0.5, 95.5, 95.5, -0.5)
                 )
-                axes.add_patch(box)
-                if row == 0:
-                    axes.set_title(title, fontsize=7)
+        above.colorbar(
+            ScalarMappable(shades, "inferno"),
+            ax=list(grid.flat),
+            location="bottom",
+            extend="max",
+            aspect=50,
+            shrink=0.6,
+            label="share of its attention to visual tokens (% a token)",
+        )
+        tokens = round(GRID * GRID * (1 - ratio))
+        below.suptitle(
+            f"What methods keep at ratio {ratio:g}: {tokens} of {GRID * GRID} tokens",
+            x=0.01,
+            ha="left",
+            weight="bold",
+        )
+        grid = below.subplots(len(questions), len(methods), squeeze=False)
+        for case, row in zip(questions, grid, strict=True):
+            for axes, name in zip(row, methods, strict=True):
+                mask = np.kron(case.kept[name], np.ones((8, 8)))[..., None]
+                faded = case.picture * 0.22 + 255 * 0.78
+                shown = (case.picture * mask + faded * (1 - mask)).astype(np.uint8)
+                title = name.replace(" method.params.", " ").replace(
+                    "_localization", ", localization"
+                )
+                _picture(axes, case, shown, title)
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out.with_suffix(".png"), dpi=150)
+
+
+def _picture(axes: Any, case: Case, shown: np.ndarray, title: str, **look: Any) -> None:
+    """Draw one picture with a frame around the object that is asked about, its title above the first row."""
+    # Half a second for matplotlib, which measuring alone does without.
+    from matplotlib.patches import Rectangle
+
+    axes.imshow(shown, **({"vmin": -60, **look} if look else {}))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    x0, y0, x1, y1 = case.sample["box"]
+    frame: dict[str, Any] = {"fill": False, "color": "#56B4E9", "linewidth": 1.4}
+    axes.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, **frame))
+    if axes.get_subplotspec().is_first_row():
+        axes.set_title(title.replace(", ", ",\n"), fontsize=8.5)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -227,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     questions = cases(options.questions)
     look(adapter, questions)
     choose(adapter, questions, options.ratio)
-    draw(questions[: options.scenes], options.out)
+    draw(questions[: options.scenes], options.out, options.ratio)
     print(json.dumps({"attention": shares(questions), "methods": kept_shares(questions)}, indent=1))
 
 

@@ -27,7 +27,7 @@ from harness.decoding.vocabulary import common_ids
 from harness.engine.session import Session
 from harness.engine.text.graphs import graphs_for
 from harness.engine.text.text_only import text_only_prefill
-from harness.specs import Asked, ModelSpec
+from harness.specs import Asked, ModelSpec, PositionPolicy
 from harness.wording import in_words_of_the_draft
 from methods.base import Decoder, TokenReducer
 from methods.none import NoReduction
@@ -62,6 +62,7 @@ class DraftSpec:
         budget: how much of it.
         seed: of the run.
         common: ids that target and draft share, from 0 on.
+        positions: `engine.positions`, of the tokens that a guided draft sees.
         threads: for torch, in a process of its own; None leaves the setting alone.
         graphs: `engine.graphs`.
     """
@@ -71,6 +72,7 @@ class DraftSpec:
     budget: Budget
     seed: int
     common: int
+    positions: PositionPolicy = "original"
     threads: int | None = None
     graphs: bool | None = False
 
@@ -89,6 +91,7 @@ def draft_of(asked: Asked, decoder: Decoder) -> DraftSpec | None:
     engine, common = asked.engine, common_ids(asked.model, asked.method.draft)
     return DraftSpec(
         *(asked.method.draft, decoder, asked.budget, asked.seed, common),
+        positions=engine.positions,
         threads=engine.threads,
         graphs=engine.graphs,
     )
@@ -170,15 +173,12 @@ class DraftModel(Drafter):
         if spec.decoder.text_only:
             return text_only_prefill(adapter, inputs, cache)
         method = self._reducer()
-        # A draft is not bound to the target's positions: closed gaps are what it was trained on. With several axes
-        # time, height and width of each token stay.
-        closed = spec.decoder.guided and adapter.facts.rotary_axes == 1
         with Session(
             adapter,
             method,
             spec.budget,
             seed=spec.seed,
-            positions="renumbered" if closed else "original",
+            positions=spec.positions if spec.decoder.guided else "original",
             timed=False,
         ) as session:
             return session.prefill(inputs, cache, sample)

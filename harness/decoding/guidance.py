@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import Decoder, MethodError, Need, Plan, Site, TokenReducer, View
+from methods.base import Decoder, MethodError, Need, Plan, Positions, Site, TokenReducer, View
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Given(TokenReducer):
         """Return the prefix."""
         del depth
         return (Site("prefix"),)
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps: papers say nothing, and a prompt of this length is what the draft was trained on."""
+        del depth
+        return "renumbered"
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep what was told, of one prompt.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -99,7 +100,15 @@ class Speculation:
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Return the target's inputs, with the chats for the draft to read."""
-        return {**self._adapter.encode([list(chat) for chat in chats]), "chats": chats}
+        return self.moved(self._prepared(self._adapter, chats))
+
+    def preparer(self) -> Callable[[Sequence[Chat]], dict[str, Any]]:
+        """Return what prepares chats in another thread."""
+        return partial(self._prepared, self._adapter.apart)
+
+    def moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return prepared inputs on the target's device."""
+        return self._adapter.moved(inputs)
 
     def told(self, chat: Chat) -> dict[str, str | None]:
         """Return what a row says of the target's prompts."""
@@ -169,6 +178,10 @@ class Speculation:
         return Generated(generated.ids, (record,), None, generated.cache_lengths)
 
     # ------------------------------------------------------------------ decoding
+
+    @staticmethod
+    def _prepared(adapter: Adapter, chats: Sequence[Chat]) -> dict[str, Any]:
+        return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
 
     def _both(self, question: Question) -> tuple[Answer, Answer | None]:
         """Answer by the decoder and, if asked, plainly; every other time the other way round."""

@@ -29,7 +29,30 @@ BROKEN = (
     struct.error,
 )
 
-_SWITCH = Lock()
+
+class _Switch:
+    """Pillow's only option against incomplete data, a global one, held for as long as some thread reads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._readers = 0
+        self._before = False
+
+    def hold(self) -> None:
+        with self._lock:
+            if not self._readers:
+                self._before = ImageFile.LOAD_TRUNCATED_IMAGES
+            self._readers += 1
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+    def release(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._before
+
+
+_SWITCH = _Switch()
 
 
 def open_image(
@@ -54,7 +77,7 @@ def open_image(
         UserError: nothing there, not an image, an incomplete one, or one of more pixels than Pillow allows.
     """
     if isinstance(source, Image.Image):
-        with _refusals(getattr(source, "filename", "") or "image"), _complete_only():
+        with _refusals(getattr(source, "filename", "") or "image"), complete_only():
             return source.convert("RGB")
     if isinstance(source, Mapping):
         source = _of_dict(source)
@@ -81,7 +104,7 @@ def _of_dict(source: Mapping[str, Any]) -> bytes | str:
 
 def _decode(file: str | BytesIO, name: str) -> Image.Image:
     """Return a file's image, upright, in RGB."""
-    with _refusals(name), Image.open(file) as image, _complete_only():
+    with _refusals(name), Image.open(file) as image, complete_only():
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
@@ -101,16 +124,14 @@ def _refusals(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _complete_only() -> Iterator[None]:
-    """Have Pillow refuse incomplete data.
+def complete_only() -> Iterator[None]:
+    """Have Pillow refuse incomplete data, in all threads, until the last of them leaves its block.
 
     lmms-eval switches that off for the whole process when it is imported, and half an image would be scored with grey
-    for the other half. Pillow has no such option but the global one, so it is set for the time of one load.
+    for the other half. Pillow has no such option but the global one.
     """
-    with _SWITCH:
-        before = ImageFile.LOAD_TRUNCATED_IMAGES
-        ImageFile.LOAD_TRUNCATED_IMAGES = False
-        try:
-            yield
-        finally:
-            ImageFile.LOAD_TRUNCATED_IMAGES = before
+    _SWITCH.hold()
+    try:
+        yield
+    finally:
+        _SWITCH.release()

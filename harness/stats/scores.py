@@ -1,8 +1,9 @@
 """Intervals of scores: of one run, of two on the same samples, of a table of benchmarks.
 
-At the ceiling no answer may have changed, and resampling what was seen would leave no width. So every interval counts
-beside the samples two that were not seen: for a difference and for retention one sample that broke and one that mended,
-for a mean one at either end of the scale. Where nothing changed, the bound is then the rule of three: 3 / n.
+At the ceiling no answer may have changed, and resampling what was seen would leave no width. So either end of an
+interval counts one sample that was not seen: for a difference and for retention the lower end one that broke, the upper
+one that mended, for a mean one at that end of the scale. Clopper and Pearson's binomial interval does the same. Where
+nothing changed, the bound is then 3.7 / n.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from harness.stats.interval import Array, Interval, checked, is_binary, paired
-from harness.stats.likelihood import bounds
+from harness.stats.likelihood import bound
+
+#: What is above and below the line of a ratio, with a sample that was not seen.
+Parts = tuple[Array, Array]
 
 #: Draws for an average over benchmarks.
 RESAMPLES = 4000
@@ -28,7 +32,7 @@ def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """Return the mean of n scores and its interval.
 
     Scores that are all 0 or 1 get the exact binomial interval (Clopper and Pearson 1934), others that of the Bayesian
-    bootstrap with one sample more at either end of the scale.
+    bootstrap with one sample more, at the end of the scale on its side.
 
     Raises:
         ValueError: no scores, or scores that are not finite.
@@ -39,7 +43,7 @@ def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
         test = stats.binomtest(int(scores.sum()), len(scores))
         exact = test.proportion_ci(confidence_level=level, method="exact")
         return Interval(value, float(exact.low), float(exact.high))
-    return _interval(value, *of_mean(scores), level)
+    return _interval(value, of_mean(scores), level)
 
 
 def difference_interval(ours: ArrayLike, theirs: ArrayLike, level: float = 0.95) -> Interval:
@@ -49,7 +53,7 @@ def difference_interval(ours: ArrayLike, theirs: ArrayLike, level: float = 0.95)
         ValueError: the two are not of equal length, empty or not finite.
     """
     first, second = paired(ours, theirs)
-    return _interval(float((first - second).mean()), *of_difference(first, second), level)
+    return _interval(float((first - second).mean()), of_difference(first, second), level)
 
 
 def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) -> Interval:
@@ -58,8 +62,8 @@ def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) ->
     Raises:
         ValueError: as `difference_interval`, or the unpruned mean is not above zero.
     """
-    above, below = of_retention(ours, full)
-    return _interval(_share(ours, full), above, below, level)
+    parts = of_retention(ours, full)
+    return _interval(_share(ours, full), parts, level)
 
 
 def average_retention(
@@ -88,8 +92,9 @@ def average_retention(
     if any(len(checked(ours)) == 1 for ours, _ in pairs):
         return Interval(value, np.nan, np.nan)
     rng = np.random.default_rng(seed)
-    drawn = np.mean([_drawn(*table, rng, resamples) for table in tables], axis=0)
-    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2))
+    drawn = np.mean([_drawn(table, rng, resamples) for table in tables], axis=0)
+    low = np.quantile(drawn[:, 0], (1 - level) / 2)
+    high = np.quantile(drawn[:, 1], (1 + level) / 2)
     return _around(value, float(low), float(high))
 
 
@@ -98,31 +103,33 @@ def _share(ours: ArrayLike, full: ArrayLike) -> float:
     return float(first.mean() / second.mean())
 
 
-def _drawn(above: Array, below: Array, rng: np.random.Generator, resamples: int) -> Array:
-    """Return draws of sum(g above) / sum(g below) under exponential weights."""
-    table, many = np.stack([above, below], axis=1), max(1, BLOCK // len(above))
-    parts = []
+def _drawn(parts: tuple[Parts, Parts], rng: np.random.Generator, resamples: int) -> Array:
+    """Return draws of sum(g above) / sum(g below) under exponential weights, (resamples, 2): for either end."""
+    table = np.stack([column for one in parts for column in one], axis=1)
+    many, found = max(1, BLOCK // len(table)), []
     for first in range(0, resamples, many):
-        weights = rng.standard_exponential((min(many, resamples - first), len(above)))
+        weights = rng.standard_exponential((min(many, resamples - first), len(table)))
         sums = weights @ table
-        parts.append(sums[:, 0] / sums[:, 1])
-    found: Array = np.concatenate(parts)
-    return found
+        found.append(sums[:, ::2] / sums[:, 1::2])
+    drawn: Array = np.concatenate(found)
+    return drawn
 
 
-def of_mean(scores: Array) -> tuple[Array, Array]:
-    """Return what is above and below the line of a mean, with a sample at either end of the scale."""
-    return np.append(scores, _ends(scores)), np.ones(len(scores) + 2)
+def of_mean(scores: Array) -> tuple[Parts, Parts]:
+    """Return the parts of a mean's two ends, each with a sample at that end of the scale."""
+    low, high = _ends(scores)
+    ones = np.ones(len(scores) + 1)
+    return (np.append(scores, low), ones), (np.append(scores, high), ones)
 
 
-def of_difference(ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return what is above and below the line of a difference, with a sample that mended and one that broke."""
-    reach = _reach(ours, theirs)
-    return np.append(ours - theirs, (reach, -reach)), np.ones(len(ours) + 2)
+def of_difference(ours: Array, theirs: Array) -> tuple[Parts, Parts]:
+    """Return the parts of a difference's two ends: with a sample that broke, and with one that mended."""
+    reach, ones = _reach(ours, theirs), np.ones(len(ours) + 1)
+    return (np.append(ours - theirs, -reach), ones), (np.append(ours - theirs, reach), ones)
 
 
-def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Array, Array]:
-    """Return what is kept and what there was, with a sample that broke and one that mended.
+def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Parts, Parts]:
+    """Return what is kept and what there was, for two ends: with a sample that broke, and with one that mended.
 
     Raises:
         ValueError: as `retention_interval`.
@@ -133,13 +140,15 @@ def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Array, Array]:
             f"retention is undefined: the unpruned mean is {second.mean():g}, not above zero"
         )
     reach = _reach(first, second)
-    return np.append(first, (0.0, reach)), np.append(second, (reach, 0.0))
+    broken = np.append(first, 0.0), np.append(second, reach)
+    return broken, (np.append(first, reach), np.append(second, 0.0))
 
 
-def _interval(value: float, above: Array, below: Array, level: float) -> Interval:
-    if len(above) == 3:  # a single sample
+def _interval(value: float, parts: tuple[Parts, Parts], level: float) -> Interval:
+    lower, upper = parts
+    if len(lower[0]) == 2:  # a single sample
         return Interval(value, np.nan, np.nan)
-    return _around(value, *bounds(above, below, level))
+    return _around(value, bound(*lower, level, -1), bound(*upper, level, 1))
 
 
 def _around(value: float, low: float, high: float) -> Interval:

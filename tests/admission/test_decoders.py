@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from harness.admission.signals import signals_of
 from harness.catalogue import build_method, names_of
@@ -149,8 +150,10 @@ def test_composing_a_draft_leaves_hydras_state_alone() -> None:
     assert not GlobalHydra.instance().is_initialized()
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         mine = GlobalHydra.instance().hydra
-        cfg = compose("config", overrides=["method=pearl"])
-        inside = build_spec(cfg)
+        config = OmegaConf.to_container(compose("config", overrides=["method=pearl"]), resolve=True)
+        assert isinstance(config, dict)
+        del config["grids"]
+        inside = build_spec({str(key): value for key, value in config.items()})
         assert GlobalHydra.instance().hydra is mine
     assert inside.method.draft is not None
     assert inside.method.draft.name == "seedling_draft"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,14 @@ class Told:
     def encode(self, chats: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the chats."""
         return {"chats": list(chats)}
+
+    def preparer(self) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
+        """Keep them in another thread as in this one."""
+        return self.encode
+
+    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave inputs where they are."""
+        return inputs
 
     def told(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from harness.adapters.base import load_adapter
 from harness.bench.sd import chat_of
@@ -18,6 +19,7 @@ from harness.budget import Budget
 from harness.catalogue import build_method, names_of
 from harness.config.build import build_spec
 from harness.config.compose import read_command
+from harness.decoding.draft_model import DraftModel, draft_of
 from harness.decoding.guidance import Given, Guidance, Onlooker
 from harness.decoding.measuring import TIMES, best_of
 from harness.decoding.records import DecodingRecord, Steps
@@ -27,7 +29,7 @@ from harness.engine.session import Session
 from harness.errors import UserError
 from harness.running import preflight
 from harness.specs import RunSpec
-from methods.base import Decoder, MethodError
+from methods.base import Decoder, MethodError, Positions
 from methods.none import NoReduction
 from methods.parallelvlm import ParallelVLM
 
@@ -298,6 +300,30 @@ def test_a_draft_with_other_visual_tokens_is_refused() -> None:
         pytest.raises(MethodError, match="the draft sees 144 visual tokens, the target 100"),
     ):
         session.generate(inputs, **GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("policy", "places"),
+    [("original", "original"), ("renumbered", "renumbered"), ("method", "renumbered")],
+)
+def test_a_guided_draft_has_its_tokens_where_the_policy_says(
+    policy: str, places: Positions
+) -> None:
+    told = Guidance(torch.arange(5, 144, 9), 144)
+    spec = speculation("parallelvlm", f"engine.positions={policy}", "ratio=0.9")._spec
+    drafts = draft_of(spec, ParallelVLM())
+    assert drafts is not None
+    draft = DraftModel(drafts, target())  # whose weights it is does not matter here
+    draft.guide(told)
+    inputs = target().encode([chat_of((3,))])
+    found, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")
+    logits = {}
+    for way in ("original", "renumbered"):
+        with Session(target(), Given(lambda: told), Budget("kept", 0.9), positions=way) as session:
+            cache = DynamicCache(config=target().decoder.config)
+            logits[way], _ = session.prefill(inputs, cache, "0")
+    assert torch.equal(found, logits[places])
+    assert not torch.equal(logits["original"], logits["renumbered"])
 
 
 def test_several_chats_and_settings_that_cannot_be_honoured_are_refused() -> None:

@@ -19,7 +19,7 @@ from harness.specs import JudgeSpec
 def usual() -> dict[str, Any]:
     command = read_command([])
     assert command is not None
-    return dict(command.cells[0].judge)
+    return dict(command.cells[0]["judge"])
 
 
 USUAL = usual()

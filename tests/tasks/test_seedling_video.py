@@ -91,7 +91,7 @@ def test_benchmarks_use_clips_of_their_own():
     for name in METRICS:
         found = data_of(name)
         used = set(range(found["first"], found["first"] + found["count"]))
-        assert (found["split"], found["frames"], len(used)) == ("test", 32, METRICS[name][2])
+        assert (found["split"], found["frames"], len(used)) == ("test", 112, METRICS[name][2])
         assert not used & taken
         taken |= used
 
@@ -115,7 +115,7 @@ def test_the_task_writes_files_where_it_is_told(tasks, tmp_path):
     (turn,) = task.config.doc_to_messages(document, {"mp4": str(tmp_path)})
     path = turn["content"][0]["url"]
     assert Path(path).parent == tmp_path
-    rule = VideoSpec(frames=32)
+    rule = VideoSpec(frames=112)
     parts = (
         [{"type": "video", "video": path}],
         [{"type": "video", "video": in_memory(benchmarks.sample_clip(document))}],
