@@ -146,6 +146,11 @@ def join() -> Iterator[Ranks]:
     # torch takes seconds to import; a person sees a line before that.
     import torch.distributed as dist
 
+    # Its functions have the group there is at their import as a default and would keep it, with its threads, beyond
+    # the end of the block; a thread that then lets go of a tensor while Python ends aborts the process. Transformers
+    # imports it later.
+    import torch.distributed.nn.functional
+
     try:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
