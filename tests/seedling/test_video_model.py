@@ -208,10 +208,11 @@ def test_words_are_told_the_tokens_that_show_them(seen):
         talks = talks_about(seen.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
         packed = pack_talks([talks], ones(talks), shown)
         rows, tokens = evidence([talks], packed, [seen], shown)
-        assert tokens.shape == (len(rows), keep)
-        assert tokens.any(1).all()
+        assert tokens.shape == (len(rows), 2, 2, keep)
+        assert tokens.any(-1).all()
+        assert (tokens == tokens[:, :1, :1]).all()  # one thing for all heads and layers
         frames, kinds, times = shown.chosen[0] // FRAME_TOKENS, shown.labels([seen.kind])[0], 0
-        for place, mine in zip(rows[:, 1].tolist(), tokens, strict=True):
+        for place, mine in zip(rows[:, 1].tolist(), tokens[:, 0, 0], strict=True):
             word = WORDS[int(packed.labels[0, place])]
             (frame,) = set(frames[mine.numpy()].tolist())
             if word[0] == "t" and word[1:].isdigit():
@@ -222,10 +223,41 @@ def test_words_are_told_the_tokens_that_show_them(seen):
         assert times > 3 or keep < TOTAL
 
 
+def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen):
+    shown = whole(seen)
+    found = set()
+    for visit in range(12):
+        talks = [one for one in talks_about(seen.clip, visit, {"order": 3, "how_many": 2}, 0)]
+        packed = pack_talks([talks], ones(talks), shown)
+        rows, tokens = evidence([talks], packed, [seen], shown)
+        segments = packed.segments[0, rows[:, 1]].tolist()
+        frames = shown.chosen[0] // FRAME_TOKENS
+        for number, mine in zip(segments, tokens.numpy(), strict=True):
+            talk = talks[number]
+            times = [[set(frames[head].tolist()) for head in layer] for layer in mine]
+            (first, second), late = times
+            if talk.family == "how_many":
+                asked = {int(talk.question.split()[-2][1:])}
+                assert times == [[asked, asked]] * 2
+                owners = {
+                    int(seen.owner[shown.chosen[0][place]]) for place in np.flatnonzero(mine[0, 0])
+                }
+                assert len(owners) == int(talk.answer)
+            elif talk.answer in ("before", "after"):
+                assert late == [first, second]
+                assert (max(first) < max(second)) == (talk.answer == "before")
+            else:
+                assert first == second
+                assert late[0] == late[1]
+                assert max(first) <= max(late[0])
+            found.add(talk.family + talk.answer.split()[0] * (talk.family == "order"))
+    assert {"how_many", "orderbefore", "orderafter", "orderthe"} <= found
+
+
 @torch.no_grad()
 def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     shown = show([seen], TOTAL // 4, 0.5, np.random.default_rng(3))
-    talks = talks_about(seen.clip, 0, {"when": 2, "what": 2}, 1)
+    talks = talks_about(seen.clip, 0, {"when": 2, "what": 2, "order": 4}, 1)
     packed = pack_talks([talks], ones(talks), shown)
     read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
     rows, tokens = evidence([talks], packed, [seen], shown)
@@ -242,10 +274,11 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     scores = queries[:, :, -length:] @ keys.transpose(2, 3) * block.self_attn.scaling
     weights = (scores + read.mask).softmax(-1)[0, :heads, :, read.visual]
     wanted = [
-        -torch.log(weights[:, place, mine].sum(-1))
-        for (_, place), mine in zip(rows, tokens, strict=True)
+        -torch.log(weights[head, place, tokens[row, 0, head]].sum(-1))
+        for head in range(heads)
+        for row, (_, place) in enumerate(rows)
     ]
-    found = gaze_loss(model, read, layer, heads, rows, tokens)
+    found = gaze_loss(model, read, layer, heads, rows, tokens[:, 0])
     torch.testing.assert_close(found, torch.stack(wanted).mean())
 
 

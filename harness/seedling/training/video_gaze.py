@@ -7,7 +7,7 @@ only after it has hit the right ones by chance for long; told where to look it l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,47 @@ _BARE = frozenset(["at", "time", "the", "a", "with", "from", "to", "there", ";",
 """Words of captions that show nothing."""
 
 
-def shown_by(talk: Talk) -> list[tuple[int, int] | None]:
-    """Returns (frame, track) of what each word of an answer tells; None where it tells nothing to be seen."""
+Things = tuple[tuple[int, int], ...]
+"""(frame, number of the track) of each."""
+
+
+class Look(NamedTuple):
+    """What the heads that look are to find for one word: the first of them, and the others.
+
+    Attributes:
+        early: In all layers that look but the last.
+        late: In the last.
+    """
+
+    early: tuple[Things, Things]
+    late: tuple[Things, Things]
+
+
+def shown_by(talk: Talk) -> list[Look | None]:
+    """Returns where to look for each word of an answer; None where it tells nothing to be seen.
+
+    Two events are looked at by a head each, so that the next layers can compare their times. What comes next after an
+    event is found in two steps: first that event, then what follows it.
+    """
     words = talk.answer.split()
     if talk.family == "caption":
         return [
             what for one in zip(_sentences(words), talk.shows, strict=True) for what in _told(*one)
         ]
     if talk.family == "digits":
-        return [what for what in talk.shows for _ in ("time", "digit")]
-    return [talk.shows[0] if talk.shows else None] * len(words)
+        return [_same((what,)) for what in talk.shows for _ in ("time", "digit")]
+    if talk.family == "order" and len(talk.shows) == 2:
+        first, second = ((what,) for what in talk.shows)
+        apart = talk.answer in ("before", "after")
+        look = (
+            Look((first, second), (first, second)) if apart else Look((first,) * 2, (second,) * 2)
+        )
+        return [look] * len(words)
+    return [_same(talk.shows) if talk.shows else None] * len(words)
+
+
+def _same(things: Things) -> Look:
+    return Look((things, things), (things, things))
 
 
 def _sentences(words: Sequence[str]) -> list[list[str]]:
@@ -40,12 +71,12 @@ def _sentences(words: Sequence[str]) -> list[list[str]]:
     return [list(words[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _told(words: Sequence[str], shown: tuple[int, int]) -> list[tuple[int, int] | None]:
+def _told(words: Sequence[str], shown: tuple[int, int]) -> list[Look | None]:
     """Returns what `shown_by` does, of one sentence; where a move leads is seen at its end."""
     frame, track = shown
     goal = words.index("to") if "moves" in words else len(words)
     return [
-        None if word in _BARE else (frame + (STRIDE - 1) * (place > goal), track)
+        None if word in _BARE else _same(((frame + (STRIDE - 1) * (place > goal), track),))
         for place, word in enumerate(words)
     ]
 
@@ -70,25 +101,33 @@ def evidence(
         shown: The tokens shown.
 
     Returns:
-        Clip and place of each of R rows ``(R, 2)``, and the tokens ``(R, V)``, boolean.
+        Clip and place of each of R rows ``(R, 2)``, and the tokens ``(R, 2, 2, V)``, boolean: early and late, of the
+        first head and of the others.
     """
     rows, masks = [], []
     for line, items in enumerate(talks):
-        known: dict[tuple[int, int], np.ndarray] = {}
+        known: dict[Things, np.ndarray] = {}
         segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
         for number, talk in enumerate(items):
             places = np.flatnonzero((segments == number) & (labels != IGNORE))
             # Behind the answer its end is predicted, except in drills.
-            for place, what in zip(places.tolist(), shown_by(talk), strict=False):
-                if what is None:
+            for place, look in zip(places.tolist(), shown_by(talk), strict=False):
+                if look is None:
                     continue
-                if what not in known:
-                    known[what] = tokens_of(seen[line], shown.chosen[line], *what)
-                if known[what].any():
+                wanted = [*look.early, *look.late]
+                for things in wanted:
+                    if things not in known:
+                        known[things] = _union(seen[line], shown.chosen[line], things)
+                if all(known[things].any() for things in wanted):
                     rows.append((line, place))
-                    masks.append(known[what])
-    tokens = np.array(masks, bool).reshape(len(rows), shown.chosen.shape[1])
+                    masks.append([known[things] for things in wanted])
+    tokens = np.array(masks, bool).reshape(len(rows), 2, 2, shown.chosen.shape[1])
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 2), torch.from_numpy(tokens)
+
+
+def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
+    union: np.ndarray = np.any([tokens_of(one, chosen, *what) for what in things], axis=0)
+    return union
 
 
 def gaze_loss(
@@ -102,7 +141,7 @@ def gaze_loss(
         layer: Number of the layer that looks.
         heads: How many of its heads, from the first on.
         rows: As :func:`evidence` returns them ``(R, 2)``.
-        tokens: The right tokens of each row ``(R, V)``.
+        tokens: The right tokens of each row, of the first head and of the others ``(R, 2, V)``.
     """
     language = model.model.language_model
     block = language.layers[layer]
@@ -129,6 +168,7 @@ def gaze_loss(
         keys = rotary(attention.k_proj, hidden[line], (line, slice(None)))
         scores = torch.einsum("rhd,shd->hrs", queries, keys) * attention.scaling
         scores = scores + read.mask[line, 0, rows[mine, 1]]
-        right = scores[..., read.visual].masked_fill(~tokens[mine], float("-inf"))
+        wrong = ~tokens[mine].transpose(0, 1)[[min(head, 1) for head in range(heads)]]
+        right = scores[..., read.visual].masked_fill(wrong, float("-inf"))
         losses.append(scores.logsumexp(-1) - right.logsumexp(-1))
     return torch.cat(losses, dim=1).mean()

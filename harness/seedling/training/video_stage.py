@@ -131,7 +131,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         out: Run folder.
     """
     plan, seed = recipe["video"], recipe["seed"]
-    gaze = plan["gaze"]
+    gaze, last = plan["gaze"], max(plan["gaze"]["layers"])
     torch.manual_seed(seed)
     model, namers = new_model(), Namers()
     feed = Feed(worker, plan, seed, tower_of(model))
@@ -159,7 +159,10 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         terms = namers.losses(model, read, plan["named_after"], seen, shown)
         rows, right = evidence(talks, packed, seen, shown)
         terms["gaze"] = torch.stack(
-            [gaze_loss(model, read, one, gaze["heads"], rows, right) for one in gaze["layers"]]
+            [
+                gaze_loss(model, read, one, gaze["heads"], rows, right[:, int(one == last)])
+                for one in gaze["layers"]
+            ]
         ).mean()
         terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
         loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()

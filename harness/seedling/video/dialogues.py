@@ -40,8 +40,9 @@ class Dialogue(NamedTuple):
         answer: Answer words.
         template: Which of the family's questions it is.
         target: The event to find, in the family "find" only.
-        shows: (frame, number of the track) of what the answer tells, one after the other: an entry
-            for each sentence of a caption and each of all digits, one at most otherwise.
+        shows: (frame, number of the track) of what has to be seen. An entry for each sentence of a caption, each
+            of all digits and each thing counted; the two events of an order, or the one that is asked behind and
+            the one that is told; one otherwise.
     """
 
     family: str
@@ -127,14 +128,14 @@ def counting_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks how many digits, shapes or objects are seen at a time."""
     template = stream.pick(("digits", "shapes", "objects"))
     frame = stream.below(story.length)
-    seen = [track for track in story.tracks if track.seen(frame)]
-    wanted = {
-        "digits": sum(track.thing == "frame" for track in seen),
-        "shapes": sum(track.thing != "frame" for track in seen),
-        "objects": len(seen),
-    }
+    counted = [
+        (frame, number)
+        for number, track in enumerate(story.tracks)
+        if track.seen(frame)
+        and template in ("objects", "digits" if track.thing == "frame" else "shapes")
+    ]
     text = f"how many {template} are there at time {time_word(frame)} ?"
-    return Dialogue("how_many", text, str(wanted[template]), template)
+    return Dialogue("how_many", text, str(len(counted)), template, shows=tuple(counted))
 
 
 def order_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -150,11 +151,11 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         event, other = events[first], events[second + (second >= first)]
         text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
         answer = "before" if event.frame < other.frame else "after"
-        return Dialogue("order", text, answer, "before_after")
+        return Dialogue("order", text, answer, "before_after", shows=_shows(event, other))
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
     after = story.events[places[id(event)] + 1]
-    return Dialogue("order", text, captions.clause(after), "next", shows=_shows(after))
+    return Dialogue("order", text, captions.clause(after), "next", shows=_shows(event, after))
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:
