@@ -1,8 +1,9 @@
 """What speculative decoding gains: `python -m harness.bench.sd` (`make bench-sd`).
 
-One process measures every decoder on the embedded pair of models, one thread a side, each answer also decoded plainly
-right before or after it by the same loop, cache and clock. Two kinds of answers:
+One process measures every decoder on the embedded pairs of models, one thread a side, each answer also decoded plainly
+right before or after it by the same loop, cache and clock. Three kinds of answers:
 
+    video      112 frames, everything that happens in them, to the end of sequence; the pair for video
     captions   one picture, every object of it, to the end of sequence
     long       two pictures, as frames of a video, and exactly 160 tokens
 
@@ -44,8 +45,13 @@ from harness.report.speculative_table import figures, headings
 from harness.running import preflight
 from harness.seedling.questions import questions_for
 from harness.seedling.scenes import Scenes
+from harness.seedling.video.benchmarks import sample_clip, samples
+from harness.seedling.video.media import in_memory
+from harness.seedling.video.vocabulary import MOST_FRAMES
 
 SCHEMA = 2
+
+KINDS = ("video", "captions", "long")
 
 #: Decoders by the overrides that make them. Windows of plain speculative decoding around its best one.
 SETTINGS: tuple[tuple[str, ...], ...] = (
@@ -65,20 +71,48 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=parallelvlm", "ratio=0.9", "method.params.gamma=best"),
 )
 
-#: Answers that are not counted: kernels, caches and the pipe warm up.
-WARMING = 3
+#: The same for the pair for video, with all ratios of the paper and random tokens beside its choice.
+VIDEO_SETTINGS: tuple[tuple[str, ...], ...] = (
+    ("method=vanilla_sd", "method.params.gamma=3"),
+    ("method=vanilla_sd", "method.params.gamma=5"),
+    ("method=sd_tree",),
+    ("method=std", "ratio=0.9"),
+    ("method=specvlm_sd", "ratio=0.9"),
+    ("method=pearl",),
+    ("method=parallelvlm", "ratio=0"),
+    ("method=parallelvlm", "ratio=0.5"),
+    ("method=parallelvlm", "ratio=0.9"),
+    ("method=parallelvlm", "ratio=0.95"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.guidance=uniform"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.guidance=random"),
+)
 
 #: Answers of each kind that are counted; few in a quick run.
-CAPTIONS, LONG = (32, 6), (24, 4)
+VIDEO, CAPTIONS, LONG = (8, 2), (32, 6), (24, 4)
+
+#: The first clip of the caption benchmark.
+FIRST_CLIP = 6_000_000
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Answers of one kind: what is asked, and the settings of generation."""
+    """Answers of one kind.
+
+    Attributes:
+        name: of the kind.
+        chats: what is asked.
+        generation: the settings of generation.
+        settings: decoders, by the overrides that make them.
+        model: the target, a name in conf/model; empty: the one of the command line.
+        warming: answers in front that are not counted: kernels, caches and the pipe warm up.
+    """
 
     name: str
     chats: Sequence[Any]
     generation: Mapping[str, Any]
+    settings: tuple[tuple[str, ...], ...] = SETTINGS
+    model: str = ""
+    warming: int = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup = Setup(model=options.model, quick=options.quick)
     try:
         with contextlib.redirect_stdout(sys.stderr), one_thread():
-            rows = [row for kind in kinds(setup) for row in rows_of(setup, kind)]
+            asked = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
+            rows = [row for kind in asked for row in rows_of(setup, kind)]
             overhead = 1000 * machine_seconds(setup.repeats(20, 5))
             here = conditions("cpu")
     except UserError as error:
@@ -110,14 +145,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def kinds(setup: Setup) -> tuple[Kind, ...]:
-    """Return the two kinds of answers."""
-    count, more = (WARMING + setup.repeats(*answers) for answers in (CAPTIONS, LONG))
+    """Return the kinds of answers, those of :data:`KINDS` in its order."""
+    clips, count, more = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
     long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
     short = {"max_new_tokens": 160, "do_sample": False}
+    told = {"max_new_tokens": 512, "do_sample": False}
     return (
-        Kind("captions", [chat_of((index,)) for index in range(count)], short),
-        Kind("long", [chat_of((index, index + 1000)) for index in range(more)], long),
+        Kind("video", clip_chats(clips + 1), told, VIDEO_SETTINGS, "seedling_video", warming=1),
+        Kind("captions", [chat_of((index,)) for index in range(count + 3)], short),
+        Kind("long", [chat_of((index, index + 1000)) for index in range(more + 3)], long),
     )
+
+
+def clip_chats(count: int) -> list[list[dict[str, Any]]]:
+    """Return chats that ask for all that happens in held-out clips. Cost: about 0.2 s a clip."""
+    found = []
+    for sample in samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES):
+        video = {"type": "video", "video": in_memory(sample_clip(sample))}
+        text = {"type": "text", "text": sample["question"]}
+        found.append([{"role": "user", "content": [video, text]}])
+    return found
 
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
@@ -130,8 +177,9 @@ def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
 
 def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
     """Measure every decoder on one kind of answers."""
+    setup = Setup(kind.model, setup.quick) if kind.model else setup
     found = []
-    for setting in SETTINGS:
+    for setting in kind.settings:
         print(f"bench-sd: {kind.name} {' '.join(setting)}", file=sys.stderr, flush=True)
         found.append(row_of(setup, kind, setting))
     return found
@@ -150,18 +198,18 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
         for number, chat in enumerate(kind.chats):
             answer = both.generate(both.encode([chat]), [str(number)], **kind.generation)
             decodings += [one.decoding for one in answer.records if one.decoding is not None]
-    block = speculative_block(decodings[WARMING:], decoder.overlap)
+    block = speculative_block(decodings[kind.warming :], decoder.overlap)
     return {
         "kind": kind.name,
         "method": " ".join(part.removeprefix("method=") for part in setting).replace(
             "method.params.", ""
         ),
-        "answers": len(decodings) - WARMING,
-        "tokens": sum(one["spent"]["tokens"] for one in decodings[WARMING:]),
+        "answers": len(decodings) - kind.warming,
+        "tokens": sum(one["spent"]["tokens"] for one in decodings[kind.warming :]),
         # Of each answer the seconds of plain decoding and its own, for intervals over pairs of answers.
         "seconds": [
             [plain.total, one.spent.total]
-            for one in map(DecodingRecord.from_entry, decodings[WARMING:])
+            for one in map(DecodingRecord.from_entry, decodings[kind.warming :])
             if (plain := one.plain) is not None
         ],
         "extra": {"speculative": block},
@@ -202,11 +250,12 @@ def machine_seconds(repeats: int) -> float:
 PAGE = """# Speculative decoding on the embedded models
 
 Written by `make bench-sd` on {device_name} ({cores} cores, one thread a side), torch {torch}, load average
-{load_average:.1f}, fp32, batch 1. Target: seedling (6 layers); draft: seedling_draft (2 layers). Every answer is also
-decoded plainly, by the same loop, cache and clock, with the target on the same core; speed-ups are totals over totals,
-with bootstrap intervals over pairs of answers. Columns are defined in [speculative.md](speculative.md). `long` answers
-go on to 160 tokens behind two pictures, whatever is left to say. A draft that works beside the target has a core of its
-own: `per device` divides by the cores used.
+{load_average:.1f}, fp32, batch 1. `video`: seedling_video (8 layers) tells clips of 4,032 visual tokens, with
+seedling_video_draft (3 layers). `captions` and `long`: seedling (6 layers), seedling_draft (2 layers). Every answer is
+also decoded plainly, by the same loop, cache and clock, with the target on the same core; speed-ups are totals over
+totals, with bootstrap intervals over pairs of answers. Columns are defined in [speculative.md](speculative.md). `long`
+answers go on to 160 tokens behind two pictures, whatever is left to say. A draft that works beside the target has a
+core of its own: `per device` divides by the cores used.
 """
 
 
@@ -270,7 +319,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.bench.sd")
     parser.add_argument("--write", type=Path, help="folder for bench_sd.json and .md")
     parser.add_argument("--quick", action="store_true", help="few answers")
-    parser.add_argument("--model", default="seedling", help="a name in conf/model")
+    parser.add_argument(
+        "--only", choices=KINDS, action="append", help="kinds of answers; all otherwise"
+    )
+    parser.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
     return parser.parse_args(argv)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         PreTrainedTokenizerFast,
     )
 
-VIDEO_LAYERS = {"seedling_video": 8, "seedling_video_draft": 2}
+VIDEO_LAYERS = {"seedling_video": 8, "seedling_video_draft": 3}
 FRAME_TOKENS = (GRID // 2) ** 2
 """Tokens of a frame after LLaVA-OneVision's pooling of 2 x 2 patches."""
 POSITIONS = 16384

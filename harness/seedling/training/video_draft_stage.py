@@ -1,4 +1,7 @@
-"""Distils the video model into a draft of two language layers, which often sees a few of the tokens only."""
+"""Distils the video model into a draft of few language layers, which often sees a part of the tokens only.
+
+The draft's tokens name what the target's do, and its last layer is told where to look, as the target is.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from harness.seedling.training.runtime import (
 )
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import show, visual_tokens
+from harness.seedling.training.video_gaze import looking_loss
+from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import CHECKPOINT, Feed, prepared, validate_video
 from harness.seedling.video_model import build_video_model
@@ -72,17 +77,18 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     """
     plan, seed = {**recipe["video"], **recipe["video_draft"]}, recipe["seed"]
     torch.manual_seed(seed)
-    target = video_target(out)
+    target, namers = video_target(out), Namers()
     draft = video_draft_from(target, plan["target_layers"])
     feed = Feed(worker, plan, seed, tower_of(draft))
     use_bf16_products(draft.model.multi_modal_projector)
     use_bf16_products(draft.model.language_model)
-    parameters = [p for p in draft.parameters() if p.requires_grad]
+    parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
     log = TrainingLog(out / "log.jsonl", "video_draft")
     first_step = 0
     if checkpoint := load_checkpoint(out / DRAFT_CHECKPOINT):
         draft.load_state_dict(checkpoint["model"])
+        namers.load_state_dict(checkpoint["namers"])
         optimiser.load_state_dict(checkpoint["optimiser"])
         first_step = checkpoint["step"]
     for step in range(first_step, plan["steps"]):
@@ -95,13 +101,18 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
             whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
             visual = visual_tokens(target, whole.features)
             wanted = target.lm_head(video_hidden(target, visual, whole, packed).words[answered])
-        visual = visual_tokens(draft, shown.features)
-        logits = draft.lm_head(video_hidden(draft, visual, shown, packed).words[answered])
+        read = video_hidden(draft, visual_tokens(draft, shown.features), shown, packed)
+        logits = draft.lm_head(read.words[answered])
         distance = F.kl_div(
             logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
         ).sum(-1)
         loss = (distance * weights).sum() / weights.sum()
         loss = loss + plan["answer_weight"] * answer_loss(logits, labels, weights)
+        terms = namers.losses(draft, read, plan["named_after"], seen, shown)
+        terms["gaze"] = looking_loss(draft, read, plan["gaze"], talks, packed, seen, shown)
+        loss = (
+            loss + torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
+        )
         optimiser.zero_grad()
         loss.backward()
         worker.average_gradients(parameters)
@@ -113,9 +124,10 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
             continue
         if done % plan["log_every"] == 0:
             agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
-            log.write(step=done, frames=shown.frames, loss=loss.item(), agreement=agreement.item())
+            found = {name: term.item() for name, term in terms.items()}
+            log.write(step=done, frames=shown.frames, agreement=agreement.item(), **found)
         if done % plan["save_every"] == 0 or done == plan["steps"]:
-            state = {"model": draft.state_dict(), "optimiser": optimiser.state_dict()}
-            save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "step": done})
+            state = {"model": draft.state_dict(), "namers": namers.state_dict(), "step": done}
+            save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(draft, plan["validation"]))

@@ -130,6 +130,25 @@ def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
     return union
 
 
+def looking_loss(
+    model: Any,
+    read: Read,
+    plan: dict[str, Any],
+    talks: Sequence[Sequence[Talk]],
+    packed: Packed,
+    seen: Sequence[Seen],
+    shown: Shown,
+) -> torch.Tensor:
+    """Returns the mean of :func:`gaze_loss` over the layers that look; `plan` is the recipe's "gaze"."""
+    rows, right = evidence(talks, packed, seen, shown)
+    last = max(plan["layers"])
+    losses = [
+        gaze_loss(model, read, layer, plan["heads"], rows, right[:, int(layer == last)])
+        for layer in plan["layers"]
+    ]
+    return torch.stack(losses).mean()
+
+
 def gaze_loss(
     model: Any, read: Read, layer: int, heads: int, rows: torch.Tensor, tokens: torch.Tensor
 ) -> torch.Tensor:

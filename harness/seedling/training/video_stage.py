@@ -28,7 +28,7 @@ from harness.seedling.training.runtime import (
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
-from harness.seedling.training.video_gaze import evidence, gaze_loss
+from harness.seedling.training.video_gaze import looking_loss
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import (
     ATTENTION,
@@ -131,7 +131,6 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         out: Run folder.
     """
     plan, seed = recipe["video"], recipe["seed"]
-    gaze, last = plan["gaze"], max(plan["gaze"]["layers"])
     torch.manual_seed(seed)
     model, namers = new_model(), Namers()
     feed = Feed(worker, plan, seed, tower_of(model))
@@ -157,13 +156,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         answered = packed.labels != IGNORE
         logits = model.lm_head(read.words[answered])
         terms = namers.losses(model, read, plan["named_after"], seen, shown)
-        rows, right = evidence(talks, packed, seen, shown)
-        terms["gaze"] = torch.stack(
-            [
-                gaze_loss(model, read, one, gaze["heads"], rows, right[:, int(one == last)])
-                for one in gaze["layers"]
-            ]
-        ).mean()
+        terms["gaze"] = looking_loss(model, read, plan["gaze"], talks, packed, seen, shown)
         terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
         loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
         optimiser.zero_grad()
