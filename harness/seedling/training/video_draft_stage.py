@@ -5,6 +5,7 @@ The draft's tokens name what the target's do, and its last layer is told where t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 
 from harness.seedling.training.fast_math import use_bf16_products
 from harness.seedling.training.language import answer_loss
-from harness.seedling.training.packing import IGNORE
+from harness.seedling.training.packing import IGNORE, Packed
 from harness.seedling.training.runtime import (
     TrainingLog,
     Worker,
@@ -25,7 +26,7 @@ from harness.seedling.training.runtime import (
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import show, visual_tokens
+from harness.seedling.training.video import Seen, Shown, show, visual_tokens
 from harness.seedling.training.video_gaze import looking_loss
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import pack_talks, video_hidden
@@ -68,7 +69,8 @@ def video_draft_from(target: Any, layers: list[int]) -> Any:
 def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the draft to agree with the target on answers; resumes from ``out/video_draft.pt``.
 
-    The target always sees the whole clip, the draft in a share of the steps a part of it.
+    At first it learns from right answers alone, which is cheaper. The target always sees the whole clip, the draft in a
+    share of the steps a part of it.
 
     Args:
         worker: This process.
@@ -97,17 +99,15 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         packed = pack_talks(talks, plan["weights"], shown)
         answered = packed.labels != IGNORE
         labels, weights = packed.labels[answered], packed.weights[answered]
-        with torch.no_grad():
-            whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
-            visual = visual_tokens(target, whole.features)
-            wanted = target.lm_head(video_hidden(target, visual, whole, packed).words[answered])
         read = video_hidden(draft, visual_tokens(draft, shown.features), shown, packed)
         logits = draft.lm_head(read.words[answered])
-        distance = F.kl_div(
-            logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
-        ).sum(-1)
-        loss = (distance * weights).sum() / weights.sum()
-        loss = loss + plan["answer_weight"] * answer_loss(logits, labels, weights)
+        loss = plan["answer_weight"] * answer_loss(logits, labels, weights)
+        if step >= plan["distilled_from"]:
+            wanted = _wanted(target, seen, shown, packed)
+            distance = F.kl_div(
+                logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
+            ).sum(-1)
+            loss = loss + (distance * weights).sum() / weights.sum()
         terms = namers.losses(draft, read, plan["named_after"], seen, shown)
         terms["gaze"] = looking_loss(draft, read, plan["gaze"], talks, packed, seen, shown)
         loss = (
@@ -123,11 +123,20 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         if not worker.leads:
             continue
         if done % plan["log_every"] == 0:
-            agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
+            right = (logits.argmax(-1) == labels).float().mean()
             found = {name: term.item() for name, term in terms.items()}
-            log.write(step=done, frames=shown.frames, agreement=agreement.item(), **found)
+            log.write(step=done, frames=shown.frames, right=right.item(), **found)
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": draft.state_dict(), "namers": namers.state_dict(), "step": done}
             save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(draft, plan["validation"]))
+
+
+@torch.no_grad()
+def _wanted(target: Any, seen: Sequence[Seen], shown: Shown, packed: Packed) -> torch.Tensor:
+    """Returns the target's logits of the answers' words, behind all tokens of the same clips."""
+    whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
+    words = video_hidden(target, visual_tokens(target, whole.features), whole, packed).words
+    logits: torch.Tensor = target.lm_head(words[packed.labels != IGNORE])
+    return logits
