@@ -24,7 +24,7 @@ from harness.lease import USUAL, Terms
 from harness.store import failures
 from harness.store.claims import WITHOUT_LOCKS, claim, tidy
 from harness.store.digest import tells
-from harness.store.schema import SCHEMA
+from harness.store.schema import SCHEMA, Newer
 from harness.store.shape import BLOCKS, SHAPE, check_whole, read_row
 
 __all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
@@ -104,6 +104,11 @@ class RunDir:
                 check_whole(row)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except Newer as error:
+            raise Unreadable(
+                f"store: {path} is of {error}; valid: the version that wrote it, force=true, which replaces it, "
+                "or another store"
+            ) from error
         except (OSError, ValueError, RecursionError) as error:
             problem, row = f"is damaged ({error})", {}
         if problem is None and row["run_key"] != self.path.name:
