@@ -149,7 +149,7 @@ def join() -> Iterator[Ranks]:
     # Its functions have the group there is at their import as a default and would keep it, with its threads, beyond
     # the end of the block; a thread that then lets go of a tensor while Python ends aborts the process. Transformers
     # imports it later.
-    import torch.distributed.nn.functional
+    import torch.distributed.nn.functional  # noqa: F401
 
     try:
         dist.init_process_group("gloo", timeout=TIMEOUT)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.cells import name
-from harness.errors import UserError, unknown_name
 from harness.report.data import FULL, read_run
-from harness.report.stored import Stored, chosen, one_of_each, stored, telling
+from harness.report.stored import Stored, chosen, no_runs, of_model, one_of_each, stored, telling
 from harness.stats import Interval, mean_interval
 
 #: The compressor whose windows and budgets are studied.
@@ -64,23 +63,11 @@ def chosen_cells(store: Path, model: str | None = None, where: Sequence[str] = (
     rows = [one for one in stored(store) if one.row["budget_rule"] == "kept"]
     benchmarks = {_place(one) for one in rows if "cache" in one.row["extra"]}
     if not benchmarks:
-        raise UserError(
-            f"store={str(store)!r} holds no finished runs of a cache compressor; valid: a store of `python run.py "
-            "+experiment=kv`"
-        )
-    models = sorted({place[0] for place in benchmarks})
-    if model is None and len(models) > 1:
-        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
-    if model is not None and model not in models:
-        raise unknown_name("--model", model, models)
-    ours = [
-        one
-        for one in rows
-        if one.row["model"] == (model or models[0])
-        and _place(one) in benchmarks
-        and not one.row["extra"].get("speculative")
+        raise no_runs(store, "a cache compressor", "kv")
+    beside = [
+        one for one in rows if _place(one) in benchmarks and not one.row["extra"].get("speculative")
     ]
-    cells = [Cell(one.path, one.row, one.told) for one in telling(ours)[0]]
+    cells = [Cell(one.path, one.row, one.told) for one in telling(of_model(beside, model))[0]]
     return one_of_each(chosen(cells, where))
 
 

@@ -15,7 +15,7 @@ from harness.cells import name as name_of
 from harness.cells import passed_over, policy
 from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import Key
-from harness.report.stored import Stored, chosen, one_of_each, stored, telling
+from harness.report.stored import Stored, chosen, of_model, one_of_each, stored, telling
 from harness.stats import (
     Interval,
     by_unit,
@@ -160,12 +160,7 @@ def read_panels(
     ]
     if not rows:
         raise UserError(f"store={str(store)!r} holds no finished runs with budget={rule}")
-    models = sorted({one.row["model"] for one in rows})
-    if model is None and len(models) > 1:
-        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
-    if model is not None and model not in models:
-        raise unknown_name("--model", model, models)
-    rows = [one for one in rows if one.row["model"] == (model or models[0])]
+    rows = of_model(rows, model)
     present = sorted({one.row["benchmark"] for one in rows})
     panels = []
     for name in benchmarks or present:

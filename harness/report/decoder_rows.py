@@ -11,9 +11,8 @@ from typing import Any
 from harness.cells import identity, name
 from harness.decoding.records import DecodingRecord
 from harness.decoding.summary import steady_rounds
-from harness.errors import UserError, unknown_name
 from harness.evaluation.samples import finished
-from harness.report.stored import Stored, chosen, one_of_each, stored, telling
+from harness.report.stored import Stored, chosen, no_runs, of_model, one_of_each, stored, telling
 from harness.stats import Interval, share_interval
 from harness.store import RunDir
 from methods.parallelvlm import ParallelVLM
@@ -108,17 +107,8 @@ def read_cells(store: Path, model: str | None = None, where: Sequence[str] = ())
     found = [one for one in stored(store) if one.row["extra"].get("speculative")]
     cells = [Cell(one.path, one.row) for one in telling(found)[0]]
     if not cells:
-        raise UserError(
-            f"store={str(store)!r} holds no finished runs of a decoder; valid: a store of `python run.py "
-            "+experiment=speculative`"
-        )
-    models = sorted({cell.row["model"] for cell in cells})
-    if model is None and len(models) > 1:
-        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
-    if model is not None and model not in models:
-        raise unknown_name("--model", model, models)
-    ours = [cell for cell in cells if cell.row["model"] == (model or models[0])]
-    return sorted(chosen(ours, where), key=lambda cell: cell.compared)
+        raise no_runs(store, "a decoder", "speculative")
+    return sorted(chosen(of_model(cells, model), where), key=lambda cell: cell.compared)
 
 
 def decoders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cells import name
-from harness.errors import UserError, unknown_name
+from harness.errors import UserError
 from harness.report.data import Panel, Point, read_panels
-from harness.report.stored import Stored, chosen, one_of_each, stored, telling
+from harness.report.stored import Stored, chosen, no_runs, of_model, one_of_each, stored, telling
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,8 @@ def read_dealt(
         if one.row["budget_rule"] == "kept" and one.row["extra"].get("diffusion")
     ]
     if not rows:
-        raise UserError(
-            f"store={str(store)!r} holds no finished runs of a model that denoises; valid: a store of `python run.py "
-            "+experiment=diffusion`"
-        )
-    models = sorted({one.row["model"] for one in rows})
-    if model is None and len(models) > 1:
-        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
-    if model is not None and model not in models:
-        raise unknown_name("--model", model, models)
-    ours = [one for one in rows if one.row["model"] == (model or models[0])]
-    ours = chosen(telling(ours)[0], where)
+        raise no_runs(store, "a model that denoises", "diffusion")
+    ours = chosen(telling(of_model(rows, model))[0], where)
     return {
         benchmark: [_dealt(store, rows) for rows in _by_steps(ours, benchmark)]
         for benchmark in sorted({one.row["benchmark"] for one in ours})

@@ -49,6 +49,28 @@ def stored(store: Path) -> list[Stored]:
     return [Stored(run.path, row) for run, row in found]
 
 
+def no_runs(store: Path, what: str, preset: str) -> UserError:
+    """Return the error for a store that has nothing of what a reader shows: what that is, and what writes it."""
+    return UserError(
+        f"store={str(store)!r} holds no finished runs of {what}; valid: a store of `python run.py "
+        f"+experiment={preset}`"
+    )
+
+
+def of_model(rows: Sequence[Some], model: str | None) -> list[Some]:
+    """Return the rows of one model: the one asked for, or the only one.
+
+    Raises:
+        UserError: rows are of several models and none was asked for, or none is of the one asked for.
+    """
+    models = sorted({one.row["model"] for one in rows})
+    if model is None and len(models) > 1:
+        raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
+    if model is not None and model not in models:
+        raise unknown_name("--model", model, models)
+    return [one for one in rows if model is None or one.row["model"] == model]
+
+
 def telling(rows: Sequence[Some]) -> tuple[list[Some], list[str]]:
     """Return the rows that tell their settings, and a line that counts the others: older versions did not write them.
 

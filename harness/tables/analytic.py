@@ -2,7 +2,7 @@
 
 Published cells are read from results/papers/*.csv, known misprints from misprints.csv beside them; no model is needed.
 Exit status 0: every cell is the formula's within its tolerance, or a known misprint. 1: some cell is not, and standard
-error names it. 2: a table is missing or holds what no formula can read.
+error names it. 2: a table is missing, damaged, or holds what no formula can read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.paths import ROOT
 from harness.tables import (
     analytic_aircache,
     analytic_d2pruner,
@@ -24,8 +23,7 @@ from harness.tables import (
 from harness.tables.analytic_print import cells_table, console, csv_lines, summary_table
 from harness.tables.analytic_verdicts import Claim, Judged, Misprint, judge, misprints, unused
 from harness.tables.filling import Formula
-
-PUBLISHED = ROOT / "results" / "papers"
+from harness.tables.published import FOLDER
 
 #: Every paper's claims on its tables, by the folder that holds them.
 PAPERS: tuple[Callable[[Path], Iterator[Claim]], ...] = (
@@ -37,18 +35,18 @@ PAPERS: tuple[Callable[[Path], Iterator[Claim]], ...] = (
 )
 
 
-def verdicts(folder: Path = PUBLISHED) -> tuple[list[Judged], list[Misprint]]:
+def verdicts(folder: Path = FOLDER) -> tuple[list[Judged], list[Misprint]]:
     """Return the verdict on every claim, and listed misprints that were not found to be any.
 
     Raises:
-        UserError: a table is missing, or has a cell that no formula can read.
+        UserError: a table is missing or damaged, or has a cell that no formula can read.
     """
     known = misprints(folder / "misprints.csv")
     judged = judge((claim for claims in PAPERS for claim in claims(folder)), known)
     return judged, unused(judged, known)
 
 
-def formulas(folder: Path = PUBLISHED) -> dict[tuple[str, ...], Formula]:
+def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], Formula]:
     """Return what formulas say of published cells, by the key of a cell; of several the one that is claimed first.
 
     Raises:
@@ -75,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.tables analytic", description=about)
     parser.add_argument("--cells", action="store_true", help="a line for each cell")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="analytic.md and analytic.csv")
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help="folder of the tables")
+    parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     asked = parser.parse_args(argv)
     try:
         judged, left = verdicts(asked.published)

@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.tables.analytic_cells import Cell, Sheet
+from harness.tables.analytic_sheet import Sheet, fits, kept
 from harness.tables.analytic_verdicts import Claim, column
+from harness.tables.cells import Cell
 
 OUTPUT, WORDS = 512, 64
 SETTING = re.compile(r"batch (\d+), prompt (\d+)k")
@@ -27,7 +28,7 @@ CHANGE = " printed change vs Full"
 
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of both tables."""
-    third, ninth = (Sheet.read(folder, "AirCache", number) for number in (3, 9))
+    third, ninth = (Sheet.read(folder, "aircache", number) for number in ("3", "9"))
     yield from column(
         third,
         "decoding latency",
@@ -55,14 +56,14 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def setting(cell: Cell) -> tuple[int, int]:
     """Return batch and prompt length, in tokens, of a row."""
-    found = cell.fits(SETTING, "split")
+    found = fits(cell, SETTING, "split")
     return int(found[1]), 1024 * int(found[2])
 
 
 def latency(cell: Cell) -> float:
     """Return the fitted line's decoding latency in seconds."""
     batch, prompt = setting(cell)
-    entries = WORDS + cell.kept * (prompt - WORDS) + OUTPUT / 2
+    entries = WORDS + kept(cell) * (prompt - WORDS) + OUTPUT / 2
     return 7.71 + 0.103 * batch + 0.102 * batch * entries / 1000
 
 

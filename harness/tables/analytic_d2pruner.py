@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.measure.paper_counts import d2pruner
-from harness.tables.analytic_cells import Cell, Sheet
 from harness.tables.analytic_models import exact, text_stack
+from harness.tables.analytic_sheet import Sheet, kept
 from harness.tables.analytic_verdicts import Claim, column, quotient
+from harness.tables.cells import Cell
 
 VISUAL, TEXT, K = 2880, 33, 2
 
@@ -32,7 +33,7 @@ FACTORS = {
 
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of Table 4."""
-    sheet = Sheet.read(folder, "D2Pruner", 4)
+    sheet = Sheet.read(folder, "d2pruner", "4")
     yield from column(
         sheet,
         "FLOPs",
@@ -50,7 +51,7 @@ def claims(folder: Path) -> Iterator[Claim]:
     yield from column(
         sheet,
         "KV cache",
-        lambda cell: KV_MB * (round(cell.kept * VISUAL) + KV_TEXT),
+        lambda cell: KV_MB * (round(kept(cell) * VISUAL) + KV_TEXT),
         "c(2880k+t), fitted",
         exact=_exact_mb,
     )
@@ -63,7 +64,7 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def _entering(cell: Cell) -> list[float]:
     """Return the tokens that enter each layer."""
-    left = float(round(cell.kept * VISUAL) + TEXT)
+    left = float(round(kept(cell) * VISUAL) + TEXT)
     return [float(VISUAL + TEXT)] * K + [left] * (32 - K)
 
 

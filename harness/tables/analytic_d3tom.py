@@ -17,9 +17,10 @@ from harness.errors import UserError
 from harness.facts import StackFacts
 from harness.measure.denoising_cost import DenoisingCost, even, rising
 from harness.measure.flops import mlp_flops, quadratic
-from harness.tables.analytic_cells import Cell, Sheet
 from harness.tables.analytic_models import text_stack
+from harness.tables.analytic_sheet import Sheet, kept
 from harness.tables.analytic_verdicts import Claim, quotient
+from harness.tables.cells import Cell
 
 #: d, m, L, T, N_v, N_p + N_g.
 PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
@@ -51,7 +52,7 @@ class ExactCost(DenoisingCost):
 
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of both tables."""
-    second, fifth = (Sheet.read(folder, "D3ToM", number) for number in (2, 5))
+    second, fifth = (Sheet.read(folder, "d3tom", number) for number in ("2", "5"))
     exact = ExactCost(**vars(PAPER), stack=text_stack("llada_v_8b"))
     for sheet in (second, fifth):
         for cell in sheet.column("TFLOPs"):
@@ -68,7 +69,7 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def tera(cost: DenoisingCost, cell: Cell) -> float:
     """Return the TFLOPs of the run that a row describes; a share of 1 is a whole run."""
-    ratio, layer = 1 - cell.kept, K
+    ratio, layer = 1 - kept(cell), K
     method = cell.method
     if found := LABEL.fullmatch(method):
         method, layer = "D3ToM", int(found[1])

@@ -14,8 +14,9 @@ from statistics import fmean
 
 from harness.decoding import theorems
 from harness.decoding.renewal import acceptance_of_run, parallel_speedup
-from harness.tables.analytic_cells import Cell, Sheet
+from harness.tables.analytic_sheet import Sheet, fits
 from harness.tables.analytic_verdicts import Claim, quotient
+from harness.tables.cells import Cell
 
 #: Methods of Table 1 that draft, then verify.
 IN_TURN = ("Vanilla SD", "SD-Tree", "SpecVLM", "STD")
@@ -32,7 +33,7 @@ MEASURED = "measured; largest error of the model"
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what formulas and theorems say of the tables."""
     first, third, fourth, fifth, sixth, seventh = (
-        Sheet.read(folder, "ParallelVLM", number) for number in (1, 3, 4, 5, 6, 7)
+        Sheet.read(folder, "parallelvlm", number) for number in ("1", "3", "4", "5", "6", "7")
     )
     for sheet in (third, fifth):
         for cell in sheet.column("c printed"):
@@ -52,7 +53,7 @@ def times(fifth: Sheet, model: str, pruned: bool) -> tuple[float, float]:
 
 def window(cell: Cell) -> int:
     """Return gamma out of a budget such as `gamma=9, alpha=0.9`."""
-    return int(cell.fits(WINDOW, "budget")[1])
+    return int(fits(cell, WINDOW, "budget")[1])
 
 
 def _ratio(sheet: Sheet, cell: Cell) -> Claim:
@@ -64,7 +65,7 @@ def _ratio(sheet: Sheet, cell: Cell) -> Claim:
 def _flash(sheet: Sheet) -> Iterator[Claim]:
     """Yield Table 4: without FlashAttention a forward takes 243 ms and 59 more for each 8K, and the ratios."""
     for cell in sheet.column("T_p", method="without FlashAttention"):
-        thousands = int(cell.fits(LENGTH, "budget")[1])
+        thousands = int(fits(cell, LENGTH, "budget")[1])
         yield Claim(cell, 243 + 59 * thousands / 8, cell.half, "T_p", "a line, fitted")
     for cell in sheet.column("speedup"):
         own = sheet.beside(cell, metric="T_p")

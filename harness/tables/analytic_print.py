@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from harness.tables.analytic_cells import KEYS
 from harness.tables.analytic_verdicts import Judged
+from harness.tables.cells import KEYS
 
 SUMMARY = (
     "table",

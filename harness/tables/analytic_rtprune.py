@@ -13,9 +13,10 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.measure.paper_counts import rtprune
-from harness.tables.analytic_cells import Cell, Sheet
 from harness.tables.analytic_models import exact, text_stack
+from harness.tables.analytic_sheet import Sheet, fits
 from harness.tables.analytic_verdicts import ROUNDING, Claim, column, quotient
+from harness.tables.cells import Cell
 
 #: Rows of cells of an image by mode.
 GRID = {"DeepSeek-OCR-Base": 16, "DeepSeek-OCR-Large": 20}
@@ -37,7 +38,7 @@ LARGE_WHY = "mode Large with whole layers was counted with other lengths than it
 
 def claims(folder: Path) -> Iterator[Claim]:
     """Yield what the formulas say of both tables."""
-    fourth, seventh = (Sheet.read(folder, "RTPrune", number) for number in (4, 7))
+    fourth, seventh = (Sheet.read(folder, "rtprune", number) for number in ("4", "7"))
     yield from column(fourth, "total tokens", total, "h²+h+1+10", why="a whole number")
     for cell in fourth.column("GFLOPs"):
         whole = cell.method == "Baseline" or cell.method in WHOLE
@@ -53,7 +54,7 @@ def claims(folder: Path) -> Iterator[Claim]:
 
 def total(cell: Cell) -> float:
     """Return the positions of a prompt whose image keeps as many cells as the row says."""
-    return int(cell.fits(COUNT, "budget")[1]) + _rows(cell) + 1 + WORDS
+    return int(fits(cell, COUNT, "budget")[1]) + _rows(cell) + 1 + WORDS
 
 
 def _rows(cell: Cell) -> int:
@@ -101,7 +102,7 @@ def _by_layer(cell: Cell) -> list[float]:
     left = total(cell)
     if cell.model == "DeepSeek-OCR-Large":
         full, left = LARGE
-    whole = int(cell.fits(LAYER, "method")[1]) + 1
+    whole = int(fits(cell, LAYER, "method")[1]) + 1
     return [full] * whole + [left] * (12 - whole)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.errors import UserError
-from harness.tables.analytic_cells import KEYS, Cell, Sheet, lines_of
+from harness.tables.analytic_sheet import Sheet
+from harness.tables.cells import KEYS, Cell
+from harness.tables.published import read_lines
 
 #: Digits that floating-point arithmetic may lose, as a share of the number.
 SLACK = 1e-9
@@ -106,17 +108,15 @@ def misprints(path: Path) -> tuple[Misprint, ...]:
     Raises:
         UserError: there is no such file, it has other columns, or a consistent value is no number.
     """
-    names = (*KEYS, "printed", "consistent", "why", "source")
     found = []
-    for line in lines_of(path, names):
+    for where, line in read_lines(path, (*KEYS, "printed", "consistent", "why", "source")):
+        *key, printed, consistent, why, _ = line
         try:
-            consistent = float(line["consistent"])
+            found.append(Misprint(tuple(key), printed, float(consistent), why))
         except ValueError:
             raise UserError(
-                f"{path.name}: consistent={line['consistent']!r} is not a number"
+                f"{where}: consistent={consistent!r} is not a number; valid: a number"
             ) from None
-        key = tuple(line[name] for name in KEYS)
-        found.append(Misprint(key, line["printed"], consistent, line["why"]))
     return tuple(found)
 
 

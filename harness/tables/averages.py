@@ -41,7 +41,7 @@ class Averaged:
     @property
     def remark(self) -> str:
         """What is wrong in print, or nothing."""
-        if self.follows is None or self.cell.number is None:
+        if self.follows is None or not self.cell.value:
             return ""
         if abs(self.cell.number - self.follows) <= self.slack + 1e-9:
             return ""
@@ -133,7 +133,7 @@ def _averaged(
 
 def _share(one: Filled, whole: Filled | None, rule: Average, measured: bool) -> float | None:
     """Return what a cell adds to an average."""
-    value = one.value if measured else one.cell.number
+    value = _number(one, measured)
     if value is None:
         return None
     if rule.rule == "omnidocbench":
@@ -141,8 +141,15 @@ def _share(one: Filled, whole: Filled | None, rule: Average, measured: bool) -> 
         return times * value + plus
     if rule.rule == "mean":
         return value
-    unit = None if whole is None else (whole.value if measured else whole.cell.number)
+    unit = None if whole is None else _number(whole, measured)
     return 100 * value / unit if unit else None
+
+
+def _number(one: Filled, measured: bool) -> float | None:
+    """Return what is measured of a cell, or what is printed; None where nothing is."""
+    if measured:
+        return one.value
+    return one.cell.number if one.cell.value else None
 
 
 def _slack(line: Line, reference: Line, places: Sequence[Place], rule: Average) -> float:
@@ -154,7 +161,6 @@ def _slack(line: Line, reference: Line, places: Sequence[Place], rule: Average) 
             lost.append(one.half * abs(OMNIDOCBENCH[one.metric][0]))
         elif rule.rule == "mean":
             lost.append(one.half)
-        elif whole is not None and whole.cell.number and one.number is not None:
-            share = one.number / whole.cell.number
-            lost.append(100 * (one.half + share * whole.cell.half) / whole.cell.number)
+        elif whole is not None and (unit := _number(whole, False)):
+            lost.append(100 * (one.half + one.number / unit * whole.cell.half) / unit)
     return sum(lost) / max(len(places), 1)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.errors import UserError
+
 #: Columns that say which cell a line is.
 KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
 COLUMNS = (*KEYS, "value", "unit")
@@ -60,10 +62,21 @@ class Cell:
         """What no other cell has."""
         return tuple(getattr(self, name) for name in KEYS)
 
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return f"{self.paper} {self.table}: {', '.join(filter(None, self.key[2:]))}"
+
     @cached_property
-    def number(self) -> float | None:
-        """The printed value; None where none is printed."""
-        return float(self.value) if self.value else None
+    def number(self) -> float:
+        """The printed value; ask `value` first whether there is one.
+
+        Raises:
+            UserError: none is printed.
+        """
+        if not self.value:
+            raise UserError(f"{self.name}: no number is printed")
+        return float(self.value)
 
     @property
     def column(self) -> str:

@@ -56,7 +56,7 @@ class Filled:
     @property
     def difference(self) -> float | None:
         """Measured less printed, where these are meant to be the same."""
-        if self.value is None or self.cell.number is None or self.unlike:
+        if self.value is None or not self.cell.value or self.unlike:
             return None
         return self.value - self.cell.number
 

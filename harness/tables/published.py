@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -139,25 +139,37 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, 
     entry, path = paper.table(number), folder / f"{name_of(paper.slug, number)}.csv"
     if entry.grid:
         return _figure(paper, number, folder / f"{paper.slug}.yaml")
-    if not path.is_file():
-        raise UserError(f"{path} is missing; valid: a file for each table of {paper.slug}.yaml")
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = csv.reader(file)
-        head = next(lines, [])
-        if tuple(head) != COLUMNS:
-            raise UserError(f"{path}, line 1: columns {','.join(head)}; valid: {','.join(COLUMNS)}")
-        found: dict[tuple[str, ...], Cell] = {}
-        for line in lines:
-            cell = _cell(line, path, lines.line_num, paper, number)
-            if cell.key in found:
-                where = ", ".join(filter(None, cell.key[2:]))
-                raise UserError(f"{path}, line {lines.line_num}: {where} stands there twice")
-            found[cell.key] = cell
+    found: dict[tuple[str, ...], Cell] = {}
+    for where, line in read_lines(path, COLUMNS):
+        cell = _cell(line, where, paper, number)
+        if cell.key in found:
+            raise UserError(f"{where}: {cell.name} stands there twice")
+        found[cell.key] = cell
     if len(found) != entry.cells:
         raise UserError(
             f"{path}: {len(found)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
         )
     return tuple(found.values())
+
+
+def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines of a file in results/papers, each behind the words that say where it stands.
+
+    Raises:
+        UserError: there is no such file, it has other columns, or a line has more or fewer.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; valid: a file with columns {','.join(columns)}")
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.reader(file)
+        head = next(lines, [])
+        if head != list(columns):
+            raise UserError(f"{path}, line 1: columns {','.join(head)}; valid: {','.join(columns)}")
+        for line in lines:
+            where = f"{path}, line {lines.line_num}"
+            if len(line) != len(columns):
+                raise UserError(f"{where}: {len(line)} columns; valid: {len(columns)}")
+            yield where, [text.strip() for text in line]
 
 
 def _figure(paper: Paper, number: str, path: Path) -> tuple[Cell, ...]:
@@ -173,11 +185,8 @@ def _figure(paper: Paper, number: str, path: Path) -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def _cell(line: list[str], path: Path, number: int, paper: Paper, table: str) -> Cell:
-    where = f"{path}, line {number}"
-    if len(line) != len(COLUMNS):
-        raise UserError(f"{where}: {len(line)} columns; valid: {len(COLUMNS)}")
-    cell = Cell(*(text.strip() for text in line))
+def _cell(line: Sequence[str], where: str, paper: Paper, table: str) -> Cell:
+    cell = Cell(*line)
     if (cell.paper, cell.table) != (paper.paper, table):
         raise UserError(
             f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {table} of {paper.paper}"

@@ -103,6 +103,8 @@ def test_what_cannot_be_compared_is_one_line(
 ) -> None:
     assert main(["--store", str(tmp_path / "empty"), "--write", str(tmp_path)]) == 2
     assert "+experiment=diffusion" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--model='huge' is unknown; valid: tiny"):
+        read_dealt(root, "huge")
     add(root, "fastv", 0.5, steps=4)
     with pytest.raises(UserError, match="no rows of method=random on reading in 4 steps"):
         write_diffusion(root, tmp_path / "out")

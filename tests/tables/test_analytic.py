@@ -14,14 +14,15 @@ import pytest
 from harness.paths import ROOT
 from harness.tables import __main__ as commands
 from harness.tables import analytic
-from harness.tables.analytic_cells import Sheet
 from harness.tables.analytic_print import summary_table
+from harness.tables.analytic_sheet import Sheet
 from harness.tables.analytic_verdicts import Judged, misprints, quotient
+from harness.tables.published import FOLDER
 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(analytic.PUBLISHED, tmp_path / "papers"))
+    return Path(shutil.copytree(FOLDER, tmp_path / "papers"))
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +175,15 @@ def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
     ("name", "old", "new", "told"),
     [
         ("d2pruner_table4.csv", ",FLOPs,6.0,T", ",FLOPs,six,T", "'six' is not a number"),
-        ("d3tom_table2.csv", ",LLaVA-Bench,,TFLOPs,187.18,", ",LLaVA-Bench,,TFLOP,187.18,", "has no cell"),
-        ("rtprune_table4.csv", "256 visual tokens\",olmOCR-Bench,,GFLOP", "256\",olmOCR-Bench,,GFLOP", "budget="),
-        ("d2pruner_table4.csv", "paper,table,", "paper,number,", "has columns"),
-        ("rtprune_table4.csv", ",total tokens,431,tokens", ",total tokens,431", "has not 10 fields"),
+        ("d2pruner_table4.csv", ",KV cache,1512,", ",KV cache,,", "KV cache: no number is printed"),
+        ("d3tom_table2.csv", ",,TFLOPs,187.18,", ",,TFLOP,187.18,", "metric='TFLOP' is unknown"),
+        ("d3tom_table2.csv", ",,TFLOPs,187.18,", ",,accuracy,187.18,", "has no cell"),
+        ("d3tom_table2.csv", ",100% tokens,LLaVA-Bench,,TFLOPs,", ",,LLaVA-Bench,,TFLOPs,", "budget='' is not"),
+        ("rtprune_table4.csv", "\"full, 256 visual tokens\",olmOCR-Bench,,G", "100%,olmOCR-Bench,,G", "'100%' is not"),
+        ("d2pruner_table4.csv", "paper,table,", "paper,number,", "line 1: columns paper,number,"),
+        ("rtprune_table4.csv", ",total tokens,431,tokens", ",total tokens,431", "9 columns; valid: 10"),
+        ("misprints.csv", ",214,281,", ",214,much,", "consistent='much' is not a number"),
+        ("misprints.csv", "paper,table,", "paper,number,", "line 1: columns paper,number,"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line(published, capsys, name, old, new, told) -> None:
@@ -222,7 +228,7 @@ def test_the_page_has_these_figures(judged) -> None:
 
 
 def test_quotients_are_allowed_what_rounding_takes() -> None:
-    sheet = Sheet.read(analytic.PUBLISHED, "D2Pruner", 4)
+    sheet = Sheet.read(FOLDER, "d2pruner", "4")
     for cell in sheet.column("prefill time reduction factor"):
         own = sheet.beside(cell, metric="prefill time")
         plain = sheet.beside(own, method="Vanilla", budget="100% visual tokens")
@@ -233,10 +239,10 @@ def test_quotients_are_allowed_what_rounding_takes() -> None:
 
 
 def test_every_misprint_says_why_and_where() -> None:
-    with (analytic.PUBLISHED / "misprints.csv").open(newline="") as file:
+    with (FOLDER / "misprints.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert all(line["why"] and line["source"].startswith("arXiv ") for line in lines)
-    assert len({one.key for one in misprints(analytic.PUBLISHED / "misprints.csv")}) == len(lines)
+    assert len({one.key for one in misprints(FOLDER / "misprints.csv")}) == len(lines)
 
 
 def test_no_model_library_is_loaded() -> None:

@@ -17,7 +17,7 @@ from harness.tables.filling import Formula, Shelf
 from harness.tables.formats import FORMATS
 from harness.tables.rows import Notes, choose, read_rows
 from harness.tables.table import Table, build
-from tests.tables.stored import commit, write_paper
+from tests.tables.stored import CELLS, commit, write_paper
 
 ASKED = {
     ("seedling", f"seedling_{name}"): frozenset(
@@ -161,6 +161,14 @@ def test_an_average_that_does_not_follow_is_marked(store: Path, tmp_path: Path) 
     assert fast.remark == "printed 90.0, the printed cells give 82.50"
     # 80.4 and 88.0 of themselves; nothing where a cell is missing.
     assert (full.own, fast.own) == (pytest.approx(100), None)
+
+
+def test_an_average_over_a_reference_that_is_not_printed_is_not_judged(tmp_path: Path) -> None:
+    cells = CELLS.replace("Vqa,,accuracy,90.0,%", "Vqa,,accuracy,,%")
+    folder = write_paper(tmp_path / "papers", cells)
+    full, fast = build("toy", "1", Shelf([]), folder=folder).averaged
+    assert full.follows == pytest.approx(100)
+    assert (fast.follows, fast.remark) == (None, "")
 
 
 MARKED = {
