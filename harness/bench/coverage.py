@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.bench.populations import POPULATIONS, Array, Population
+from harness.bench.writing import leave
 from harness.stats import (
     Interval,
     average_retention,
@@ -258,10 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells.sort(key=lambda cell: places.get(cell.population, 0))
     text = page(cells, options.runs, seconds)
     print(text)
-    if options.write is not None:
-        (options.write / "coverage.md").write_text(text)
-        told = {"runs": options.runs, "seconds": seconds, "cells": [asdict(one) for one in cells]}
-        (options.write / "coverage.json").write_text(json.dumps(told, indent=1) + "\n")
+    told = {"runs": options.runs, "seconds": seconds, "cells": [asdict(one) for one in cells]}
+    leave(options.write, "coverage", text, told)
     return 0
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,17 @@ import torch
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
 from harness.bench.speed import choose, conditions
+from harness.bench.writing import (
+    DEVICE,
+    LOAD,
+    THREADS,
+    bench_command,
+    leave,
+    measured_on,
+    parser,
+    say,
+    verdict,
+)
 from harness.errors import UserError
 from harness.stats import ratio_interval
 
@@ -148,39 +158,35 @@ def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, fl
     return found.value, found.low, found.high
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     # Brings in transformers, which reads the variables above when it is imported.
     from harness.bench.decode_parts import Filled
 
     rows: list[Row] = []
-    try:
-        with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-            for name in choose(options.only, MODELS):
-                overrides = MODELS[name]
-                given = (*overrides, f"model.device={options.device}")
-                adapter = Setup(model=name, overrides=given).adapter
-                for length in LENGTHS:
-                    for batch in ROWS:
-                        filled = Filled(adapter, length, batch)
-                        rows.append(measure(name, filled, options.seconds, TOKENS))
-                        print(line(entry(rows[-1])), flush=True)
-            here = conditions(options.device)
-        result: dict[str, Any] = {
-            "schema": SCHEMA,
-            "tokens": TOKENS,
-            "rows": [entry(row) for row in rows],
-            "conditions": here,
-        }
-        print("\n".join(table(result["rows"])))
-        if options.write is not None:
-            write(result, options.write)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(result, allow_nan=False), flush=True)
+    with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
+        for name in choose(options.only, MODELS):
+            overrides = MODELS[name]
+            given = (*overrides, f"model.device={options.device}")
+            adapter = Setup(model=name, overrides=given).adapter
+            for length in LENGTHS:
+                for batch in ROWS:
+                    filled = Filled(adapter, length, batch)
+                    rows.append(measure(name, filled, options.seconds, TOKENS))
+                    print(line(entry(rows[-1])), flush=True)
+        here = conditions(options.device)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "tokens": TOKENS,
+        "rows": [entry(row) for row in rows],
+        "conditions": here,
+    }
+    print("\n".join(table(result["rows"])))
+    if options.write is not None:
+        write(result, options.write)
+    say(result)
     return 0
 
 
@@ -199,10 +205,9 @@ def line(row: Mapping[str, Any]) -> str:
         f"{row['written'][label] / row['layer_bytes']:.2g}"
         for label in ("loop", "indexed", "generate")
     )
-    verdict = {True: "met", False: "missed"}[row["met"]]
     return (
         f"| {row['model']} | {row['length']:,} | {row['rows']} | {ms} | {ratios} | {written} "
-        f"| {row['verdict']}: {verdict} |"
+        f"| {row['verdict']}: {verdict(row['met'])} |"
     )
 
 
@@ -226,8 +231,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     lines = [
         "# Ordinary answers: the engine's loop beside the library's",
         "",
-        f"Written by `make bench-decode` on {here['device_name']} ({here['device']}, {here['threads']} threads, load "
-        f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}. Answers of "
+        f"Written by `make bench-decode` on {measured_on(here, DEVICE, THREADS, LOAD)}. Answers of "
         f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
         "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
         "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",
@@ -240,9 +244,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "",
         *table(result["rows"]),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench_decode.md").write_text("\n".join(lines) + "\n")
-    figures.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    leave(folder, "bench_decode", "\n".join(lines), result)
 
 
 def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -264,12 +266,11 @@ def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.decode")
-    parser.add_argument("--seconds", type=float, default=12, help="of the loop's answers, a row")
-    parser.add_argument("--device", default="cpu", help="model.device")
-    parser.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
-    parser.add_argument("--write", type=Path, help="folder for bench_decode.md and .json")
-    return parser.parse_args(argv)
+    known = parser("decode", "bench_decode")
+    known.add_argument("--seconds", type=float, default=12, help="of the loop's answers, a row")
+    known.add_argument("--device", default="cpu", help="model.device")
+    known.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

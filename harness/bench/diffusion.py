@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +22,9 @@ from PIL import Image
 from harness.bench.diffusion_page import page
 from harness.bench.selection import one_thread
 from harness.bench.speed import choose, conditions
+from harness.bench.writing import bench_command, finish, parser
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.errors import UserError
 from harness.evaluation.synthetic import words
 
 SCHEMA = 1
@@ -55,26 +52,18 @@ EDGE, WORDS = 768, 12
 ANSWER = {"max_new_tokens": 32, "steps": 8}
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     instance = tuple(options.overrides) or INSTANCE
-    try:
-        shares = choose(options.only, KEPT)
-        with contextlib.redirect_stdout(sys.stderr), one_thread():
-            result = measured(instance, shares, options.rounds)
-            result["conditions"] = conditions("cpu")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    shares = choose(options.only, KEPT)
+    with contextlib.redirect_stdout(sys.stderr), one_thread():
+        result = measured(instance, shares, options.rounds)
+        result["conditions"] = conditions("cpu")
     text = page(result)
     print(text)
-    if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        (options.write / "bench_diffusion.md").write_text(text + "\n")
-        (options.write / "bench_diffusion.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, allow_nan=False), flush=True)
+    finish(options.write, "bench_diffusion", text, result)
     return 0
 
 
@@ -116,12 +105,11 @@ def _spec(overrides: Sequence[str]) -> Any:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.diffusion")
-    parser.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
-    parser.add_argument("--rounds", type=int, default=4, help="runs of each side that count")
-    parser.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
-    parser.add_argument("--write", type=Path, help="folder for bench_diffusion.json and .md")
-    return parser.parse_args(argv)
+    known = parser("diffusion", "bench_diffusion")
+    known.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
+    known.add_argument("--rounds", type=int, default=4, help="runs of each side that count")
+    known.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.bench.writing import CORES, LOAD, goal, measured_on
+
 #: What of the promised saving must be measured, and what scores, choice and merging may take of a step.
 REACHED, METHOD = 0.85, 0.02
 
@@ -18,13 +20,12 @@ Row = Mapping[str, Any]
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
-    here, rows, answer = result["conditions"], result["rows"], result["answer"]
+    rows, answer = result["rows"], result["answer"]
     whole = rows[0]
     lines = [
         "# Denoising with merged tokens: measured against what its FLOPs promise",
         "",
-        f"Written by `make bench-diffusion` on {here['device_name']} ({here['cores']} cores, load "
-        f"{here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}; processor time of "
+        f"Written by `make bench-diffusion` on {measured_on(result['conditions'], CORES, LOAD)}; processor time of "
         f"one thread. {result['rounds']} rounds, in each of which every side denoises one answer, the order turning.",
         "",
         f"`{result['instance']}`: LaViDa's adapter, view sizes and vocabulary around a scaled text stack with random "
@@ -53,7 +54,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
     merged = [row for row in rows if row["name"].startswith("d3tom")]
     return [
         *(
-            _target(
+            goal(
                 f"{row['kept']:.0%} kept: at least {REACHED:g} of the promised saving",
                 row["reached"] >= REACHED,
                 f"{row['reached']:.2f}",
@@ -61,7 +62,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
             for row in merged
         ),
         *(
-            _target(
+            goal(
                 f"{row['kept']:.0%} kept: scores and merging at most {METHOD:.0%} of a step",
                 row["method_share"] <= METHOD,
                 f"{row['method_share']:.2%}",
@@ -69,10 +70,6 @@ def targets(rows: Sequence[Row]) -> list[str]:
             for row in merged
         ),
     ]
-
-
-def _target(what: str, met: bool, value: str) -> str:
-    return f"- {'met' if met else 'missed'}: {what} ({value})"
 
 
 def _line(row: Row) -> str:

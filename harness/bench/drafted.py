@@ -10,8 +10,6 @@ features, in pairs). Windows are fixed and the sides take turns, so that no figu
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from harness.bench.kept import shown
 from harness.bench.subsets import Seen, make_up, subsets
+from harness.bench.writing import bench_command, parser
 from harness.budget import Budget
 from harness.calibration.images import question
 from harness.config.build import build_spec
@@ -32,6 +31,7 @@ from harness.decoding.guidance import Given, Guidance
 from harness.decoding.machine import Machine
 from harness.decoding.rules import Greedy
 from harness.decoding.transports import Sequential
+from harness.errors import UserError
 from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 from harness.stats import Interval, share_interval
 from methods.base import Need, Plan, Site, TokenReducer, View
@@ -189,19 +189,16 @@ def _share(counts: Sequence[tuple[int, int]]) -> Interval:
     return share_interval([one for one, _ in counts], [judged for _, judged in counts])
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each kind of subset; return 0, or 2 for bad input."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.drafted")
-    parser.add_argument(
-        "--ratio", type=float, default=0.5, help="share that the draft does without"
-    )
-    parser.add_argument("--scenes", type=int, default=40)
-    parser.add_argument("--gamma", type=int, default=3, help="tokens drafted in a round")
-    asked = parser.parse_args(argv)
+    known = parser("drafted")
+    known.add_argument("--ratio", type=float, default=0.5, help="share that the draft does without")
+    known.add_argument("--scenes", type=int, default=40)
+    known.add_argument("--gamma", type=int, default=3, help="tokens drafted in a round")
+    asked = known.parse_args(argv)
     if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
-        print("error: 0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more", file=sys.stderr)
-        return 2
+        raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
     for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
         shares = "  ".join(_percent(line.accepted[places]) for places in PLACES)
         rest = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())

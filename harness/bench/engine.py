@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,9 +30,9 @@ from harness.adapters.base import load_adapter
 from harness.bench import prefill as bench_prefill
 from harness.bench.setup import Figure, paired, reducer, table_lines
 from harness.bench.speed import conditions, print_table
+from harness.bench.writing import DEVICE, THREADS, bench_command, leave, measured_on, parser, say
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.errors import UserError
 from harness.measure.clock import Clock
 from harness.measure.memory import peak_memory
 from harness.specs import RunSpec
@@ -167,27 +165,23 @@ def memory(instance: Instance, ratio: float) -> list[Figure]:
     ]
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
-    try:
-        overrides = tuple(options.overrides) or INSTANCE
-        with contextlib.redirect_stdout(sys.stderr):
-            instance = Instance.build(overrides)
-            figures = [
-                *prefill(instance, options.ratio, options.repeats),
-                *machinery(instance, options.repeats),
-                *memory(instance, options.ratio),
-            ]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    overrides = tuple(options.overrides) or INSTANCE
+    with contextlib.redirect_stdout(sys.stderr):
+        instance = Instance.build(overrides)
+        figures = [
+            *prefill(instance, options.ratio, options.repeats),
+            *machinery(instance, options.repeats),
+            *memory(instance, options.ratio),
+        ]
     print_table(figures)
     result = {**summary(figures, instance), "repeats": options.repeats}
     if options.write is not None:
         write(result, figures, options.write)
-    print(json.dumps(result, allow_nan=False), flush=True)
+    say(result)
     return 0
 
 
@@ -204,23 +198,20 @@ def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
 
 def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) -> None:
     """Leave the figures as JSON and as a page."""
-    conditions_ = result["conditions"]
+    machine = measured_on(result["conditions"], DEVICE, THREADS)
     lines = [
         "# Engine: measured against what the arithmetic allows",
         "",
         "Written by `make bench-engine`. "
-        f"Instance `{' '.join(result['instance'])}` on {conditions_['device_name']} "
-        f"({conditions_['device']}, {conditions_['threads']} threads), torch {conditions_['torch']}, "
-        f"transformers {conditions_['transformers']}. Prefill: geometric means over {result['repeats']} rounds "
+        f"Instance `{' '.join(result['instance'])}` on {machine}. Prefill: "
+        f"geometric means over {result['repeats']} rounds "
         "with 95 % intervals (Student's t on the logarithms), on a CPU in processor time of one thread; the rest: "
         "medians with quartiles.",
         "",
         *_looked_at(figures),
         *table_lines(figures),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench_engine.md").write_text("\n".join(lines) + "\n")
-    (folder / "bench_engine.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    leave(folder, "bench_engine", "\n".join(lines), result)
 
 
 def _looked_at(figures: Sequence[Figure]) -> list[str]:
@@ -254,12 +245,11 @@ def _chat(edge: int) -> list[dict[str, Any]]:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.engine")
-    parser.add_argument("overrides", nargs="*", help=f"the instance; default: {' '.join(INSTANCE)}")
-    parser.add_argument("--ratio", type=float, default=0.9)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--write", type=Path, help="folder for bench_engine.json and .md")
-    return parser.parse_args(argv)
+    known = parser("engine", "bench_engine")
+    known.add_argument("overrides", nargs="*", help=f"the instance; default: {' '.join(INSTANCE)}")
+    known.add_argument("--ratio", type=float, default=0.9)
+    known.add_argument("--repeats", type=int, default=5)
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

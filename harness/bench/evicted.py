@@ -10,7 +10,6 @@ Every compressor by default; everything else is a config override as for run.py.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from harness.bench.kept import shown
+from harness.bench.writing import bench_command
 from harness.calibration.images import question
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.errors import UserError
 from harness.kinds.lookup import as_compressor
 from harness.kinds.reducer import WHOLE
 from harness.kinds.stacking import label_of
@@ -189,23 +188,19 @@ def say(
     print(f"{name:44}{fmean(scores):.3f}  {'  '.join(figures)}  {fmean(mass):.2f}", flush=True)
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 0, or 2 after one line on standard error."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     # Brings in transformers, which reads the variables above when it is imported.
     from harness.adapters.base import load_adapter
     from harness.catalogue import build_method
 
     overrides = list(sys.argv[1:] if argv is None else argv)
-    try:
-        cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
-        command = read_command([*cells, "benchmark=seedling_ocr"])
-        assert command is not None  # flags of the command line are read_command's to refuse
-        specs = [build_spec(cell) for cell in command.cells]
-        adapter = load_adapter(specs[0].model)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
+    command = read_command([*cells, "benchmark=seedling_ocr"])
+    assert command is not None  # flags of the command line are read_command's to refuse
+    specs = [build_spec(cell) for cell in command.cells]
+    adapter = load_adapter(specs[0].model)
     scenes = list(pages())
     seen = [looks(adapter, page) for page in scenes]
     say_looks(scenes, seen)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -32,7 +31,16 @@ from harness.bench.feeding_files import write_benchmark, write_pictures, write_v
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup, reducer
 from harness.bench.speed import choose, conditions
-from harness.errors import UserError
+from harness.bench.writing import (
+    CORES,
+    LOAD,
+    bench_command,
+    leave,
+    measured_on,
+    parser,
+    say,
+    verdict,
+)
 from harness.store import Store
 
 if TYPE_CHECKING:
@@ -204,30 +212,26 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     return middle, float(low), float(high)
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     rows: list[Row] = []
-    try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.redirect_stdout(sys.stderr),
-            one_thread(),
-        ):
-            os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
-            for name in choose(options.only, SIDES):
-                rows.append(measure(name, Path(folder), options.files, options.rounds))
-            here = conditions("cpu")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(sys.stderr),
+        one_thread(),
+    ):
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
+        for name in choose(options.only, SIDES):
+            rows.append(measure(name, Path(folder), options.files, options.rounds))
+        here = conditions("cpu")
     told = [asdict(row) | {"met": row.met} for row in rows]
     result: dict[str, Any] = {"schema": SCHEMA, "rows": told, "conditions": here}
     print("\n".join(table(result["rows"])))
     if options.write is not None:
         write(result, options.write)
-    print(json.dumps(result, allow_nan=False), flush=True)
+    say(result)
     return 0
 
 
@@ -240,24 +244,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for row in rows:
         first, beside = row["reading"]
-        verdict = {True: "met", False: "missed"}[row["met"]]
         share = "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
         lines.append(
             f"| {row['files']} {row['name']} | {row['new_tokens']} tokens | {first:.3f} s | {beside:.3f} s "
-            f"| {row['answering']:.3f} s | {row['in_turn']:.2f} s | {row['ahead']:.2f} s | {share} | {verdict} |"
+            f"| {row['answering']:.3f} s | {row['in_turn']:.2f} s | {row['ahead']:.2f} s | {share} "
+            f"| {verdict(row['met'])} |"
         )
     return lines
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
     """Leave the figures as JSON and as a page."""
-    here = result["conditions"]
+    machine = measured_on(result["conditions"], f"{CORES}, of which the model takes one", LOAD)
     rounds = min(row["rounds"] for row in result["rows"])
     lines = [
         "# Reading ahead: what of it the answers hide",
         "",
-        f"Written by `make bench-feeding` on {here['device_name']} ({here['cores']} cores, of which the model takes "
-        f"one, load {here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}. JPEGs of "
+        f"Written by `make bench-feeding` on {machine}. JPEGs of "
         "12 megapixels and mp4 files of ten seconds (1280 x 720, 8 frames of each), one a batch, through whole "
         f"evaluations with `engine.prefetch=0` and {AHEAD} in turns, {rounds} rounds. The models have the shapes of "
         "LLaVA-1.5 and LLaVA-OneVision at small widths, with random weights; answers are as long as takes a little "
@@ -267,18 +270,15 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "",
         *table(result["rows"]),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench_feeding.md").write_text("\n".join(lines) + "\n")
-    (folder / "bench_feeding.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    leave(folder, "bench_feeding", "\n".join(lines), result)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.feeding")
-    parser.add_argument("--files", type=int, default=40, help="of each kind")
-    parser.add_argument("--rounds", type=int, default=6, help="evaluations of each way")
-    parser.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
-    parser.add_argument("--write", type=Path, help="folder for bench_feeding.md and .json")
-    return parser.parse_args(argv)
+    known = parser("feeding", "bench_feeding")
+    known.add_argument("--files", type=int, default=40, help="of each kind")
+    known.add_argument("--rounds", type=int, default=6, help="evaluations of each way")
+    known.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

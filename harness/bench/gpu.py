@@ -19,12 +19,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -34,6 +31,7 @@ from harness.bench.gpu_page import Outcome, earlier, result_of, surroundings, wr
 from harness.bench.gpu_setup import SMALL, Plan, tried
 from harness.bench.setup import Figure
 from harness.bench.speed import choose, print_table
+from harness.bench.writing import bench_command, parser, say
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,17 +49,13 @@ def parts() -> Mapping[str, Part]:
     return {"engine": engine, "select": select, "decoding": decoding}
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; targets that are missed change no exit code."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
-    try:
-        known = parts()
-        names = choose(options.only, known)
-        plan = plan_for(options.device)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    known = parts()
+    names = choose(options.only, known)
+    plan = plan_for(options.device)
     here = surroundings(plan.device)
     found = {} if options.write is None else earlier(options.write, here)
     for name in names:
@@ -75,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for one in found.values():
         for line in one.said():
             print(line)
-    print(json.dumps(result_of(found, plan.counts(), here), allow_nan=False), flush=True)
+    say(result_of(found, plan.counts(), here))
     return 1 if any(note.failed for name in names for note in found[name].notes) else 0
 
 
@@ -111,12 +105,11 @@ def measured(name: str, part: Part, plan: Plan) -> Outcome:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.gpu")
-    parser.add_argument("--only", help="comma-separated parts: engine, select, decoding")
-    parser.add_argument("--write", type=Path, help="folder for bench_gpu.json and .md")
+    known = parser("gpu", "bench_gpu")
+    known.add_argument("--only", help="comma-separated parts: engine, select, decoding")
     # cpu: every part in seconds, to see that it runs; its figures mean nothing.
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    known.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

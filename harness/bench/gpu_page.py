@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from harness import durable
 from harness.bench.gpu_setup import Note
 from harness.bench.setup import Figure, table_lines
 from harness.bench.speed import conditions
+from harness.bench.writing import leave
 from harness.running.environment import commit
 
 SCHEMA = 1
@@ -115,10 +115,7 @@ def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
     """Leave the figures as JSON and as a page, each whole, however soon the run is cut off."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page, entries = "\n".join(page_lines(result)), json.dumps(result, indent=1, allow_nan=False)
-    durable.replace(folder / "bench_gpu.md", f"{page}\n".encode())
-    durable.replace(folder / "bench_gpu.json", f"{entries}\n".encode())
+    leave(folder, "bench_gpu", "\n".join(page_lines(result)), result)
 
 
 def page_lines(result: Mapping[str, Any]) -> list[str]:

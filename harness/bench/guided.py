@@ -9,8 +9,6 @@ word that the draft gets wrong is looked at.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +21,13 @@ from torch import Tensor
 
 from harness.bench.clip_subsets import SeenClip, clip_subsets
 from harness.bench.guided_words import Setting, Told
+from harness.bench.writing import bench_command, parser
 from harness.budget import Budget
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.decoding.drafts import Draft
 from harness.decoding.guidance import Given, Guidance
+from harness.errors import UserError
 from harness.seedling.training.video import acts_of, owners_of
 from harness.seedling.video.benchmarks import sample_clip, samples
 from harness.seedling.video.media import in_memory
@@ -183,19 +183,16 @@ def _side(
     return CachedModel(adapter, sampler_of(adapter, config, ids), LIMIT + CHUNK, run)
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table and write the page if asked; return 0, or 2 for bad input."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.guided")
-    parser.add_argument("--clips", type=int, default=40)
-    parser.add_argument("--frames", type=int, default=112)
-    parser.add_argument(
-        "--write", type=Path, help="folder of the page, its figures and its picture"
-    )
-    asked = parser.parse_args(argv)
+    known = parser("guided")
+    known.add_argument("--clips", type=int, default=40)
+    known.add_argument("--frames", type=int, default=112)
+    known.add_argument("--write", type=Path, help="folder of the page, its figures and its picture")
+    asked = known.parse_args(argv)
     if asked.clips < 2 or not 8 <= asked.frames <= 112:
-        print("error: --clips is 2 or more, --frames 8 to 112", file=sys.stderr)
-        return 2
+        raise UserError("--clips is 2 or more, --frames 8 to 112")
     # Pictures take half a second to import, and bad input is refused without them.
     from harness.bench.guided_page import page, write_page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,9 +10,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness import durable
 from harness.bench.guided_words import KINDS, Guided, Setting, Told, summarised
 from harness.bench.speed import conditions
+from harness.bench.writing import leave
 from harness.report.style import STYLE
 
 #: Subsets that are drawn: colour (told apart by people who see none), line and marker.
@@ -100,8 +99,7 @@ def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
         "frames": frames,
         "settings": settings,
     }
-    durable.replace(folder / "guided.json", (json.dumps(result, indent=1) + "\n").encode())
-    durable.replace(folder / "guided.md", page(told, frames).encode())
+    leave(folder, "guided", page(told, frames), result)
     (folder / "speculative").mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
         figure = draw(found)

@@ -8,7 +8,6 @@ Every method by default; everything else is a config override as for run.py.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from statistics import fmean
@@ -18,11 +17,12 @@ import torch
 from torch import Tensor
 
 from harness.artifacts.priors import prior_for
+from harness.bench.writing import bench_command
 from harness.calibration.images import question
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.digests import Digests
-from harness.errors import Refused, UserError
+from harness.errors import Refused
 from harness.kinds.stacking import label_of
 from harness.seedling.benchmarks import sample_objects, sample_scene, samples
 from methods.none import NoReduction
@@ -82,27 +82,23 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     return {kind: fmean(values) for kind, values in found.items()}
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     # Brings in transformers, which reads the variables above when it is imported.
     from harness.adapters.base import load_adapter
 
     overrides = list(sys.argv[1:] if argv is None else argv)
-    try:
-        # The questions are this module's own, so one benchmark is enough.
-        cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
-        command = read_command(cells)
-        assert command is not None  # flags of the command line are read_command's to refuse
-        specs = [build_spec(cell) for cell in command.cells]
-        adapter, digests = load_adapter(specs[0].model), Digests()
-        print(f"{'':56}{'  '.join(KINDS)}")
-        for spec in specs:
-            name = f"{spec.method.title} {label_of(spec)} {spec.budget.ratio:g}"
-            print(f"{name:56}{_line(spec, adapter, digests)}", flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    # The questions are this module's own, so one benchmark is enough.
+    cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
+    command = read_command(cells)
+    assert command is not None  # flags of the command line are read_command's to refuse
+    specs = [build_spec(cell) for cell in command.cells]
+    adapter, digests = load_adapter(specs[0].model), Digests()
+    print(f"{'':56}{'  '.join(KINDS)}")
+    for spec in specs:
+        name = f"{spec.method.title} {label_of(spec)} {spec.budget.ratio:g}"
+        print(f"{name:56}{_line(spec, adapter, digests)}", flush=True)
     return 0
 
 

@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bench.kv_page import page
 from harness.bench.kv_sides import Asked, Row, Side, rows_of
 from harness.bench.speed import conditions
+from harness.bench.writing import bench_command, finish, parser
 from harness.config.build import build_spec
 from harness.config.compose import read_command
-from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
@@ -134,21 +131,17 @@ def measured(plan: Sequence[Length]) -> list[Row]:
     return rows
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
         plan = tuple(replace(one, rounds=options.rounds) for one in plan)
     if options.overrides:
         plan = tuple(replace(one, instance=tuple(options.overrides)) for one in plan)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            rows = measured(plan)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with contextlib.redirect_stdout(sys.stderr):
+        rows = measured(plan)
     result = {
         "schema": SCHEMA,
         "rows": [one.entry() for one in rows],
@@ -156,11 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     text = page(rows, result)
     print(text)
-    if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        (options.write / "bench_kv.md").write_text(text + "\n")
-        (options.write / "bench_kv.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, allow_nan=False), flush=True)
+    finish(options.write, "bench_kv", text, result)
     return 0
 
 
@@ -171,12 +160,11 @@ def _spec(overrides: Sequence[str]) -> Any:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.kv")
-    parser.add_argument("overrides", nargs="*", help="the model; default: two, in the page")
-    parser.add_argument("--quick", action="store_true", help="short prompts, a round")
-    parser.add_argument("--rounds", type=int, help="of answers that count, at each length")
-    parser.add_argument("--write", type=Path, help="folder for bench_kv.json and .md")
-    return parser.parse_args(argv)
+    known = parser("kv", "bench_kv")
+    known.add_argument("overrides", nargs="*", help="the model; default: two, in the page")
+    known.add_argument("--quick", action="store_true", help="short prompts, a round")
+    known.add_argument("--rounds", type=int, help="of answers that count, at each length")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

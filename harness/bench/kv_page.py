@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.bench.kv_sides import Row
+from harness.bench.writing import CORES, LOAD, THREADS, goal, measured_on
 
 MIB = 2**20
 
@@ -20,13 +21,11 @@ HEAD = (
 
 def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
-    here = result["conditions"]
     lines = [
         "# Cache compression: measured against what its bytes allow",
         "",
-        f"Written by `make bench-kv` on {here['device_name']} "
-        f"({here['cores']} cores, {here['threads']} threads, load {here['load_average']:.1f}), torch {here['torch']}, "
-        f"transformers {here['transformers']}. Medians over the rounds, in which every side answers once; a gain "
+        f"Written by `make bench-kv` on {measured_on(result['conditions'], CORES, THREADS, LOAD)}. "
+        "Medians over the rounds, in which every side answers once; a gain "
         "is that of a step over the same round's behind the whole cache (geometric mean, 95 % interval), and is "
         "allowed by the bytes that it reads: weights and cache.",
     ]
@@ -50,7 +49,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
     evicted = [row for row in rows if row.ratio > 0]
     long = [row for row in evicted if row.asked == "steps" and row.tokens == longest]
     found = [
-        _target(
+        goal(
             f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: scores at most {SCORING:.0%} of prefill",
             row.scoring_share <= SCORING,
             f"{row.scoring_share:.2%}",
@@ -59,7 +58,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
         if row.asked == "scores"
     ]
     found += [
-        _target(
+        goal(
             f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: at least {REACHED:g} of the allowed gain",
             row.reached >= REACHED,
             f"{row.reached:.2f}",
@@ -68,22 +67,18 @@ def targets(rows: Sequence[Row]) -> list[str]:
         if row.ratio >= TIGHT
     ]
     exact = all(abs(row.visual_share - (1 - row.ratio)) * row.visual < 1 for row in evicted)
-    found.append(_target("visual entries held are 1 - ratio to an entry", exact, "all sides"))
+    found.append(goal("visual entries held are 1 - ratio to an entry", exact, "all sides"))
     if long:
         whole = next(row for row in steps if row.tokens == longest and row.ratio == 0).kv_bytes
         worst = max(row.above_bytes for row in long)
         found.append(
-            _target(
+            goal(
                 f"{longest:,} tokens: less than the whole cache once more while evicting",
                 worst < whole,
                 f"{worst / MIB:.0f} of {whole / MIB:.0f} MiB",
             )
         )
     return found
-
-
-def _target(what: str, met: bool, value: str) -> str:
-    return f"- {'met' if met else 'missed'}: {what} ({value})"
 
 
 def _line(row: Row) -> str:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,10 +23,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from harness.bench.speed import choose, conditions
+from harness.bench.writing import bench_command, finish, parser
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.engine.trunk import untouched
-from harness.errors import UserError
 from harness.kinds.lookup import in_front
 from harness.kinds.stacking import method_of
 from harness.running.pool import Pool
@@ -82,30 +80,20 @@ INSTANCES: Mapping[str, Instance] = {
 }
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
-    try:
-        names = choose(options.only, INSTANCES)
-        with contextlib.redirect_stdout(sys.stderr):
-            found = {
-                name: measured(
-                    INSTANCES[name], options.limit or INSTANCES[name].limit, options.turns
-                )
-                for name in names
-            }
-            result = {"schema": SCHEMA, "instances": found, "conditions": conditions("cpu")}
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    names = choose(options.only, INSTANCES)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = {
+            name: measured(INSTANCES[name], options.limit or INSTANCES[name].limit, options.turns)
+            for name in names
+        }
+        result = {"schema": SCHEMA, "instances": found, "conditions": conditions("cpu")}
     text = page(result)
     print(text)
-    if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        (options.write / "bench_onepass.md").write_text(text + "\n")
-        (options.write / "bench_onepass.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, allow_nan=False), flush=True)
+    finish(options.write, "bench_onepass", text, result)
     return 0
 
 
@@ -230,14 +218,13 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.onepass")
-    parser.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
-    parser.add_argument(
+    known = parser("onepass", "bench_onepass")
+    known.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
+    known.add_argument(
         "--limit", type=int, help="samples of a cell, in place of the instance's own"
     )
-    parser.add_argument("--turns", type=int, default=2, help="how often each way is run")
-    parser.add_argument("--write", type=Path, help="a folder for bench_onepass.md and .json")
-    return parser.parse_args(argv)
+    known.add_argument("--turns", type=int, default=2, help="how often each way is run")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

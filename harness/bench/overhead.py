@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench.speed import conditions
+from harness.bench.writing import DEVICE, LOAD, THREADS, measured_on
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.paths import ROOT
@@ -122,8 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [*processes(), *starting(Path(folder)), *beside(Path(folder))]
     here = conditions("cpu")
     page = (
-        f"Written by `python -m harness.bench.overhead` on {here['device_name']} ({here['device']}, {here['threads']} "
-        f"threads, load {here['load_average']:.1f}), torch {here['torch']}, transformers {here['transformers']}.\n\n"
+        f"Written by `python -m harness.bench.overhead` on {measured_on(here, DEVICE, THREADS, LOAD)}.\n\n"
         "| what | how long |\n| --- | --- |\n"
     )
     page += "".join(f"| {what} | {how_long} |\n" for what, how_long in lines)

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +30,7 @@ from harness.bench.sd_goals import targets
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
 from harness.bench.speed import conditions
+from harness.bench.writing import bench_command, leave, parser, say
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.records import DecodingRecord
@@ -39,7 +38,6 @@ from harness.decoding.rules import Greedy, Row
 from harness.decoding.summary import speculative_block
 from harness.decoding.transports import Sequential
 from harness.digests import Digests
-from harness.errors import UserError
 from harness.kinds.lookup import as_decoder
 from harness.report.speculative_table import figures, headings
 from harness.running import preflight
@@ -115,20 +113,16 @@ class Kind:
     warming: int = 3
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     setup = Setup(model=options.model, quick=options.quick)
-    try:
-        with contextlib.redirect_stdout(sys.stderr), one_thread():
-            asked = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
-            rows = [row for kind in asked for row in rows_of(setup, kind)]
-            overhead = 1000 * machine_seconds(setup.repeats(20, 5))
-            here = conditions("cpu")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with contextlib.redirect_stdout(sys.stderr), one_thread():
+        asked = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
+        rows = [row for kind in asked for row in rows_of(setup, kind)]
+        overhead = 1000 * machine_seconds(setup.repeats(20, 5))
+        here = conditions("cpu")
     result = {
         "schema": SCHEMA,
         "rows": rows,
@@ -140,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(lines))
     if options.write is not None:
         write(result, lines, options.write)
-    print(json.dumps(result, allow_nan=False), flush=True)
+    say(result)
     return 0
 
 
@@ -309,21 +303,18 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
     """Leave the figures as JSON and as a page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = PAGE.format(**result["conditions"]) + "\n" + "\n".join(lines) + "\n"
-    (folder / "bench_sd.md").write_text(page)
-    (folder / "bench_sd.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    page = PAGE.format(**result["conditions"]) + "\n" + "\n".join(lines)
+    leave(folder, "bench_sd", page, result)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.sd")
-    parser.add_argument("--write", type=Path, help="folder for bench_sd.json and .md")
-    parser.add_argument("--quick", action="store_true", help="few answers")
-    parser.add_argument(
+    known = parser("sd", "bench_sd")
+    known.add_argument("--quick", action="store_true", help="few answers")
+    known.add_argument(
         "--only", choices=KINDS, action="append", help="kinds of answers; all otherwise"
     )
-    parser.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
-    return parser.parse_args(argv)
+    known.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from harness.bench.select_parts import growth, ratios
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
 from harness.bench.speed import conditions
-from harness.errors import UserError
+from harness.bench.writing import bench_command, leave, parser, say, verdict
 
 SCHEMA = 1
 COLUMNS = ("method", "N", "D", "keep", "cosines", "ms", "ratio", "target", "growth", "MiB more", "")
@@ -40,21 +40,17 @@ COLUMNS = ("method", "N", "D", "keep", "cosines", "ms", "ratio", "target", "grow
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 2 for bad input, else 0, whether targets are met or not."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
     setup = Setup(model=options.model, quick=options.quick)
-    try:
-        with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-            if options.part == "growth":
-                rows, notes = growth(setup)
-            else:
-                rows, notes = ratios(setup), []
-            here = conditions("cpu")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
+        if options.part == "growth":
+            rows, notes = growth(setup)
+        else:
+            rows, notes = ratios(setup), []
+        here = conditions("cpu")
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "rows": [{**asdict(row), "met": row.met} for row in rows],
@@ -69,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_table(result["rows"], result["notes"])
     if options.write is not None:
         write(result, options.write)
-    print(json.dumps(result, allow_nan=False), flush=True)
+    say(result)
     return 0
 
 
@@ -106,7 +102,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         ", ".join(target),
         "" if row["growth"] is None else f"{row['growth']:.2f}",
         "" if row["peak_mib"] is None else f"{max(0.0, row['peak_mib']):,.0f}",
-        {True: "met", False: "missed", None: ""}[row["met"]],
+        verdict(row["met"]),
     )
 
 
@@ -151,19 +147,16 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     lines.append("| " + " | ".join("---:" if right else "---" for right in numbers) + " |")
     lines += ["| " + " | ".join(cells(row)) + " |" for row in result["rows"]]
     lines += ["", *(f"- {note}" for note in result["notes"])]
-    folder.mkdir(parents=True, exist_ok=True)
     page = PAGE.format(**result["conditions"]) + "\n".join(lines) + "\n"
-    (folder / "bench_select.md").write_text(page)
-    (folder / "bench_select.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    leave(folder, "bench_select", page, result)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.select")
-    parser.add_argument("--write", type=Path, help="folder for bench_select.json and .md")
-    parser.add_argument("--part", choices=("ratios", "growth"), help="only one; both by default")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--model", default="seedling", help="a name in conf/model")
-    return parser.parse_args(argv)
+    known = parser("select", "bench_select")
+    known.add_argument("--part", choices=("ratios", "growth"), help="only one; both by default")
+    known.add_argument("--quick", action="store_true", help="two rounds")
+    known.add_argument("--model", default="seedling", help="a name in conf/model")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from harness.adapters.base import load_adapter
 from harness.artifacts.schemes import with_scheme
+from harness.bench.writing import verdict
 from harness.catalogue import build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
@@ -71,7 +72,7 @@ class Figure:
         """One of `met`, `missed`, `not believable` and nothing."""
         if not self.believable:
             return "not believable"
-        return {True: "met", False: "missed", None: ""}[self.met]
+        return verdict(self.met)
 
     @property
     def met(self) -> bool | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,8 @@ from rich.table import Table
 from harness.bench.runs import batching, machinery, memory, samples
 from harness.bench.selection import selection
 from harness.bench.setup import Figure, Setup
-from harness.errors import UserError, unknown_name
+from harness.bench.writing import bench_command, parser, say
+from harness.errors import unknown_name
 from harness.running.environment import device_name
 
 PARTS: Mapping[str, Callable[[Setup], list[Figure]]] = {
@@ -45,24 +45,19 @@ PARTS: Mapping[str, Callable[[Setup], list[Figure]]] = {
 SCHEMA = 1
 
 
+@bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts asked for; return 2 for bad input, else 0, whether targets are met or not."""
-    # Hugging Face libraries read these when they are imported; nothing here needs the network.
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     options = _options(argv)
-    try:
-        names = choose(options.only)
-        setup = Setup(model=options.model, quick=options.quick)
-        figures: list[Figure] = []
-        for name in names:
-            print(f"bench: {name}", file=sys.stderr, flush=True)
-            with contextlib.redirect_stdout(sys.stderr):
-                figures += PARTS[name](setup)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    names = choose(options.only)
+    setup = Setup(model=options.model, quick=options.quick)
+    figures: list[Figure] = []
+    for name in names:
+        print(f"bench: {name}", file=sys.stderr, flush=True)
+        with contextlib.redirect_stdout(sys.stderr):
+            figures += PARTS[name](setup)
     print_table(figures)
-    print(json.dumps(summary(figures, setup), allow_nan=False), flush=True)
+    say(summary(figures, setup))
     return 0
 
 
@@ -126,11 +121,11 @@ def _target(figure: Figure) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m harness.bench.speed")
-    parser.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and samples")
-    parser.add_argument("--model", default="seedling", help="a name in conf/model")
-    return parser.parse_args(argv)
+    known = parser("speed")
+    known.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
+    known.add_argument("--quick", action="store_true", help="fewer repeats and samples")
+    known.add_argument("--model", default="seedling", help="a name in conf/model")
+    return known.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from harness.lease import USUAL, Terms
 from harness.store import failures
 from harness.store.claims import WITHOUT_LOCKS, claim, tidy
 from harness.store.digest import tells
-from harness.store.schema import SCHEMA
+from harness.store.schema import SCHEMA, Newer
 from harness.store.shape import BLOCKS, SHAPE, check_whole, read_row
 
 __all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
@@ -104,6 +104,11 @@ class RunDir:
                 check_whole(row)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except Newer as error:
+            raise Unreadable(
+                f"store: {path} is of {error}; valid: the version that wrote it, force=true, which replaces it, "
+                "or another store"
+            ) from error
         except (OSError, ValueError, RecursionError) as error:
             problem, row = f"is damaged ({error})", {}
         if problem is None and row["run_key"] != self.path.name:
@@ -113,6 +118,14 @@ class RunDir:
                 f"store: {path} {problem}; valid: force=true, which replaces it, or removing it"
             )
         return row
+
+    def readable_row(self) -> dict[str, Any] | None:
+        """Return the committed row, or None; one that `row` refuses is named on stderr, and passed over."""
+        try:
+            return self.row()
+        except Unreadable as error:
+            tell_once(f"passed over: {error}")
+            return None
 
     def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
         """Hold the run for this process, so that no other one computes it at the same time; see `harness.store.claims`.
@@ -170,15 +183,14 @@ class Store:
 
     def each(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
         """Yield what `finished` returns, one row at a time, for stores whose rows do not fit into memory together."""
-        for path in sorted(self.root.glob("runs/*/row.json")):
-            directory = RunDir(path.parent)
-            try:
-                row = directory.row()
-            except Unreadable as error:
-                tell_once(f"passed over: {error}")
-                continue
+        for directory in self.folders():
+            row = directory.readable_row()
             if row is not None:
                 yield directory, row
+
+    def folders(self) -> list[RunDir]:
+        """Return the folders that have a row, whatever is in it, ordered by run key."""
+        return [RunDir(path.parent) for path in sorted(self.root.glob("runs/*/row.json"))]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all committed rows, ordered by run key; see `finished`."""

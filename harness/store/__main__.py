@@ -83,10 +83,10 @@ def _found(options: argparse.Namespace) -> list[Entry]:
 
 def _export(options: argparse.Namespace) -> int:
     # Its writer of tables takes a moment to import, and no other command needs it.
-    from harness.store.tables import write_tables
+    from harness.store.exporting import write_tables
 
-    rows, size = write_tables(options.store, options.folder)
-    print(f"{options.folder}: {rows} rows, {size:,} bytes")
+    rows, size, read = write_tables(options.store, options.folder)
+    print(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")
     return 0
 
 

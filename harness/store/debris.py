@@ -9,12 +9,12 @@ from pathlib import Path
 from harness import hosts
 from harness.lease import LEASE, LONG, Terms, file_time, stale_successors
 
-#: A file that is being written: `.<name>-<kernel>-<unique>` (harness/durable.py).
-TEMPORARY = re.compile(r"\.(?P<name>.+)-(?P<kernel>[0-9a-f]{8})-[0-9a-f]{32}")
+#: A file that is being written: `.<name>-<kernel>-<unique>` (harness/durable.py). Earlier versions named no kernel.
+TEMPORARY = re.compile(r"\.(?P<name>.+?)(-(?P<kernel>[0-9a-f]{8}))?-[0-9a-f]{32}")
 
 
-def temporaries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the temporary files of a folder, each with the kernel of its writer."""
+def temporaries(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yield the temporary files of a folder, each with the kernel of its writer; None where the name says none."""
     for path in folder.iterdir():
         found = TEMPORARY.fullmatch(path.name)
         if found:
@@ -32,7 +32,7 @@ def sweep(folder: Path, terms: Terms, alone: bool) -> list[Path]:
     gone = stale_successors(folder / LEASE)
     for path in gone:
         path.unlink(missing_ok=True)
-    for path, kernel in sorted(temporaries(folder)):
+    for path, kernel in sorted(temporaries(folder), key=lambda one: one[0]):
         here = alone and kernel == hosts.kernel()
         if here or _age(path) > LONG * terms.expiry:
             path.unlink(missing_ok=True)

@@ -13,6 +13,11 @@ from typing import Any
 
 Row = dict[str, Any]
 
+
+class Newer(ValueError):
+    """A file is of a version that came after this code: nothing is wrong with it, and nobody here can read it."""
+
+
 #: The version that this code writes; a reader refuses a newer one.
 SCHEMA = 2
 
@@ -46,13 +51,17 @@ def upgraded(row: Row) -> Row:
     """Return a row of any version as one of this version; the argument stays as it is.
 
     Raises:
-        ValueError: the row has no version, or one that this code does not know.
+        Newer: the row is of a later version than this code.
+        ValueError: the row has no version, or one that no code ever wrote.
     """
     schema = row.get("schema")
     if not isinstance(schema, int):
         raise ValueError("no schema")
-    if schema > SCHEMA or schema < min(UPGRADES):
-        raise ValueError(f"schema {schema}; this version reads {min(UPGRADES)} to {SCHEMA}")
+    said = f"schema {schema}; this version reads {min(UPGRADES)} to {SCHEMA}"
+    if schema > SCHEMA:
+        raise Newer(said)
+    if schema < min(UPGRADES):
+        raise ValueError(said)
     for version in range(schema, SCHEMA):
         row = {**UPGRADES[version](row), "schema": version + 1}
     return row

@@ -100,7 +100,7 @@ def find(store: Path, asked: str | None) -> Sweep | None:
         asked: the beginning of an id, the file itself, or the name of a preset (`+experiment=<name>`).
 
     Raises:
-        UserError: there is no such sweep, or its file is damaged.
+        UserError: there is no such sweep, or its file is damaged or of another version.
     """
     files = sorted((store / "sweeps").glob("*.json"), key=lambda path: path.stat().st_mtime)
     if asked is None:
@@ -121,8 +121,13 @@ def _read(path: Path) -> Sweep:
     try:
         told = json.loads(path.read_bytes())
         if told["version"] != VERSION:
-            raise ValueError(f"version {told['version']}; this one reads {VERSION}")
+            raise UserError(
+                f"{path} is of version {told['version']}; this version reads {VERSION}; valid: the version that wrote "
+                "it, or another sweep"
+            )
         cells = tuple(Cell(**{**cell, "line": tuple(cell["line"])}) for cell in told["cells"])
         return Sweep(path.stem, tuple(told["argv"]), float(told["submitted"]), cells)
+    except UserError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}); valid: removing it") from error

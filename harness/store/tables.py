@@ -16,9 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness import durable
 from harness.errors import UserError
-from harness.store import Store
 from harness.store.schema import upgraded
 
 ROWS, SAMPLES = "rows.parquet", "samples.parquet"
@@ -43,38 +41,6 @@ Entry = Mapping[str, Any]
 def is_table(folder: Path) -> bool:
     """Say whether a folder holds rows as tables."""
     return (folder / ROWS).is_file()
-
-
-def write_tables(store: Path, folder: Path) -> tuple[int, int]:
-    """Write the finished runs of a store as tables; return how many rows and bytes.
-
-    Raises:
-        UserError: the store has no finished run.
-    """
-    runs = sorted(Store(store).finished(), key=lambda one: (one[0].committed, one[0].path.name))
-    if not runs:
-        raise UserError(f"store={str(store)!r} holds no finished runs; valid: a store with rows")
-    rows = [
-        {"run_key": row["run_key"], "committed": run.committed, "row": json.dumps(row)}
-        for run, row in runs
-    ]
-    samples = [
-        {
-            **{"run_key": row["run_key"], "task": entry["task"], "doc_id": entry["doc_id"]},
-            **{"metric": metric, "score": float(score)},
-            "unit": entry.get("units", {}).get(metric, entry["doc_id"]),
-        }
-        for run, row in runs
-        for entry in run.journal.entries()
-        for metric, score in entry.get("scores", {}).items()
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    # Each file appears whole. Whoever reads between the two finds scores of runs without a row, and is told so.
-    for name, lines, types in ((SAMPLES, samples, SAMPLE_TYPES), (ROWS, rows, ROW_TYPES)):
-        table, content = pa.Table.from_pylist(lines, schema=types), pa.BufferOutputStream()
-        pq.write_table(table, content, compression="zstd", compression_level=19)
-        durable.replace(folder / name, content.getvalue().to_pybytes())
-    return len(rows), sum((folder / name).stat().st_size for name in (ROWS, SAMPLES))
 
 
 def read_tables(folder: Path) -> list[tuple[Row, Sequence[Entry]]]:

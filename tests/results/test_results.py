@@ -17,7 +17,8 @@ from harness.report.data import read_panels
 from harness.results.columns import POINTS, ROWS, SAMPLES
 from harness.store import Store
 from harness.store.__main__ import main
-from harness.store.tables import read_tables, write_tables
+from harness.store.exporting import write_tables
+from harness.store.tables import read_tables
 from tests.report.test_curves import add_run
 
 TYPES = {name: column.dtype for name, column in ROWS.items()}

@@ -262,7 +262,7 @@ def test_tables_of_an_export_are_never_half_there(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness import durable
-    from harness.store.tables import write_tables
+    from harness.store.exporting import write_tables
 
     folder = tmp_path / "tables"
     write_tables(store, folder)

@@ -109,7 +109,7 @@ def test_a_sweep_is_found_by_id_and_preset_and_its_file_is_written_once(store: P
     with pytest.raises(UserError, match=f"sweep='other' is none of 2 .*valid: .*{path.stem}"):
         find(store, "other")
     path.write_text('{"version": 2}')
-    with pytest.raises(UserError, match=r"is damaged .*version 2"):
+    with pytest.raises(UserError, match="is of version 2; this version reads 1; valid: "):
         find(store, path.stem)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.store import Store
-from harness.store.tables import write_tables
+from harness.store.exporting import write_tables
 from harness.tables.__main__ import asked, main, rebuild
 from harness.tables.analytic import verdicts
 from harness.tables.filling import Formula, Shelf

@@ -1,0 +1,277 @@
+"""Tables that are written again are those that are written from nothing, and only what changed is read for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness import durable
+from harness.errors import StoreLost, UserError
+from harness.paths import ROOT
+from harness.store import Store, exporting
+from harness.store.exporting import NAME, Written, write_tables
+from harness.store.tables import ROWS, SAMPLES, read_tables
+from tests.store.test_upkeep import add, first
+
+#: Runs of the store.
+KEYS = ("aa", "bb", "cc", "dd")
+
+Change = Callable[[Path, Path], object]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    for place, key in enumerate(KEYS):
+        add(root, key, [1.0, 0.5][: 1 + place % 2])
+        date(root, key, 1_000.0 - place)
+    return root
+
+
+def date(root: Path, key: str, when: float) -> None:
+    """Make a row as old as that: the order of tables is that of rows' ages, here the other way round than keys."""
+    os.utime(root / "runs" / key / "row.json", (when, when))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def from_nothing(store: Path) -> dict[str, bytes]:
+    """Return the tables as somebody writes them who knows of no export before: the reference."""
+    copy, folder = store.with_name("copy"), store.with_name("full")
+    for one in (copy, folder):
+        shutil.rmtree(one, ignore_errors=True)
+    shutil.copytree(store, copy)
+    (copy / NAME).unlink(missing_ok=True)
+    write_tables(copy, folder)
+    return content(folder)
+
+
+#: Exports a store in a process that notes every file of runs that it opens, by whatever call.
+OPENED = """
+import os, sys
+opened = []
+sys.addaudithook(lambda name, told: name == "open" and opened.append(str(told[0])))
+from harness.store.__main__ import main
+status = main(["export", sys.argv[2], "--store", sys.argv[1]])
+runs = os.path.join(sys.argv[1], "runs", "")
+print(*(path.removeprefix(runs) for path in opened if path.startswith(runs)))
+sys.exit(status)
+"""
+
+
+def opened(store: Path, folder: Path) -> set[str]:
+    """Export in another process; return the files of runs that it opened."""
+    command = [sys.executable, "-c", OPENED, str(store), str(folder)]
+    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    return set(told.splitlines()[-1].split())
+
+
+def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    for number in range(10):
+        add(store, f"many{number:02d}", [1.0, 0.0])
+    files = {f"{path.name}/{one}" for path in (store / "runs").iterdir() for one in FILES}
+    assert opened(store, folder) == files
+    assert len(files) == 28
+    before = {path.name: path.stat().st_ino for path in (*folder.iterdir(), store / NAME)}
+    assert opened(store, folder) == set()
+    # Nothing is written either.
+    assert {p.name: p.stat().st_ino for p in (*folder.iterdir(), store / NAME)} == before
+    add(store, "new1", [0.25])
+    add(store, "new2", [0.75])
+    add(store, "many07", [0.0, 0.5])
+    assert opened(store, folder) == {
+        f"{key}/{f}" for key in ("new1", "new2", "many07") for f in FILES
+    }
+    assert content(folder) == from_nothing(store)
+
+
+#: What an export reads of a run.
+FILES = ("row.json", "journal.jsonl")
+
+
+def journaled(store: Path, key: str, name: str = "journal.jsonl", **entry: Any) -> None:
+    path = store / "runs" / key / name
+    durable.append(path, f"{json.dumps({'task': 't', 'doc_id': 7, **entry})}\n")
+
+
+def older(store: Path, _: Path) -> None:
+    row = Store(store).run("bb").row()
+    assert row is not None
+    (store / "runs/bb/row.json").write_text(json.dumps(first(row)))
+
+
+def other_tables(store: Path, folder: Path) -> None:
+    """Tables of another store in the place of these."""
+    other = store.with_name("other")
+    add(other, "aa", [0.125])
+    write_tables(other, folder)
+
+
+def spoilt(name: str) -> Change:
+    def change(_: Path, folder: Path) -> None:
+        whole = bytearray((folder / name).read_bytes())
+        whole[len(whole) // 2] ^= 0x55
+        (folder / name).write_bytes(whole)
+
+    return change
+
+
+def rewritten(name: str) -> Change:
+    """The same lines, in another file."""
+    return lambda _, folder: pq.write_table(pq.read_table(folder / name), folder / name)
+
+
+#: What may happen between two exports, and how many runs the second one reads.
+CHANGES: dict[str, tuple[Change, int]] = {
+    "nothing": (lambda store, folder: None, 0),
+    "added": (lambda store, folder: add(store, "ee", [1.0]), 1),
+    "added, older than all": (
+        lambda store, folder: (add(store, "ee", [1.0]), date(store, "ee", 1)),
+        1,
+    ),
+    "made again": (lambda store, folder: add(store, "bb", [0.0]), 1),
+    "made again at the same time": (
+        lambda store, folder: (add(store, "bb", [0.0]), date(store, "bb", 999.0)),
+        1,
+    ),
+    "touched": (lambda store, folder: date(store, "aa", 2_000.0), 1),
+    "order alone": (lambda store, folder: date(store, "aa", 1.0), 1),
+    "lifted": (older, 1),
+    "removed": (lambda store, folder: shutil.rmtree(store / "runs/cc"), 0),
+    "row removed": (lambda store, folder: (store / "runs/cc/row.json").unlink(), 0),
+    "damaged row": (lambda store, folder: (store / "runs/cc/row.json").write_text("{"), 1),
+    "copied run": (lambda store, folder: shutil.copytree(store / "runs/aa", store / "runs/ff"), 1),
+    "scored again": (lambda store, folder: journaled(store, "dd", scores={"acc": 0.5}), 1),
+    "a rank's journal": (
+        lambda store, folder: journaled(store, "dd", "journal.rank1.jsonl", scores={"acc": 0.5}),
+        1,
+    ),
+    "journal removed": (lambda store, folder: (store / "runs/dd/journal.jsonl").unlink(), 1),
+    "forced journal": (lambda store, folder: journaled(store, "dd", "forced.jsonl"), 0),
+    "damaged rows": (spoilt(ROWS), 4),
+    "damaged scores": (spoilt(SAMPLES), 4),
+    "rows of another writer": (rewritten(ROWS), 4),
+    "scores of another writer": (rewritten(SAMPLES), 4),
+    "tables of another store": (other_tables, 4),
+    "no rows": (lambda store, folder: (folder / ROWS).unlink(), 4),
+    "no scores": (lambda store, folder: (folder / SAMPLES).unlink(), 4),
+    "no tables": (lambda store, folder: shutil.rmtree(folder), 4),
+    "no index": (lambda store, folder: (store / NAME).unlink(), 4),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_tables_are_those_written_from_nothing(what: str, store: Path, tmp_path: Path) -> None:
+    folder, (change, reads) = tmp_path / "tables", CHANGES[what]
+    assert write_tables(store, folder).read == 4
+    change(store, folder)
+    full = from_nothing(store)
+    written = write_tables(store, folder)
+    assert content(folder) == full
+    assert written == Written(
+        len(pq.read_table(folder / ROWS)), sum(map(len, full.values())), reads
+    )
+    # Again: what is damaged in the store is read each time, and nothing else.
+    assert write_tables(store, folder).read == (what in ("damaged row", "copied run"))
+    assert content(folder) == full
+    add(store, "zz", [0.5, 0.25, 0.0])
+    write_tables(store, folder)
+    assert content(folder) == from_nothing(store)
+
+
+def test_what_the_last_export_of_all_is_of_can_be_damaged(store: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "tables", store / NAME
+    write_tables(store, folder)
+    full, whole = content(folder), path.read_bytes()
+    places = range(0, len(whole), len(whole) // 30)
+    flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in places]
+    for told in (b"", b"{}", whole[: len(whole) // 2], whole[1:], *flipped):
+        path.write_bytes(told)
+        assert write_tables(store, folder).read == 4
+        assert content(folder) == full
+    path.unlink()
+    path.mkdir()
+    assert write_tables(store, folder).read == 4
+    assert content(folder) == full
+
+
+def test_other_code_reads_all(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tables"
+    write_tables(store, folder)
+    monkeypatch.setattr(exporting, "_code", lambda: "later")
+    assert write_tables(store, folder).read == 4
+
+
+def test_a_copy_of_the_tables_does_as_well(store: Path, tmp_path: Path) -> None:
+    """What counts is what is in the files: two folders that were exported from one state go on from it."""
+    write_tables(store, tmp_path / "tables")
+    shutil.copytree(tmp_path / "tables", tmp_path / "copy")
+    add(store, "ee", [1.0])
+    assert write_tables(store, tmp_path / "copy").read == 1
+    # The newest export is the other one's.
+    assert write_tables(store, tmp_path / "tables").read == 5
+    assert content(tmp_path / "tables") == content(tmp_path / "copy") == from_nothing(store)
+
+
+@pytest.mark.parametrize("last", [SAMPLES, ROWS])
+def test_an_export_that_is_killed_is_made_up_for(
+    last: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = tmp_path / "tables", durable.replace
+
+    def killed(path: Path, written: bytes) -> None:
+        plain(path, written)
+        if path.name == last:
+            raise KeyboardInterrupt
+
+    write_tables(store, folder)
+    add(store, "ee", [1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_tables(store, folder)
+    assert write_tables(store, folder).read == 5
+    assert content(folder) == from_nothing(store)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["said", "found out"])
+def test_a_store_that_cannot_be_written_is_exported_in_full(
+    known: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, plain = from_nothing(store), durable.replace
+
+    def refused(path: Path, written: bytes) -> None:
+        if path.parent == store:
+            raise StoreLost(str(path))
+        plain(path, written)
+
+    monkeypatch.setattr(durable, "replace", refused)
+    if known:
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    for _ in range(2):
+        assert write_tables(store, tmp_path / "tables").read == 4
+        assert content(tmp_path / "tables") == full
+    assert not (store / NAME).exists()
+
+
+def test_a_store_that_lost_its_rows_leaves_the_tables_alone(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    write_tables(store, folder)
+    before = content(folder)
+    shutil.rmtree(store / "runs")
+    with pytest.raises(UserError, match="holds no finished runs; valid: a store with rows"):
+        write_tables(store, folder)
+    assert content(folder) == before
+    assert len(read_tables(folder)) == 4
