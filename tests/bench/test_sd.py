@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.bench.sd import page_lines
+from harness.bench.sd import KINDS, kinds, page_lines
 from harness.bench.sd_goals import Goal, targets
+from harness.bench.setup import Setup
 from harness.decoding.summary import speculative_block
 from tests.decoding.test_summary import decoded
 
@@ -36,6 +37,24 @@ def test_some_targets_are_upper_ones() -> None:
         "missed",
         "missed",
     ]
+
+
+def test_each_kind_asks_for_its_answers_and_some_to_warm_up() -> None:
+    found = {kind.name: kind for kind in kinds(Setup(quick=True))}
+    assert tuple(found) == KINDS
+    shown = {
+        name: {part["type"] for chat in kind.chats for part in chat[0]["content"]}
+        for name, kind in found.items()
+    }
+    assert shown == {
+        "video": {"video", "text"},
+        "captions": {"image", "text"},
+        "long": {"image", "text"},
+    }
+    counted = {name: len(kind.chats) - kind.warming for name, kind in found.items()}
+    assert counted == {"video": 2, "captions": 6, "long": 4}
+    for kind in found.values():
+        assert any(setting[0] == "method=vanilla_sd" for setting in kind.settings)  # the baseline
 
 
 def row(method: str, overlap: bool, own: list[float]) -> dict[str, Any]:
