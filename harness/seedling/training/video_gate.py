@@ -73,47 +73,66 @@ def load_video(name: str) -> Any:
     return model.eval()
 
 
-@torch.no_grad()
-def greedy_words(model: Any, shown: Shown, question: str, room: int) -> list[int]:
-    """Answers a question about one clip word by word.
+class Watched:
+    """One clip that a video model has seen, to be asked about as often as one likes.
 
     Args:
         model: A video model with ordinary attention.
         shown: The visual tokens of one clip.
-        question: Its words.
-        room: Most words of the answer.
-
-    Returns:
-        Token ids, ``<eos>`` included where it came.
     """
-    # transformers takes half a second to import, and most of this file does without.
-    from transformers import DynamicCache
 
-    language = model.model.language_model
-    embed = language.embed_tokens
-    asked = torch.tensor([[*encode(question), ASSISTANT]])
-    newline = model.model.image_newline[None, None]
-    parts = [
-        embed(torch.tensor([PREFIX])),
-        visual_tokens(model, shown.features),
-        newline,
-        embed(asked),
-    ]
-    rows = torch.cat(parts, dim=1)
-    places = [torch.arange(len(PREFIX))[None], shown.positions]
-    after = shown.end + torch.arange(asked.shape[1] + 1)
-    positions = torch.cat([*places, after[None]], dim=1)
-    cache = DynamicCache(config=language.config)
-    answer: list[int] = []
-    while len(answer) < room:
-        hidden = language(
-            inputs_embeds=rows, position_ids=positions, past_key_values=cache, use_cache=True
+    @torch.no_grad()
+    def __init__(self, model: Any, shown: Shown) -> None:
+        """Runs the model over the clip. Cost: most of an answer's, for a long clip."""
+        # transformers takes half a second to import, and most of this file does without.
+        from transformers import DynamicCache
+
+        self._model, self._shown = model, shown
+        language = model.model.language_model
+        self._cache = DynamicCache(config=language.config)
+        parts = [
+            language.embed_tokens(torch.tensor([PREFIX])),
+            visual_tokens(model, shown.features),
+            model.model.image_newline[None, None],
+        ]
+        places = [torch.arange(len(PREFIX))[None], shown.positions, torch.tensor([[shown.end]])]
+        self._run(torch.cat(parts, dim=1), torch.cat(places, dim=1))
+        self._length = self._cache.get_seq_length()
+
+    @torch.no_grad()
+    def answer(self, question: str, room: int) -> list[int]:
+        """Answers a question word by word.
+
+        Args:
+            question: Its words.
+            room: Most words of the answer.
+
+        Returns:
+            Token ids, ``<eos>`` included where it came.
+        """
+        if asked_before := self._cache.get_seq_length() - self._length:
+            self._cache.crop(-asked_before)
+        embed = self._model.model.language_model.embed_tokens
+        asked = torch.tensor([[*encode(question), ASSISTANT]])
+        rows = embed(asked)
+        positions = self._shown.end + 1 + torch.arange(asked.shape[1])[None]
+        answer: list[int] = []
+        while len(answer) < room:
+            hidden = self._run(rows, positions)
+            answer.append(int(self._model.lm_head(hidden[:, -1]).argmax()))
+            if answer[-1] == EOS:
+                break
+            rows, positions = embed(torch.tensor([answer[-1:]])), positions[:, -1:] + 1
+        return answer
+
+    def _run(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self._model.model.language_model(
+            inputs_embeds=rows,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
         ).last_hidden_state
-        answer.append(int(model.lm_head(hidden[:, -1]).argmax()))
-        if answer[-1] == EOS:
-            break
-        rows, positions = embed(torch.tensor([answer[-1:]])), positions[:, -1:] + 1
-    return answer
+        return output
 
 
 def _text(tokens: list[int]) -> str:
@@ -133,10 +152,10 @@ def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> 
     scores: dict[str, list[float]] = {}
     for index in range(plan["clips"][frames]):
         seen = see(tower_of(model), split, 1, index, frames)
-        shown = _all(seen)
+        watched = Watched(model, _all(seen))
         for talk in talks_about(seen.clip, 0, plan["questions"], 0):
             room = len(encode(talk.answer)) + plan["spare"]
-            answer = _text(greedy_words(model, shown, talk.question, room))
+            answer = _text(watched.answer(talk.question, room))
             scores.setdefault(talk.family, []).append(_score(talk, answer, seen))
     means = {family: float(np.mean(values)) for family, values in scores.items()}
     means["questions"] = float(np.mean([means[family] for family in SHORT]))
@@ -161,9 +180,8 @@ def accepted(
         seen = see(tower_of(target), split, 2, index, frames)
         whole = _all(seen)
         (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
-        answer = greedy_words(
-            target, whole, talk.question, len(encode(talk.answer)) + plan["spare"]
-        )
+        room = len(encode(talk.answer)) + plan["spare"]
+        answer = Watched(target, whole).answer(talk.question, room)
         few = whole if keep == 1 else _spread(seen, keep)
         told = _led(draft, few, talk.question, answer)
         right += sum(one == other for one, other in zip(told, answer, strict=True))
