@@ -16,7 +16,7 @@ from harness.seedling.sprites import SHAPES
 from harness.seedling.training import video_stage
 from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
-from harness.seedling.training.runtime import Worker, load_checkpoint, load_recipe
+from harness.seedling.training.runtime import Worker, cosine_lr, load_checkpoint, load_recipe
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import ACTS, Shown, blocks, see, show, visual_tokens
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
@@ -24,7 +24,13 @@ from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import Watched
 from harness.seedling.training.video_gaze import evidence, gaze_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
-from harness.seedling.training.video_stage import Feed, new_model, prepared, train_video
+from harness.seedling.training.video_stage import (
+    Feed,
+    new_model,
+    prepared,
+    restarted_lr,
+    train_video,
+)
 from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
 from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
 from harness.seedling.video_model import (
@@ -34,7 +40,7 @@ from harness.seedling.video_model import (
     build_video_processor,
     save_video_model,
 )
-from harness.seedling.vocabulary import ASSISTANT
+from harness.seedling.vocabulary import ASSISTANT, EOS
 
 FRAMES = 8
 TOTAL = FRAMES * FRAME_TOKENS
@@ -221,6 +227,39 @@ def test_words_are_told_the_tokens_that_show_them(seen):
             elif word in SHAPES and not (shown.labels([seen.act])[0][mine] > 0).any():
                 assert 10 + SHAPES.index(word) in kinds[mine].tolist()
         assert times > 3 or keep < TOTAL
+
+
+def test_long_answers_go_on_behind_damaged_ones(seen):
+    """What follows the part that was told last is right, alone is learned, and is shown by what it was shown by."""
+    damaged = 0
+    for visit in range(12):
+        whole_answers = talks_about(seen.clip, visit, {"caption": 1, "digits": 1}, 0)
+        right = {talk.family: talk for talk in whole_answers}
+        talks = talks_about(seen.clip, visit, {"goes_on": 2}, 0)
+        packed = pack_talks([talks], ones(talks), whole(seen))
+        for number, talk in enumerate(talks):
+            full = right[talk.family]
+            assert talk.question == full.question
+            assert full.answer.endswith(talk.answer)
+            assert full.shows[len(full.shows) - len(talk.shows) :] == talk.shows
+            front = full.answer[: len(full.answer) - len(talk.answer)].split()
+            last_time = [word for word in front if word[0] == "t" and word[1:].isdigit()][-1]
+            assert (
+                last_time == [w for w in talk.told.split() if w[0] == "t" and w[1:].isdigit()][-1]
+            )
+            damaged += talk.told.split() != front
+            mine = packed.labels[0][(packed.segments[0] == number) & (packed.labels[0] != IGNORE)]
+            assert mine.tolist() == [*encode(talk.answer), EOS]
+            assert {WORDS[token] for token in encode(talk.told)} <= set(full.answer.split())
+    assert damaged > 12
+
+
+def test_a_restart_begins_another_cosine():
+    plan = {"steps": 100, "lr": 1.0, "warmup": 5, "restarts": [{"at": 60, "lr": 0.5}]}
+    rates = [restarted_lr(step, plan) for step in range(100)]
+    assert rates[:60] == [cosine_lr(step, 60, 5, 1.0) for step in range(60)]
+    assert rates[60:] == [cosine_lr(step, 40, 5, 0.5) for step in range(40)]
+    assert restarted_lr(3, {"steps": 9, "lr": 1.0, "warmup": 1}) == cosine_lr(3, 9, 1, 1.0)
 
 
 def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen):

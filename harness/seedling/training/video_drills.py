@@ -21,13 +21,15 @@ _DRAWS = 4096
 class Talk(NamedTuple):
     """A question and its answer, in words; of the family "drill" a key and what follows from it.
 
-    What the answer tells is shown by (frame, number of the track), as in a dialogue.
+    What the answer tells is shown by (frame, number of the track), as in a dialogue. The answer may go on behind words
+    that are `told` already, right or not.
     """
 
     family: str
     question: str
     answer: str
     shows: tuple[tuple[int, int], ...] = ()
+    told: str = ""
 
 
 def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
@@ -36,7 +38,7 @@ def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> 
     Args:
         clip: The clip.
         visit: How often the clip has been shown before.
-        counts: Questions of each family.
+        counts: Questions of each family; "goes_on" are captions and digits that go on behind what is told already.
         drills: Lookups of each kind.
     """
     address = clip.index * 64 + visit
@@ -44,9 +46,52 @@ def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> 
         counts = {f: n for f, n in counts.items() if f not in ("order", "when", "find")}
     stream = DrawStream(draws(clip.seed + _OFFSET, clip.split, [address], _DRAWS)[0])
     talks = [Talk(*found[:3], found.shows) for found in dialogues(clip, stream, counts)]
+    for number in range(counts.get("goes_on", 0)):
+        family = ("caption", "digits")[number % 2]
+        (found,) = dialogues(clip, stream, {family: 1})
+        talks.append(_gone_on(Talk(*found[:3], found.shows), stream))
     for _ in range(drills):
         talks += [_object_at(clip, stream), _place_at(clip, stream), _begins_at(clip, stream)]
     return talks
+
+
+def _gone_on(talk: Talk, stream: DrawStream) -> Talk:
+    """Cuts a long answer and damages what stands in front of the cut: only what was told last says what is next.
+
+    A model that has only read right answers loses its place with its first mistake: it goes back in time, or tells one
+    event until the words run out. Of the parts in front of the last one a third is missing and a sixth is there twice,
+    and in a quarter of all parts one word but the time is another's.
+    """
+    words = talk.answer.split()
+    size = 2 if talk.family == "digits" else 0
+    ends = (
+        range(size, len(words) + 1, size)
+        if size
+        else [place + 1 for place, word in enumerate(words) if word == ";"]
+    )
+    parts = [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    cut = 1 + stream.below(len(parts))
+    told: list[str] = []
+    for number, part in enumerate(parts[:cut]):
+        fate = stream.below(12)
+        if number < cut - 1 and fate < 4:
+            continue
+        copies = 1 + (fate in (4, 5))
+        said = _misread(part, parts, stream) if stream.below(4) == 0 else part
+        told += said * copies
+    rest = [word for part in parts[cut:] for word in part]
+    return talk._replace(answer=" ".join(rest), shows=talk.shows[cut:], told=" ".join(told))
+
+
+def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> list[str]:
+    """Returns a part in which one word, not the time, stands as in another part at the same place."""
+    time = next(place for place, word in enumerate(part) if word[0] == "t" and word[1:].isdigit())
+    other = stream.pick(parts)
+    places = range(time + 1, min(len(part), len(other)) - (part[-1] == ";"))
+    if not places:
+        return part
+    place = stream.pick(places)
+    return [*part[:place], other[place], *part[place + 1 :]]
 
 
 def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:

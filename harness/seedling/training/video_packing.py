@@ -50,15 +50,16 @@ def _row(
     talk: Talk, weights: dict[str, float], first: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Returns tokens, labels and weights of one dialogue, its times shifted by `first` frames."""
-    asked, answer = (_later(encode(text), first) for text in (talk.question, talk.answer))
+    texts = (talk.question, talk.told, talk.answer)
+    asked, told, answer = (_later(encode(text), first) for text in texts)
     weight = weights[talk.family]
     if talk.family == "drill":
         words = [*asked, *answer]
         silent = len(asked) - 1
         return words[:-1], [IGNORE] * silent + answer, [0.0] * silent + [weight] * len(answer)
-    silent = len(asked)
+    silent = len(asked) + len(told)
     return (
-        [*asked, ASSISTANT, *answer],
+        [*asked, ASSISTANT, *told, *answer],
         [IGNORE] * silent + [*answer, EOS],
         [0.0] * silent + [weight] * len(answer) + [weight * weights["end"]],
     )

@@ -41,7 +41,7 @@ from harness.seedling.video.vocabulary import MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS, build_video_model
 
 CHECKPOINT = "video.pt"
-ONCE = ("digits", "caption")
+ONCE = ("digits", "caption", "goes_on")
 """Families with one question to a clip."""
 
 
@@ -148,7 +148,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     sums: dict[str, float] = {}
     began = time.monotonic()
     for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        set_lr(optimiser, restarted_lr(step, plan))
         seen, shown, talks = feed.batch(step)
         packed = pack_talks(talks, plan["weights"], shown)
         visual = visual_tokens(model, shown.features)
@@ -181,6 +181,14 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(model, plan["validation"]))
             began = time.monotonic()
+
+
+def restarted_lr(step: int, plan: dict[str, Any]) -> float:
+    """Returns the learning rate of a step: a cosine from the start, and another from each of the "restarts" on."""
+    peaks = [{"at": 0, "lr": plan["lr"]}, *plan.get("restarts", [])]
+    number = max(place for place, peak in enumerate(peaks) if peak["at"] <= step)
+    start, end = peaks[number]["at"], [*peaks, {"at": plan["steps"]}][number + 1]["at"]
+    return cosine_lr(step - start, end - start, plan["warmup"], peaks[number]["lr"])
 
 
 @torch.no_grad()
