@@ -371,7 +371,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert {"answers", "look", "time", "act"} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
     draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
-    draft["distilled_from"] = 1
+    draft |= {"distilled_from": 1, "restarts": []}
     train_video_draft(
         Worker(0, 1), {**recipe, "video": tiny, "video_draft": draft}, tmp_path / "once"
     )

@@ -19,7 +19,6 @@ from harness.seedling.training.packing import IGNORE, Packed
 from harness.seedling.training.runtime import (
     TrainingLog,
     Worker,
-    cosine_lr,
     load_checkpoint,
     make_optimiser,
     save_checkpoint,
@@ -30,7 +29,13 @@ from harness.seedling.training.video import Seen, Shown, show, visual_tokens
 from harness.seedling.training.video_gaze import looking_loss
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import pack_talks, video_hidden
-from harness.seedling.training.video_stage import CHECKPOINT, Feed, prepared, validate_video
+from harness.seedling.training.video_stage import (
+    CHECKPOINT,
+    Feed,
+    prepared,
+    restarted_lr,
+    validate_video,
+)
 from harness.seedling.video_model import build_video_model
 
 DRAFT_CHECKPOINT = "video_draft.pt"
@@ -94,7 +99,7 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         optimiser.load_state_dict(checkpoint["optimiser"])
         first_step = checkpoint["step"]
     for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        set_lr(optimiser, restarted_lr(step, plan))
         seen, shown, talks = feed.batch(step)
         packed = pack_talks(talks, plan["weights"], shown)
         answered = packed.labels != IGNORE
