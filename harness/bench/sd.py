@@ -243,13 +243,18 @@ def machine_seconds(repeats: int) -> float:
 PAGE = """# Speculative decoding on the embedded models
 
 Written by `make bench-sd` on {device_name} ({cores} cores, one thread a side), torch {torch}, load average
-{load_average:.1f}, fp32, batch 1. `video`: seedling_video (8 layers) tells clips of 4,032 visual tokens, with
-seedling_video_draft (3 layers). `captions` and `long`: seedling (6 layers), seedling_draft (2 layers). Every answer is
-also decoded plainly, by the same loop, cache and clock, with the target on the same core; speed-ups are totals over
-totals, with bootstrap intervals over pairs of answers. Columns are defined in [speculative.md](speculative.md). `long`
-answers go on to 160 tokens behind two pictures, whatever is left to say. A draft that works beside the target has a
-core of its own: `per device` divides by the cores used.
+{load_average:.1f}, fp32, batch 1. Every answer is also decoded plainly, by the same loop, cache and clock, with the
+target on the same core; speed-ups are totals over totals, with bootstrap intervals over pairs of answers. Columns are
+defined in [speculative.md](speculative.md). A draft that works beside the target has a core of its own: `per device`
+divides by the cores used.
 """
+
+#: What a page says of each kind that it has.
+ABOUT = {
+    "video": "`video`: seedling_video (8 layers) tells clips of 4,032 visual tokens; its draft has 3 layers.",
+    "captions": "`captions`: seedling (6 layers) tells one picture; its draft has 2 layers.",
+    "long": "`long`: the same pair goes on to 160 tokens behind two pictures, whatever is left to say.",
+}
 
 
 def page_lines(result: Mapping[str, Any]) -> list[str]:
@@ -302,7 +307,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
     """Leave the figures as JSON and as a page."""
-    page = PAGE.format(**result["conditions"]) + "\n" + "\n".join(lines)
+    had = {row["kind"] for row in result["rows"]}
+    about = [f"- {said}" for kind, said in ABOUT.items() if kind in had]
+    page = "\n".join([PAGE.format(**result["conditions"]), *about, "", *lines])
     leave(folder, "bench_sd", page, result)
 
 
