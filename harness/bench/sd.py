@@ -84,6 +84,9 @@ VIDEO_SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=parallelvlm", "ratio=0.9", "method.params.guidance=uniform"),
 )
 
+#: Answers to pictures that are not counted: kernels, caches and the pipe warm up.
+WARMING = 3
+
 #: Answers of each kind that are counted; few in a quick run.
 VIDEO, CAPTIONS, LONG = (6, 2), (32, 6), (24, 4)
 
@@ -101,7 +104,7 @@ class Kind:
         generation: the settings of generation.
         settings: decoders, by the overrides that make them.
         model: the target, a name in conf/model; empty: the one of the command line.
-        warming: answers in front that are not counted: kernels, caches and the pipe warm up.
+        warming: answers in front that are not counted.
     """
 
     name: str
@@ -109,7 +112,7 @@ class Kind:
     generation: Mapping[str, Any]
     settings: tuple[tuple[str, ...], ...] = SETTINGS
     model: str = ""
-    warming: int = 3
+    warming: int = 1
 
 
 @bench_command
@@ -144,9 +147,16 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
     short = {"max_new_tokens": 160, "do_sample": False}
     told = {"max_new_tokens": 512, "do_sample": False}
     return (
-        Kind("video", clip_chats(clips + 1), told, VIDEO_SETTINGS, "seedling_video", warming=1),
-        Kind("captions", [chat_of((index,)) for index in range(count + 3)], short),
-        Kind("long", [chat_of((index, index + 1000)) for index in range(more + 3)], long),
+        Kind("video", clip_chats(clips + 1), told, VIDEO_SETTINGS, "seedling_video"),
+        Kind(
+            "captions",
+            [chat_of((index,)) for index in range(count + WARMING)],
+            short,
+            warming=WARMING,
+        ),
+        Kind(
+            "long", [chat_of((i, i + 1000)) for i in range(more + WARMING)], long, warming=WARMING
+        ),
     )
 
 
