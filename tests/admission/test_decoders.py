@@ -298,7 +298,9 @@ VIDEO_MODELS = (
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None:
-    expected = "video_detail_caption" if name in VIDEO_MODELS else "seedling_rec"
+    embedded = dict.fromkeys(("seedling_video", "seedling_video_draft"), "seedling_video_brief")
+    made_for_videos = embedded | dict.fromkeys(VIDEO_MODELS, "video_detail_caption")
+    expected = made_for_videos.get(name, "seedling_rec")
     spec = spec_of(f"model={name}")
     assert spec.benchmark.name == expected
 
