@@ -20,6 +20,7 @@ from rich.progress import track
 from torch import Tensor
 
 from harness.bench.clip_subsets import SeenClip, clip_subsets
+from harness.bench.clips import FIRST_CLIP, clip_chat
 from harness.bench.guided_words import Setting, Told
 from harness.bench.writing import bench_command, parser
 from harness.budget import Budget
@@ -30,7 +31,6 @@ from harness.decoding.guidance import Given, Guidance
 from harness.errors import UserError
 from harness.seedling.training.video import acts_of, owners_of
 from harness.seedling.video.benchmarks import sample_clip, samples
-from harness.seedling.video.media import in_memory
 from methods.base import Need, Plan, Site, TokenReducer, View
 from methods.uvprune import Criterion, UVPrune
 
@@ -45,8 +45,6 @@ RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
 #: Layers before which the target chooses, and the depth-scaled default among them.
 LAYERS = (2, 4, 6)
 LIMIT, CHUNK = 512, 64
-#: Clips of the caption benchmark.
-FIRST = 6_000_000
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def rules() -> dict[str, UVPrune]:
 
 def measured(target: Adapter, draft: Adapter, clips: int, frames: int) -> Iterator[Told]:
     """Yield one caption after the other. Cost: about ten seconds each on a core."""
-    asked = samples("seedling_video_caption", "test", 0, FIRST, clips, frames)
+    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, clips, frames)
     for number, sample in enumerate(track(asked, disable=not sys.stderr.isatty())):
         yield _told(target, draft, sample, torch.Generator().manual_seed(number))
 
@@ -106,15 +104,7 @@ def _told(
     target: Adapter, draft: Adapter, sample: dict[str, Any], generator: torch.Generator
 ) -> Told:
     clip = sample_clip(sample)
-    chat: Chat = [
-        {
-            "role": "user",
-            "content": [
-                {"type": "video", "video": in_memory(clip)},
-                {"type": "text", "text": sample["question"]},
-            ],
-        }
-    ]
+    chat: Chat = clip_chat(clip, sample["question"])
     found: dict[str, Tensor] = {}
     caption = _answer(_side(target, chat, Rules(rules(), found)))
     owner = owners_of(clip)

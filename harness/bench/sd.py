@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.bench.clips import FIRST_CLIP, clip_chat
 from harness.bench.sd_goals import targets
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
@@ -44,7 +45,6 @@ from harness.running import preflight
 from harness.seedling.questions import questions_for
 from harness.seedling.scenes import Scenes
 from harness.seedling.video.benchmarks import sample_clip, samples
-from harness.seedling.video.media import in_memory
 from harness.seedling.video.vocabulary import MOST_FRAMES
 
 SCHEMA = 2
@@ -89,9 +89,6 @@ WARMING = 3
 
 #: Answers of each kind that are counted; few in a quick run.
 VIDEO, CAPTIONS, LONG = (6, 2), (32, 6), (24, 4)
-
-#: The first clip of the caption benchmark.
-FIRST_CLIP = 6_000_000
 
 
 @dataclass(frozen=True)
@@ -161,13 +158,9 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
 
 
 def clip_chats(count: int) -> list[list[dict[str, Any]]]:
-    """Return chats that ask for all that happens in held-out clips. Cost: about 0.2 s a clip."""
-    found = []
-    for sample in samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES):
-        video = {"type": "video", "video": in_memory(sample_clip(sample))}
-        text = {"type": "text", "text": sample["question"]}
-        found.append([{"role": "user", "content": [video, text]}])
-    return found
+    """Return chats that ask for all that happens in held-out clips. Cost: drawing them."""
+    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
+    return [clip_chat(sample_clip(sample), sample["question"]) for sample in asked]
 
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:

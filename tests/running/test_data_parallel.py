@@ -442,7 +442,7 @@ print("left:", code, [name for name in tasks if "gloo" in name], file=sys.stderr
 
 @pytest.mark.slow
 def test_no_thread_of_the_group_is_left_when_the_processes_part(tmp_path: Path) -> None:
-    # One that lets go of its last tensor while Python ends aborts the process with SIGABRT, once in some hundred runs.
+    # One that lets go of its last tensor while Python ends aborts the process with SIGABRT, now and then.
     script = tmp_path / "threads.py"
     script.write_text(THREADS)
     asked = [f"store={tmp_path / 'store'}", "model.device=cpu", "limit=2", "engine.paired=0"]

@@ -429,6 +429,14 @@ def test_the_largest_model_fits():
     assert model.config.text_config.max_position_embeddings >= 16000
 
 
+def test_drafts_take_layers_that_their_targets_have():
+    pictures, videos = RECIPE["draft"]["target_layers"], RECIPE["video_draft"]["target_layers"]
+    assert pictures == [0, 1]
+    assert len(videos) == VIDEO_LAYERS["seedling_video_draft"]
+    assert max(videos) < VIDEO_LAYERS["seedling_video"]
+    assert RECIPE["video_draft"]["gaze"]["layers"] == [len(videos) - 1]
+
+
 def test_a_draft_takes_the_layers_that_it_is_told(started):
     draft = video_draft_from(started, [0, 4])
     for here, there in ((0, 0), (1, 4)):
