@@ -22,14 +22,15 @@ from harness.running.streams import Stopped, stoppable
 from harness.store import Store
 from tests.running.helpers import make_bench
 
-#: run.py with answers that take a while.
+#: run.py with answers that take a while, and the fifth of them longer than any test waits: it does not end by itself.
 SLOW = """
 import sys, time
+from itertools import chain, repeat
 import run
 from harness.engine.session import Session
-plain = Session.generate
+plain, pauses = Session.generate, chain(4 * [0.5], repeat(600))
 def generate(*inputs, **settings):
-    time.sleep(0.5)
+    time.sleep(next(pauses))
     return plain(*inputs, **settings)
 Session.generate = generate
 sys.exit(run.main())
