@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from harness.tables import wording
 from harness.tables.cells import COLUMNS
@@ -28,6 +28,9 @@ BESIDE = (
     ),
     *("remark", "missing"),
 )
+
+#: Lines of a table that fit a page of LaTeX, headings included.
+LONGEST = 40
 
 #: Letters that TeX reads as orders, with what prints them.
 TEX = str.maketrans(
@@ -74,27 +77,41 @@ def latex(table: Table) -> str:
     """
     heads = [wording.head(column) for column in table.columns]
     caption = f"{wording.title(table)}. {wording.source(table)} {wording.LEGEND}"
-    out = [
-        r"% needs \usepackage{booktabs,graphicx}",
-        r"\begin{table}",
-        rf"\caption{{{_tex(caption)}}}",
-        rf"\label{{tab:{table.name.replace('_', ':')}}}",
-        r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
-        r"\toprule",
-        " & ".join(["", *map(_tex, heads)]) + r" \\",
-    ]
-    for headings, lines in wording.blocks(table):
-        out.append(r"\midrule")
-        if headings:
-            out.append(rf"\multicolumn{{{len(heads) + 1}}}{{l}}{{{_tex(', '.join(headings))}}} \\")
-        for line in lines:
-            cells = [_tex_cell(line.cells.get(column)) for column in table.columns]
-            out.append(" & ".join([_tex(line.label or "-"), *cells]) + r" \\")
-    out += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
+    out = [r"% needs \usepackage{booktabs,adjustbox}"]
+    for number, part in enumerate(_parts(table, len(heads))):
+        again = f"{wording.title(table)}, continued."
+        out += [
+            r"\begin{table}",
+            rf"\caption{{{_tex(again if number else caption)}}}",
+            *([] if number else [rf"\label{{tab:{table.name.replace('_', ':')}}}"]),
+            r"\begin{adjustbox}{max width=\textwidth}",
+            rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
+            r"\toprule",
+            " & ".join(["", *map(_tex, heads)]) + r" \\",
+            *part,
+            *(r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}"),
+        ]
     for name, said in wording.said(table):
         out += [f"% {name}:", *(f"%   {one}" for one in said)]
     return "\n".join(out) + "\n"
+
+
+def _parts(table: Table, columns: int) -> Iterator[list[str]]:
+    """Yield the lines between the rules, in parts of :data:`LONGEST` that fit a page each."""
+    part: list[str] = []
+    for headings, lines in wording.blocks(table):
+        title = r"\midrule"
+        if headings:
+            title += "\n" + rf"\multicolumn{{{columns + 1}}}{{l}}{{{_tex(', '.join(headings))}}} \\"
+        fresh = True
+        for line in lines:
+            if len(part) >= LONGEST:
+                yield part
+                part, fresh = [], True
+            cells = [_tex_cell(line.cells.get(column)) for column in table.columns]
+            part += [title] * fresh + [" & ".join([_tex(line.label or "-"), *cells]) + r" \\"]
+            fresh = False
+    yield part
 
 
 def tidy(table: Table) -> str:

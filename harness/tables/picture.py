@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -78,9 +79,28 @@ def draw(table: Table) -> Figure:
         figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
     ):
         _draw(axes, table, panel, looks)
-    figure.suptitle(wording.title(table), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    about = _about(table)
+    title, about = (
+        fill(wording.title(table), int(9 * size[0])),
+        fill(_about(table), int(14 * size[0])),
+    )
     figure.supxlabel(about, x=0.01, ha="left", fontsize=8, color="#555555")
+    shown = {
+        name: handle
+        for axes in figure.axes
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    # The legend bears the title, for the layout keeps no room between the two.
+    figure.legend(
+        [*shown.values()],
+        [*shown],
+        loc="outside upper left",
+        ncols=2 * len(panels),
+        title=title,
+        title_fontproperties={"size": 11, "weight": "bold"},
+        alignment="left",
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
@@ -101,7 +121,7 @@ def write(table: Table, folder: Path) -> list[Path]:
 def _draw(axes: Axes, table: Table, panel: Panel, looks: Mapping[str, tuple[str, str]]) -> None:
     lines = points(table, panel)
     places = _places(table, panel)
-    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_title(fill(panel.title, int(10 * PANEL[0])), loc="left", fontsize=10)
     axes.set_ylabel(panel.y)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
@@ -126,15 +146,11 @@ def _draw(axes: Axes, table: Table, panel: Panel, looks: Mapping[str, tuple[str,
     if panel.x == "budget":
         axes.margins(x=0.08, y=0.12)
     else:
-        shown = [value for line in lines.values() for value, _ in line.values()]
-        # Bars start at zero unless all of them are near each other and far from it.
-        low = min(shown) - 2 * (max(shown) - min(shown))
-        axes.set_ylim(bottom=max(low, 0.0))
+        axes.set_ylim(bottom=0)
     steep = max(map(len, places)) * len(places) > 44
     axes.set_xticks(
         range(len(places)), places, rotation=30 if steep else 0, ha="right" if steep else "center"
     )
-    axes.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _about(table: Table) -> str:

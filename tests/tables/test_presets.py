@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib import rc_context
+from matplotlib.text import Text
 from omegaconf import OmegaConf
 
 import run
@@ -19,7 +21,7 @@ from harness.errors import UserError
 from harness.pages.tables import page
 from harness.paths import ROOT
 from harness.tables import picture
-from harness.tables.__main__ import rebuild, write
+from harness.tables.__main__ import asked, rebuild, write
 from harness.tables.panels import name_of
 from harness.tables.presets import LISTED, preset, runs_of
 from harness.tables.published import papers, read_paper
@@ -151,15 +153,33 @@ def test_from_sweep_to_table(tmp_path: Path) -> None:
     assert "not to be compared with theirs" in " ".join(paths[0].read_text().split())
 
 
+def test_the_words_of_a_figure_stay_on_it() -> None:
+    """Titles and notes are wrapped: a figure of one panel is narrower than most of them."""
+    tables, _ = rebuild(asked("all", []), [])
+    figures = [table for table in tables if table.entry.panels]
+    assert min(len(table.entry.panels) for table in figures) == 1
+    for table in figures:
+        with rc_context(picture.STYLE):
+            drawn = picture.draw(table)
+            # The canvas of a figure that is not shown draws nothing, and lays nothing out.
+            drawn.draw_without_rendering()
+        assert "nothing measured yet" in [text.get_text() for text in drawn.findobj(Text)]
+        for text in drawn.findobj(Text):
+            if text.get_text() and text.get_visible():
+                box = text.get_window_extent()
+                assert box.x0 >= -1, (table.name, text)
+                assert box.x1 <= drawn.bbox.x1 + 1, (table.name, text)
+
+
 @pytest.mark.slow
 def test_from_sweep_to_picture(tmp_path: Path) -> None:
-    asked = [
+    line = [
         "method=none,fastv,d2pruner_di",
         "ratio=0,0.25,0.5",
         "benchmark=seedling_rec",
         "limit=2",
     ]
-    line = ["-m", "+experiment=d2pruner_fig4", "model=seedling", *asked, f"store={tmp_path}"]
+    line = ["-m", "+experiment=d2pruner_fig4", "model=seedling", *line, f"store={tmp_path}"]
     assert run.main([*line, "engine.warmup=0"]) == 0
     (figure,), notes = rebuild([("d2pruner", "fig4")], [tmp_path], model="seedling")
     assert notes == []

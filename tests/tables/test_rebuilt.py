@@ -14,7 +14,7 @@ from harness.store.exporting import write_tables
 from harness.tables.__main__ import asked, main, rebuild
 from harness.tables.analytic import verdicts
 from harness.tables.filling import Formula, Shelf
-from harness.tables.formats import FORMATS
+from harness.tables.formats import FORMATS, LONGEST
 from harness.tables.rows import Notes, choose, read_rows
 from harness.tables.table import Table, build
 from tests.tables.stored import CELLS, commit, write_paper
@@ -75,7 +75,8 @@ Full & 80.4 {\scriptsize (80.0, +0.4 near, n=500)} & 88.0 {\scriptsize (90.0, -2
 \multicolumn{4}{l}{50\%} \\
 Fast & 50.0 {\scriptsize (60.0 $\neq$ 50.5, -10.0 FAR, n=500)} & \textit{81.0 = 81.0} & \textit{90.0\dag{}} \\
 \bottomrule
-\end{tabular}}
+\end{tabular}
+\end{adjustbox}
 \end{table}
 """.replace("\\\n100", "100")
 
@@ -137,14 +138,39 @@ def test_latex_is_well_formed() -> None:
         )
         bare = text.replace(r"\textbackslash{}", "").replace(r"\{", "").replace(r"\}", "")
         assert bare.count("{") == bare.count("}"), table.name
-        assert re.findall(r"\\begin\{(\w+)", text) == ["table", "tabular"]
-        assert re.findall(r"\\end\{(\w+)", text) == ["tabular", "table"]
+        nested = ["table", "adjustbox", "tabular"]
+        parts = text.count(r"\bottomrule")
+        assert re.findall(r"\\begin\{(\w+)", text) == nested * parts
+        assert re.findall(r"\\end\{(\w+)", text) == nested[::-1] * parts
         assert re.search(r"(?<!\\)[#_^~]|[^\x00-\x7f]", re.sub(r"\\label.*", "", text)) is None, (
             table.name
         )
         for line in text.splitlines():
             if line.endswith(r"\\") and "multicolumn" not in line:
                 assert len(re.findall(r"(?<!\\)&", line)) == len(table.columns), line
+
+
+def test_long_tables_are_cut_into_pages_with_every_line_once() -> None:
+    """A float that is taller than its page is cut off by TeX."""
+    tables, _ = rebuild(asked("all", []), [])
+    long = 0
+    for table in tables:
+        parts = FORMATS["tex"](table).split(r"\end{table}")[:-1]
+        labels = [
+            line.split(" & ")[0]
+            for part in parts
+            for line in part.split(r"\midrule", 1)[1].splitlines()
+            if " & " in line
+        ]
+        assert len(labels) == len(table.lines)
+        for part in parts:
+            body = part.split(r"\toprule")[1]
+            assert body.count(r"\\") <= LONGEST + body.count("multicolumn") + 1
+            assert body.splitlines()[2] == r"\midrule"
+        assert "continued" not in parts[0]
+        assert all(", continued.}" in part for part in parts[1:])
+        long += len(parts) > 1
+    assert long > 3
 
 
 def test_missing_cells_say_what_fills_them(store: Path, tmp_path: Path) -> None:
