@@ -40,7 +40,8 @@ CURVES = """\
 A cell holds the score in percent, the points above random entries with the paired 95 % interval over
 samples, and **above** or **below** where the interval leaves 0 out; names are those of the files in `conf/method`. The
 first token of an answer comes out of the whole prefill, so that no method can lose it. If no method differed from
-random, one comparison in twenty would be marked all the same.
+random, one comparison in twenty would be marked all the same; a `*` says that the paired test still finds a difference
+when it is corrected for all cells of the table.
 
 The picture has the readings that bear their methods' names.
 

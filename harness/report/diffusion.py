@@ -44,7 +44,7 @@ TABLES = """\
 A cell holds the score in percent, the points above random tokens with the paired 95 % bootstrap interval over samples,
 and **above** or **below** where the interval leaves 0 out; random tokens, and methods between layers, which have no
 random ones beside them, with their own interval. If no method differed from random, one comparison in twenty would be
-marked all the same.
+marked all the same; a `*` says that the paired test still finds a difference when it is corrected for all cells.
 """
 
 BOUGHT = """\

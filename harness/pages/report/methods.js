@@ -36,7 +36,7 @@ function drawMethods() {
   }).filter(Boolean).slice(0, PANELS);
   section.replaceChildren(
     element("div", { class: "bar" }, choice("Method", name, names.map((one) => [one, one]), (v) => { chosen.method = v; drawMethods(); }),
-      element("span", { class: "note" }, `${ours[0].kind}; ${ours.length} rows on ${unique(ours.map((row) => row.benchmark)).length} benchmarks`)),
+      element("span", { class: "note" }, `${ours[0].kind}; ${counted(ours, "row")} on ${counted(unique(ours.map((row) => row.benchmark)), "benchmark")}`)),
     element("h2", {}, "What it keeps"),
     element("p", { class: "note" }, `Light places are dropped; what the last layer of ${data.overlays.model || "the embedded model"} still sees is left as it is. Three validation scenes of the embedded model, each with a question about a place.`),
     ...keptTokens(name),
