@@ -1,8 +1,9 @@
 """What the harness costs beside answering: `python -m harness.bench.overhead`, on a machine that does nothing else.
 
-Four figures: how long composing and checking a sweep takes until its first cell may start, a cell and in all; how long
-the help and a refusal take, whole processes; and what composing, checking and storing one cell of 100 samples of
-the embedded model costs beside the cell's whole time. `--write <path>` writes the table as a page.
+How long composing and checking a sweep takes until its first cell may start, a cell and in all; how long the help
+and a refusal take, whole processes; and what composing, checking and storing a cell of 100 samples of the embedded
+model costs beside the cell's whole time, alone and as one of a sweep, which is composed at once.
+`--write <path>` writes the table as a page.
 """
 
 from __future__ import annotations
@@ -90,27 +91,41 @@ def processes() -> list[tuple[str, str]]:
 
 
 def beside(store: Path) -> list[tuple[str, str]]:
-    """Return what one cell of 100 samples costs beside its answers; models and packages are loaded before."""
-    warm, _ = prepared(store, "limit=1")
+    """Return what cells of 100 samples cost beside their answers; models and packages are loaded before."""
+    warm, _ = prepared(store, [*CELL, "limit=1"])
     warm.run(warm.jobs[0][0])
-    runner, own = prepared(store, "limit=100")
-    runner.cells = cells = Timed(board=runner.board)
-    _, running = timed(lambda: runner.run(runner.jobs[0][0]))
-    own["store"] = cells.storing
-    costs = sum(own.values())
-    whole = costs + running - cells.storing
-    parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in own.items())
+    ratios = [f"{number / 100:g}" for number in range(50, 80)]
     return [
-        ("100 samples, harness", f"{costs:.3f} s of {whole:.2f} s, {costs / whole:.1%} ({parts})")
+        ("a cell of 100 samples alone", share_of(store, [*CELL, "limit=100"])),
+        (
+            f"one of {len(ratios)} cells of a sweep",
+            share_of(store, ["-m", *CELL, f"ratio={','.join(ratios)}", "limit=100"]),
+        ),
     ]
 
 
-def prepared(store: Path, limit: str) -> tuple[Runner, dict[str, float]]:
-    """Return a runner that has admitted the cell, and the seconds that this took."""
-    command, composing = timed(lambda: read_command([*CELL, limit, *HERE, f"store={store}"]))
-    spec, building = timed(lambda: build_spec(command.cells[0]))
-    runner = Runner()
-    _, checking = timed(lambda: runner.admit([spec]))
+def share_of(store: Path, asked: Sequence[str]) -> str:
+    """Return what cells cost each beside their answers, and the share of their time, in words."""
+    with tempfile.TemporaryDirectory(dir=store) as folder:
+        runner, own = prepared(Path(folder), asked)
+        runner.cells = cells = Timed(board=runner.board)
+        running = sum(timed(partial(runner.run, spec))[1] for spec, _ in runner.jobs)
+    own["store"] = cells.storing
+    costs, count = sum(own.values()), len(runner.jobs)
+    whole = costs + running - cells.storing
+    parts = ", ".join(f"{name} {seconds / count:.3f}" for name, seconds in own.items())
+    return (
+        f"{costs / count:.3f} s of {whole / count:.2f} s are the harness's, "
+        f"{costs / whole:.1%} ({parts})"
+    )
+
+
+def prepared(store: Path, asked: Sequence[str]) -> tuple[Runner, dict[str, float]]:
+    """Return a runner that has admitted cells, and the seconds that this took."""
+    command, composing = timed(lambda: read_command([*asked, *HERE, f"store={store}"]))
+    specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
+    runner = Runner(sweep=len(specs) > 1)
+    _, checking = timed(lambda: runner.admit(specs))
     return runner, {"compose": composing, "check and key": building + checking}
 
 
