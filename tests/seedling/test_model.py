@@ -19,6 +19,7 @@ from harness.seedling.questions import FAMILIES, questions_for
 from harness.seedling.scenes import Scenes, make_layout
 from harness.seedling.targets import patch_targets
 from harness.seedling.tower import patch_features, pooled_output
+from harness.seedling.training import fast_math
 from harness.seedling.training.draft_stage import draft_from_target
 from harness.seedling.training.evaluate import (
     QuestionSet,
@@ -114,7 +115,15 @@ def test_tower_shortcuts_equal_the_whole_tower(random_model):
     torch.testing.assert_close(pooled, whole.pooler_output)
 
 
-def test_bf16_products_are_close_in_training_and_exact_otherwise():
+def test_products_are_bf16_only_where_that_is_faster(monkeypatch):
+    monkeypatch.setattr(fast_math, "bf16_pays", lambda: False)
+    layer = torch.nn.Linear(8, 4)
+    use_bf16_products(torch.nn.Sequential(layer))
+    assert type(layer) is torch.nn.Linear
+
+
+def test_bf16_products_are_close_in_training_and_exact_otherwise(monkeypatch):
+    monkeypatch.setattr(fast_math, "bf16_pays", lambda: True)
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 32)
     x = torch.randn(50, 64, requires_grad=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,18 @@ from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import Worker, cosine_lr, load_checkpoint, load_recipe
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import ACTS, Shown, blocks, see, show, visual_tokens
+from harness.seedling.training.video import ACTS, Shown, blocks, needed, see, show, visual_tokens
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import Watched
-from harness.seedling.training.video_gaze import evidence, gaze_loss
+from harness.seedling.training.video_gaze import evidence, gaze_loss, looking_back_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import (
     Feed,
     new_model,
     prepared,
     restarted_lr,
+    stage_of,
     train_video,
 )
 from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
@@ -39,6 +41,7 @@ from harness.seedling.video_model import (
     build_video_model,
     build_video_processor,
     save_video_model,
+    video_weights_dir,
 )
 from harness.seedling.vocabulary import ASSISTANT, EOS
 
@@ -300,6 +303,7 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     packed = pack_talks([talks], ones(talks), shown)
     read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
     rows, tokens = evidence([talks], packed, [seen], shown)
+    first = read.mask.shape[-1] - read.mask.shape[-2]
     layer, heads = 1, 2
     block, language = model.model.language_model.layers[layer], model.model.language_model
     states = block.input_layernorm(read.layers[layer])
@@ -317,8 +321,57 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
         for head in range(heads)
         for row, (_, place) in enumerate(rows)
     ]
-    found = gaze_loss(model, read, layer, heads, rows, tokens[:, 0])
+    places = torch.stack([rows[:, 0], rows[:, 1] + first], dim=1)
+    found = gaze_loss(model, read, layer, heads, places, tokens[:, 0])
     torch.testing.assert_close(found, torch.stack(wanted).mean())
+
+
+@torch.no_grad()
+def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothing_later(model):
+    seen = see(tower_of(model), "val", 0, 1, 16)
+    shown = show([seen], 16 * FRAME_TOKENS, 0.0, np.random.default_rng(0))
+    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
+    packed = pack_talks([talks], ones(talks), shown)
+    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    block, language = model.model.language_model.layers[1], model.model.language_model
+    states = block.input_layernorm(read.layers[1])
+    shape = (1, states.shape[1], -1, block.self_attn.head_dim)
+    queries = block.self_attn.q_proj(states).view(shape).transpose(1, 2)
+    keys = block.self_attn.k_proj(states).view(shape).transpose(1, 2)
+    queries, keys = apply_rotary_pos_emb(
+        queries, keys, *language.rotary_emb(states, read.positions)
+    )
+    scores = queries @ keys.transpose(2, 3) * block.self_attn.scaling
+    causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    shares = scores.masked_fill(~causal, float("-inf")).softmax(-1)[0, 0, read.visual, read.visual]
+    frame_of = np.arange(16 * FRAME_TOKENS) // FRAME_TOKENS
+    times = sorted({event.frame for event in seen.clip.events})
+    wanted = []
+    for before, frame in pairwise(times):
+        told = seen.owner >= 0 if before == 0 else seen.act > 0
+        there = torch.from_numpy(told & (frame_of == before))
+        for place in np.flatnonzero((seen.act > 0) & (frame_of == frame)):
+            assert seen.since[place] == before
+            wanted.append(-torch.log(shares[place, there].sum()))
+    found = looking_back_loss(model, read, {"layer": 1, "heads": 1}, [seen], shown)
+    assert len(wanted) > 10
+    torch.testing.assert_close(found, torch.stack(wanted).mean())
+
+
+def test_clips_can_be_shown_with_all_that_answers_need(seen):
+    talks = talks_about(seen.clip, 0, {"what": 2, "when": 1, "caption": 1}, 0)
+    need = needed(seen, [what for talk in talks for what in talk.shows])
+    shown = show([seen], 10, 1.0, np.random.default_rng(0), needs=[need])
+    assert shown.chosen[0].tolist() == np.flatnonzero(need).tolist()
+    more = show([seen], int(need.sum()) + 9, 1.0, np.random.default_rng(0), needs=[need])
+    assert more.chosen.shape[1] == need.sum() + 9
+    assert need[more.chosen[0]].sum() == need.sum()
+    packed = pack_talks([talks], ones(talks), shown)
+    everything = whole(seen)
+    rows, _ = evidence([talks], packed, [seen], shown)
+    assert torch.equal(
+        rows, evidence([talks], pack_talks([talks], ones(talks), everything), [seen], everything)[0]
+    )
 
 
 def test_the_first_layers_add_to_seedling_and_change_no_other(started):
@@ -346,12 +399,15 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; then the draft learns from them."""
     small = dict.fromkeys(VIDEO_LAYERS, 2)
 
-    def start() -> object:
+    def start(name: str) -> object:
+        assert name == "seedling"
         return prepared(build_video_model("seedling_video_draft"))
 
     monkeypatch.setattr(video_stage, "new_model", start)
     monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
-    tiny = {**TINY, "named_after": [1, 2]}
+    tiny = {**TINY, "named_after": {"time": 1, "act": 1, "since": 2}, "needed": 1}
+    tiny |= {"looking_back": {"layer": 1, "heads": 2}}
+    tiny["terms"] = {**tiny["terms"], "since": 0.1, "back": 0.1}
     recipe = {"seed": 0, "video": tiny}
     train_video(Worker(0, 1), recipe, tmp_path / "once")
     stop = {**tiny, "validate_every": 100}
@@ -368,10 +424,11 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     for name, value in one["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
     records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
-    assert {"answers", "look", "time", "act"} <= records[0].keys()
+    assert {"answers", "look", "time", "act", "since", "back"} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
     draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
-    draft |= {"distilled_from": 1, "restarts": []}
+    draft |= {"distilled_from": 1, "restarts": [], "start": "target"}
+    draft |= {"named_after": {"time": 1, "act": 1}}
     train_video_draft(
         Worker(0, 1), {**recipe, "video": tiny, "video_draft": draft}, tmp_path / "once"
     )
@@ -444,6 +501,23 @@ def test_a_draft_takes_the_layers_that_it_is_told(started):
         assert torch.equal(
             draft.state_dict()[name.format(here)], started.state_dict()[name.format(there)]
         )
+
+
+@pytest.mark.parametrize("stage", ["video", "video_draft"])
+def test_a_stage_continues_from_shipped_weights(started, stage):
+    """The recipe names them; every weight is theirs, and the other entries of the stage stay as they are."""
+    first, later = RECIPE[stage], load_recipe(continued=True)[stage]
+    name = {"video": "seedling_video", "video_draft": "seedling_video_draft"}[stage]
+    assert later["start"] == name != first["start"]
+    assert (stage_of(stage, first), stage_of(stage, later)) == (stage, f"{stage}_continued")
+    assert {key: later[key] for key in later if key not in first["continued"]} == {
+        key: first[key] for key in first if key not in first["continued"]
+    }
+    model = new_model(name) if stage == "video" else video_draft_from(started, [0, 1, 7], name)
+    shipped = load_exported(video_weights_dir(name)).state_dict()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, shipped[key])
+    assert not any(weight.requires_grad for weight in tower_of(model).parameters())
 
 
 def test_start_needs_room_for_the_clocks(started):

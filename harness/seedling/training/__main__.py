@@ -36,7 +36,7 @@ VIDEO_STAGES = ("video", "video_draft", "export_video", "gate_video")
 
 def run_stage(stage: str, options: argparse.Namespace) -> None:
     """Runs one stage of the recipe, with the recipe's number of processes unless told otherwise."""
-    recipe, out = load_recipe(), options.out
+    recipe, out = load_recipe(continued=options.continued), options.out
     workers = options.workers or recipe["workers"]
     if stage == "tower":
         run_workers(train_tower, workers, recipe, out)
@@ -70,6 +70,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
     parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
+    parser.add_argument(
+        "--continued",
+        action="store_true",
+        help="train the video models on from the shipped weights, by the recipe's 'continued' parts",
+    )
     parser.add_argument(
         "--unfinished", action="store_true", help="export checkpoints before their last step too"
     )

@@ -114,9 +114,9 @@ def load_exported(folder: Path) -> Any:
         RuntimeError: If a weight was missing or unknown; transformers would only warn.
     """
     # Its model classes take seconds to import, and only an exported model needs them.
-    from transformers import LlavaForConditionalGeneration
+    from transformers import AutoModelForImageTextToText
 
-    loaded: Any = LlavaForConditionalGeneration.from_pretrained(
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
     model, report = loaded

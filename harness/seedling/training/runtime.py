@@ -21,9 +21,18 @@ from torch.multiprocessing.spawn import spawn
 RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
-def load_recipe(path: Path = RECIPE) -> dict[str, Any]:
-    """Reads a training recipe."""
+def load_recipe(path: Path = RECIPE, continued: bool = False) -> dict[str, Any]:
+    """Reads a training recipe.
+
+    Args:
+        path: The recipe.
+        continued: Whether the stages with a part "continued" go on from shipped weights by what it says.
+    """
     recipe: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if continued:
+        for name, plan in recipe.items():
+            if isinstance(plan, dict):
+                recipe[name] = {**plan, **plan.get("continued", {})}
     return recipe
 
 

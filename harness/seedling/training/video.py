@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from harness.seedling.targets import GRID
 from harness.seedling.tower import patch_features
 from harness.seedling.training.packing import PREFIX
 from harness.seedling.video.clips import Clip, clip
+from harness.seedling.video.story import STRIDE
 from harness.seedling.video_model import FRAME_TOKENS
 
 ACTS = ("no", "enters", "leaves", "moves", "turns", "covered", "seen", "changes")
@@ -36,6 +37,8 @@ class Seen:
         act: Which of :data:`ACTS` begins there ``(N,)``.
         was_kind: What it begins with, as `kind`, of the object as it was before; -1 where nothing begins ``(N,)``.
         was_colour: The colour of that object before, as `colour` ``(N,)``.
+        since: Frame of the last event before the one that begins there, 0 for the first; -1 where nothing
+            begins ``(N,)``.
     """
 
     clip: Clip
@@ -46,6 +49,7 @@ class Seen:
     act: np.ndarray
     was_kind: np.ndarray
     was_colour: np.ndarray
+    since: np.ndarray
 
 
 def blocks(patches: np.ndarray) -> np.ndarray:
@@ -76,7 +80,7 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
             colour[frame, mine] = track.colour[frame]
     act = acts_of(drawn, owner)
     was_kind, was_colour = subjects_of(drawn, act)
-    arrays = (owner, kind, colour, act, was_kind, was_colour)
+    arrays = (owner, kind, colour, act, was_kind, was_colour, events_before(drawn, act))
     return Seen(drawn, grouped, *(one.ravel() for one in arrays))
 
 
@@ -113,6 +117,15 @@ def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return kind, colour
 
 
+def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+    """Returns the frame of the event before the one that begins in each token ``(T, 36)``, -1 where none does."""
+    frames = sorted({event.frame for event in drawn.events})
+    before = np.zeros(len(act), np.int64)
+    before[frames[1:]] = frames[:-1]
+    since: np.ndarray = np.where(act > 0, before[:, None], -1)
+    return since
+
+
 @dataclass(frozen=True, eq=False)
 class Shown:
     """The visual tokens that a batch of B clips shows, V of each.
@@ -144,8 +157,30 @@ class Shown:
         return torch.from_numpy(np.take_along_axis(np.stack(values), self.chosen, 1))
 
 
+def needed(one: Seen, shows: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Returns which tokens ``(N,)`` show what is told: objects from the frame before to the end of a move.
+
+    Args:
+        one: The clip.
+        shows: (frame, number of the track) of each thing told.
+    """
+    owner, act = (values.reshape(-1, FRAME_TOKENS) for values in (one.owner, one.act))
+    found = np.zeros(owner.shape, bool)
+    for frame, track in shows:
+        around = slice(max(frame - 1, 0), frame + STRIDE)
+        found[around] |= owner[around] == track
+        # What has left is seen by where it was.
+        found[frame] |= act[frame] > 0
+    return found.ravel()
+
+
 def show(
-    seen: Sequence[Seen], keep: int, tilt: float, rng: np.random.Generator, first: int = 0
+    seen: Sequence[Seen],
+    keep: int,
+    tilt: float,
+    rng: np.random.Generator,
+    first: int = 0,
+    needs: Sequence[np.ndarray] = (),
 ) -> Shown:
     """Chooses visual tokens, at their original places.
 
@@ -156,10 +191,14 @@ def show(
             and 1 goes up to objects first.
         rng: Source of choices.
         first: See :class:`Shown`.
+        needs: Tokens ``(N,)`` of each clip that are kept before all others, however many they are.
     """
     inside = np.stack([one.owner >= 0 for one in seen])
     score = rng.random(inside.shape)
     score += tilt * rng.random((len(seen), 1)) * inside
+    if needs:
+        score += (1 + tilt) * np.stack(needs)
+        keep = max(keep, *(int(tokens.sum()) for tokens in needs))
     chosen = np.sort(np.argsort(-score, axis=1)[:, :keep], axis=1)
     features = torch.stack(
         [one.features[torch.from_numpy(row)] for one, row in zip(seen, chosen, strict=True)]

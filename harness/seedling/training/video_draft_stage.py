@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from harness.seedling.training.fast_math import use_bf16_products
 from harness.seedling.training.language import answer_loss
 from harness.seedling.training.packing import IGNORE, Packed
+from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import (
     TrainingLog,
     Worker,
@@ -34,9 +35,10 @@ from harness.seedling.training.video_stage import (
     Feed,
     prepared,
     restarted_lr,
+    stage_of,
     validate_video,
 )
-from harness.seedling.video_model import build_video_model
+from harness.seedling.video_model import build_video_model, video_weights_dir
 
 DRAFT_CHECKPOINT = "video_draft.pt"
 
@@ -55,8 +57,16 @@ def video_target(out: Path) -> Any:
     return prepared(target).requires_grad_(False).eval()
 
 
-def video_draft_from(target: Any, layers: list[int]) -> Any:
-    """Builds a draft from the target's tower, projector, words and some of its layers."""
+def video_draft_from(target: Any, layers: list[int], start: str = "target") -> Any:
+    """Builds a draft from the target's tower, projector, words and some of its layers, or loads a shipped one.
+
+    Args:
+        target: The target.
+        layers: Layers of the target to take.
+        start: "target", or the shipped draft to go on with.
+    """
+    if start != "target":
+        return prepared(load_exported(video_weights_dir(start)))
     draft = build_video_model("seedling_video_draft", len(layers))
     source = target.state_dict()
     state = {}
@@ -85,13 +95,13 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     plan, seed = {**recipe["video"], **recipe["video_draft"]}, recipe["seed"]
     torch.manual_seed(seed)
     target, namers = video_target(out), Namers()
-    draft = video_draft_from(target, plan["target_layers"])
+    draft = video_draft_from(target, plan["target_layers"], plan["start"])
     feed = Feed(worker, plan, seed, tower_of(draft))
     use_bf16_products(draft.model.multi_modal_projector)
     use_bf16_products(draft.model.language_model)
     parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", "video_draft")
+    log = TrainingLog(out / "log.jsonl", stage_of("video_draft", plan))
     first_step = 0
     if checkpoint := load_checkpoint(out / DRAFT_CHECKPOINT):
         draft.load_state_dict(checkpoint["model"])

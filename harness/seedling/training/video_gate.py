@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from harness.seedling.training.packing import PREFIX
-from harness.seedling.training.release import LOG, merged_log, record_sums
+from harness.seedling.training.release import LOG, load_exported, merged_log, record_sums
 from harness.seedling.training.runtime import load_checkpoint
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
@@ -52,25 +52,6 @@ def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) ->
         save_video_model(model, video_weights_dir(name))
         record_sums()
         LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
-
-
-def load_video(name: str) -> Any:
-    """Loads a shipped video model in float32 and insists that every weight was in it.
-
-    Raises:
-        RuntimeError: If a weight was missing or unknown; transformers would only warn.
-    """
-    # Its model classes take seconds to import, and only an exported model needs them.
-    from transformers import LlavaOnevisionForConditionalGeneration
-
-    folder = video_weights_dir(name)
-    loaded: Any = LlavaOnevisionForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True
-    )
-    model, report = loaded
-    if report["missing_keys"] or report["unexpected_keys"]:
-        raise RuntimeError(f"{folder}: weights do not fit: {report}")
-    return model.eval()
 
 
 class Watched:
@@ -229,12 +210,13 @@ def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
         SystemExit: If a target of the recipe is missed.
     """
     plan = recipe["gate_video"]
-    target = load_video("seedling_video")
+    target = load_exported(video_weights_dir("seedling_video"))
     results: dict[str, dict[str, float]] = {
         f"{frames} frames": measure_video(target, plan, split, frames) for frames in plan["clips"]
     }
     if (video_weights_dir("seedling_video_draft") / "model.safetensors").exists():
-        draft, frames = load_video("seedling_video_draft"), plan["drafted_frames"]
+        draft = load_exported(video_weights_dir("seedling_video_draft"))
+        frames = plan["drafted_frames"]
         results["draft"] = {
             name: accepted(target, draft, plan, split, frames, keep)
             for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))

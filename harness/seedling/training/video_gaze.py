@@ -141,12 +141,44 @@ def looking_loss(
 ) -> torch.Tensor:
     """Returns the mean of :func:`gaze_loss` over the layers that look; `plan` is the recipe's "gaze"."""
     rows, right = evidence(talks, packed, seen, shown)
+    rows[:, 1] += read.mask.shape[-1] - read.mask.shape[-2]
     last = max(plan["layers"])
     losses = [
         gaze_loss(model, read, layer, plan["heads"], rows, right[:, int(layer == last)])
         for layer in plan["layers"]
     ]
     return torch.stack(losses).mean()
+
+
+def looking_back_loss(
+    model: Any, read: Read, plan: dict[str, int], seen: Sequence[Seen], shown: Shown
+) -> torch.Tensor:
+    """Returns :func:`gaze_loss` of visual tokens in which something begins: they look at the event before.
+
+    What comes next is hard to find from a time: the search is for the smallest of all that are larger. A token that
+    knows when the last event was can be found by that time, as all else is.
+
+    Args:
+        model: The video model.
+        read: What it made of the batch.
+        plan: The recipe's "looking_back": the layer, and how many of its heads.
+        seen: The clips.
+        shown: The tokens shown.
+    """
+    rows, tokens = [], []
+    for line, (one, chosen) in enumerate(zip(seen, shown.chosen, strict=True)):
+        frame, since = chosen // FRAME_TOKENS, one.since[chosen]
+        begins = one.act[chosen] > 0
+        # Before the first event there is the first frame.
+        told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
+        before = (since[begins][:, None] == frame) & told
+        known = before.any(1)
+        rows += [(line, place + read.visual.start) for place in np.flatnonzero(begins)[known]]
+        tokens.append(before[known])
+    right = torch.from_numpy(np.concatenate(tokens))
+    places = torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
+    pair = torch.stack([right, right], dim=1)
+    return gaze_loss(model, read, plan["layer"], plan["heads"], places, pair)
 
 
 def gaze_loss(
@@ -159,13 +191,12 @@ def gaze_loss(
         read: What it made of the batch.
         layer: Number of the layer that looks.
         heads: How many of its heads, from the first on.
-        rows: As :func:`evidence` returns them ``(R, 2)``.
+        rows: Clip, and place in the whole sequence, of each of R rows that look ``(R, 2)``.
         tokens: The right tokens of each row, of the first head and of the others ``(R, 2, V)``.
     """
     language = model.model.language_model
     block = language.layers[layer]
     attention, hidden = block.self_attn, block.input_layernorm(read.layers[layer])
-    length = read.words.shape[1]
     width = heads * attention.head_dim
     cos, sin = language.rotary_emb(hidden, read.positions)
 
@@ -182,12 +213,13 @@ def gaze_loss(
     losses = []
     for line in range(len(hidden)):
         mine = rows[:, 0] == line
-        places = rows[mine, 1] + hidden.shape[1] - length
+        places = rows[mine, 1]
         queries = rotary(attention.q_proj, hidden[line, places], (line, places))
         keys = rotary(attention.k_proj, hidden[line], (line, slice(None)))
         scores = torch.einsum("rhd,shd->hrs", queries, keys) * attention.scaling
-        scores = scores + read.mask[line, 0, rows[mine, 1]]
+        scores = scores + read.bias(line, places)
         wrong = ~tokens[mine].transpose(0, 1)[[min(head, 1) for head in range(heads)]]
         right = scores[..., read.visual].masked_fill(wrong, float("-inf"))
         losses.append(scores.logsumexp(-1) - right.logsumexp(-1))
-    return torch.cat(losses, dim=1).mean()
+    told = torch.cat(losses, dim=1)
+    return told.sum() / max(told.numel(), 1)

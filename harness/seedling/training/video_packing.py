@@ -109,6 +109,14 @@ class Read:
     mask: torch.Tensor
     visual: slice
 
+    def bias(self, line: int, places: torch.Tensor) -> torch.Tensor:
+        """Returns what is added to the scores of some places of a clip ``(R, S)``: all words, or none."""
+        prefix = self.mask.shape[-1] - self.mask.shape[-2]
+        if (places >= prefix).all():
+            return self.mask[line, 0, places - prefix]
+        later = torch.arange(self.mask.shape[-1]) > places[:, None]
+        return torch.zeros(later.shape).masked_fill(later, float("-inf"))
+
 
 def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed) -> Read:
     """Runs the language model over a packed batch."""

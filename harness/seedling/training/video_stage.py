@@ -26,9 +26,9 @@ from harness.seedling.training.runtime import (
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
+from harness.seedling.training.video import Seen, Shown, needed, see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
-from harness.seedling.training.video_gaze import looking_loss
+from harness.seedling.training.video_gaze import looking_back_loss, looking_loss
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import (
     ATTENTION,
@@ -38,7 +38,7 @@ from harness.seedling.training.video_packing import (
 )
 from harness.seedling.training.video_start import start_from_seedling
 from harness.seedling.video.vocabulary import MOST_FRAMES
-from harness.seedling.video_model import FRAME_TOKENS, build_video_model
+from harness.seedling.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
 
 CHECKPOINT = "video.pt"
 ONCE = ("digits", "caption", "goes_on")
@@ -100,16 +100,26 @@ class Feed:
         first_frame = 0
         if draw.random() < plan["later"]:
             first_frame = int(draw.integers(MOST_FRAMES - frames + 1))
-        shown = show(chosen, keep, plan["tilt"], draw, first_frame)
         mix = plan["mixes"][step % len(plan["mixes"])]
         more = plan["more"] if frames >= plan["long"] else 1
         counts = {family: n if family in ONCE else more * n for family, n in mix.items()}
         talks = [talks_about(one.clip, visit, counts, more * plan["drills"]) for one in chosen]
+        needs = []
+        if plan["needed"] and draw.random() < plan["needed"]:
+            for one, items in zip(chosen, talks, strict=True):
+                needs.append(needed(one, [what for talk in items for what in talk.shows]))
+        shown = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
         return chosen, shown, talks
 
 
-def new_model() -> Any:
-    """Returns the video model as training starts, with packed attention."""
+def new_model(start: str = "seedling") -> Any:
+    """Returns the video model as training starts, with packed attention.
+
+    Args:
+        start: "seedling", or the shipped video model to go on with, of which only the weights are left.
+    """
+    if start != "seedling":
+        return prepared(load_exported(video_weights_dir(start)))
     model: Any = build_video_model()
     start_from_seedling(model, load_exported(weights_dir("seedling")))
     return prepared(model)
@@ -132,13 +142,13 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """
     plan, seed = recipe["video"], recipe["seed"]
     torch.manual_seed(seed)
-    model, namers = new_model(), Namers()
+    model, namers = new_model(plan["start"]), Namers()
     feed = Feed(worker, plan, seed, tower_of(model))
     use_bf16_products(model.model.multi_modal_projector)
     use_bf16_products(model.model.language_model)
     parameters = [*(p for p in model.parameters() if p.requires_grad), *namers.parameters()]
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", "video")
+    log = TrainingLog(out / "log.jsonl", stage_of("video", plan))
     first_step = 0
     if checkpoint := load_checkpoint(out / CHECKPOINT):
         model.load_state_dict(checkpoint["model"])
@@ -157,6 +167,8 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         logits = model.lm_head(read.words[answered])
         terms = namers.losses(model, read, plan["named_after"], seen, shown)
         terms["gaze"] = looking_loss(model, read, plan["gaze"], talks, packed, seen, shown)
+        if plan["looking_back"]:
+            terms["back"] = looking_back_loss(model, read, plan["looking_back"], seen, shown)
         terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
         loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
         optimiser.zero_grad()
@@ -181,6 +193,11 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(model, plan["validation"]))
             began = time.monotonic()
+
+
+def stage_of(name: str, plan: dict[str, Any]) -> str:
+    """Returns what the log calls a stage: one that goes on from a shipped model follows the one that made it."""
+    return f"{name}_continued" if str(plan["start"]).startswith("seedling_") else name
 
 
 def restarted_lr(step: int, plan: dict[str, Any]) -> float:
