@@ -10,14 +10,16 @@ right before or after it by the same loop, cache and clock. Three kinds of answe
 Every speed-up has a 95 % bootstrap interval over answers in pairs, and a target is met or missed if the whole interval
 says so. A speed-up whose interval lies above what its own rounds allow is not believable, whatever it reaches.
 
-Beside them the cost of the state machine by itself. `--write FOLDER` leaves bench_sd.md and .json there. A table comes
-first; the last line of stdout is one JSON object.
+Beside them the cost of the state machine by itself. `--write FOLDER` leaves bench_sd.md and .json there; with `--only`
+other kinds stay as the folder has them, and the page says where each was measured. A table comes first; the
+last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,15 @@ from harness.bench.sd_goals import targets
 from harness.bench.selection import one_thread
 from harness.bench.setup import Setup
 from harness.bench.speed import conditions
-from harness.bench.writing import bench_command, leave, parser, say
+from harness.bench.writing import (
+    CORES,
+    LOAD,
+    bench_command,
+    leave,
+    measured_on,
+    parser,
+    say,
+)
 from harness.decoding.drafts import Draft
 from harness.decoding.machine import Machine
 from harness.decoding.records import DecodingRecord
@@ -39,6 +49,7 @@ from harness.decoding.rules import Greedy, Row
 from harness.decoding.summary import speculative_block
 from harness.decoding.transports import Sequential
 from harness.digests import Digests
+from harness.errors import UserError
 from harness.kinds.lookup import as_decoder
 from harness.report.speculative_table import figures, headings
 from harness.running import preflight
@@ -122,12 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [row for kind in asked for row in rows_of(setup, kind)]
         overhead = 1000 * machine_seconds(setup.repeats(20, 5))
         here = conditions("cpu")
+    before = earlier(options.write) if options.only else {}
+    rows, places = joined(rows, here, before)
     result = {
         "schema": SCHEMA,
         "rows": rows,
         "machine_ms": overhead,
         "targets": targets(rows, overhead),
         "conditions": here,
+        "conditions_of": places,
     }
     lines = page_lines(result)
     print("\n".join(lines))
@@ -135,6 +149,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         write(result, lines, options.write)
     say(result)
     return 0
+
+
+def earlier(folder: Path | None) -> Mapping[str, Any]:
+    """Return the figures that a folder has, empty where it has none.
+
+    Raises:
+        UserError: they are of another form.
+    """
+    path = None if folder is None else folder / "bench_sd.json"
+    if path is None or not path.exists():
+        return {}
+    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path}: schema {found.get('schema')}; valid: {SCHEMA}, or a run without --only"
+        )
+    return found
+
+
+def joined(
+    rows: Sequence[dict[str, Any]], here: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Return rows with earlier ones of kinds that were not measured again, and where each kind was measured.
+
+    Args:
+        rows: those of this run.
+        here: its machine.
+        before: earlier figures, or nothing.
+    """
+    fresh = {row["kind"] for row in rows}
+    kept = [row for row in before.get("rows", ()) if row["kind"] not in fresh]
+    places = before.get("conditions_of", {})
+    found = {kind: here for kind in fresh}
+    found |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
+    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), found
 
 
 def kinds(setup: Setup) -> tuple[Kind, ...]:
@@ -245,11 +294,10 @@ def machine_seconds(repeats: int) -> float:
 
 PAGE = """# Speculative decoding on the embedded models
 
-Written by `make bench-sd` on {device_name} ({cores} cores, one thread a side), torch {torch}, load average
-{load_average:.1f}, fp32, batch 1. Every answer is also decoded plainly, by the same loop, cache and clock, with the
-target on the same core; speed-ups are totals over totals, with bootstrap intervals over pairs of answers. Columns are
-defined in [speculative.md](speculative.md). A draft that works beside the target has a core of its own: `per device`
-divides by the cores used.
+Written by `make bench-sd`, one thread a side, fp32, batch 1. Every answer is also decoded plainly, by the same loop,
+cache and clock, with the target on the same core; speed-ups are totals over totals, with bootstrap intervals over pairs
+of answers. Columns are defined in [speculative.md](speculative.md). A draft that works beside the target has a core of
+its own: `per device` divides by the cores used.
 """
 
 #: What a page says of each kind that it has.
@@ -310,9 +358,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
     """Leave the figures as JSON and as a page."""
-    had = {row["kind"] for row in result["rows"]}
-    about = [f"- {said}" for kind, said in ABOUT.items() if kind in had]
-    page = "\n".join([PAGE.format(**result["conditions"]), *about, "", *lines])
+    places = result["conditions_of"]
+    about = [
+        f"- {said} On {measured_on(places[kind], CORES, LOAD)}."
+        for kind, said in ABOUT.items()
+        if kind in places
+    ]
+    page = "\n".join([PAGE, *about, "", *lines])
     leave(folder, "bench_sd", page, result)
 
 
@@ -320,7 +372,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     known = parser("sd", "bench_sd")
     known.add_argument("--quick", action="store_true", help="few answers")
     known.add_argument(
-        "--only", choices=KINDS, action="append", help="kinds of answers; all otherwise"
+        "--only",
+        choices=KINDS,
+        action="append",
+        help="kinds of answers, with those that the folder has of others; all otherwise",
     )
     known.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
     return known.parse_args(argv)

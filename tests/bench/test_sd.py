@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.bench.sd import KINDS, kinds, page_lines
+from harness.bench.sd import KINDS, earlier, joined, kinds, page_lines
 from harness.bench.sd_goals import Goal, targets
 from harness.bench.setup import Setup
 from harness.decoding.summary import speculative_block
+from harness.errors import UserError
 from tests.decoding.test_summary import decoded
 
 
@@ -111,3 +113,30 @@ def test_what_rounds_allow_does_not_ask_how_acceptance_is_spread() -> None:
     assert at_once["speedup_bound"] == pytest.approx(2.0)
     in_turn = speculative_block([decoded().entry()], overlap=False)
     assert in_turn["speedup_bound"] == pytest.approx(4 * 4 / (2 * (2 * 1.5 + 4)))
+
+
+def test_kinds_that_are_not_measured_again_stay_with_where_they_were_measured() -> None:
+    here, there = ({"cores": 2, "load_average": load} for load in (0.5, 3.0))
+    old = [{"kind": kind, "method": "old"} for kind in ("captions", "long")]
+    before = {"rows": old, "conditions": there}
+    new = [{"kind": "video", "method": "new"}, {"kind": "long", "method": "new"}]
+    rows, places = joined(new, here, before)
+    assert [(row["kind"], row["method"]) for row in rows] == [
+        ("video", "new"),
+        ("captions", "old"),
+        ("long", "new"),
+    ]
+    assert places == {"video": here, "captions": there, "long": here}
+    # A second time, the places of the first are what counts.
+    again = {"rows": rows, "conditions": here, "conditions_of": places}
+    rows, places = joined([{"kind": "video", "method": "third"}], there, again)
+    assert [row["method"] for row in rows] == ["third", "old", "new"]
+    assert places == {"video": there, "captions": there, "long": here}
+    assert joined(new, here, {})[1] == {"video": here, "long": here}
+
+
+def test_earlier_figures_of_another_form_are_refused(tmp_path: Path) -> None:
+    assert earlier(tmp_path) == earlier(None) == {}
+    (tmp_path / "bench_sd.json").write_text('{"schema": 1}')
+    with pytest.raises(UserError, match=r"bench_sd\.json: schema 1; valid: 2, or a run without"):
+        earlier(tmp_path)
