@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +68,9 @@ def first_token(records: Sequence[Record]) -> float:
 
 
 def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
-    """Return the exact FLOPs of each sample's prefill, as it ran and with every token."""
-    return [
-        sample_flops(facts, one.entering, one.visual, one.text, Work(*one.work)) for one in records
-    ]
+    """Return the exact FLOPs of each sample's prefill, as it ran and with every token; equal ones are counted once."""
+    count = cache(partial(sample_flops, facts))
+    return [count(tuple(one.entering), one.visual, one.text, Work(*one.work)) for one in records]
 
 
 def _achieved(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -> dict[str, float]:

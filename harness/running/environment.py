@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from harness.specs import RunSpec
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the environment block of a row. Cost: one call of git."""
+    """Return the environment block of a row. Cost: one call of git in a process's first row."""
     model = spec.model
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "lmms_eval": version("lmms-eval"),
+        "transformers": _version("transformers"),
+        "lmms_eval": _version("lmms-eval"),
         "platform": f"{platform.system()} {platform.machine()}",
         "weights": model.weights,
         "layers": [model.facts.tower.layers, model.facts.text.layers],
@@ -41,6 +42,7 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
 
 
+@cache
 def processor_name() -> str:
     """Return the processor's name as Linux gives it, else the machine type."""
     try:
@@ -51,6 +53,13 @@ def processor_name() -> str:
     return next(names, platform.machine())
 
 
+@cache
+def _version(package: str) -> str:
+    return version(package)
+
+
+# A process goes on with the code that it has loaded, whatever is checked out or changed meanwhile.
+@cache
 def commit() -> str | None:
     """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]

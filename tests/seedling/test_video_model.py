@@ -274,25 +274,35 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
         rows, tokens = evidence([talks], packed, [seen], shown)
         segments = packed.segments[0, rows[:, 1]].tolist()
         frames = shown.chosen[0] // FRAME_TOKENS
-        for number, mine in zip(segments, tokens.numpy(), strict=True):
+        places = rows[:, 1].tolist()
+        for number, place, mine in zip(segments, places, tokens.numpy(), strict=True):
             talk = talks[number]
             times = [[set(frames[head].tolist()) for head in layer] for layer in mine]
+            word = WORDS[packed.labels[0, place]]
             (first, second), late = times
             if talk.family == "how_many":
-                asked = {int(talk.question.split()[-2][1:])}
-                assert times == [[asked, asked]] * 2
-                owners = {
-                    int(seen.owner[shown.chosen[0][place]]) for place in np.flatnonzero(mine[0, 0])
-                }
-                assert len(owners) == int(talk.answer)
-            elif talk.answer in ("before", "after"):
+                asked = int(talk.question.split()[-2][1:])
+                assert times == [[{asked}, {asked}]] * 2
+                counted, named, *later = (
+                    set(seen.owner[shown.chosen[0][one]].tolist()) for one in (*mine[0], *mine[1])
+                )
+                assert later == [named, named]
+                assert len(counted) == int(talk.answer.split()[-1])
+                if word.isdigit():
+                    assert named == counted
+                else:
+                    (number,) = named
+                    assert word in seen.clip.tracks[number].name(asked).split()
+            elif word in ("before", "after"):
                 assert late == [first, second]
-                assert (max(first) < max(second)) == (talk.answer == "before")
-            else:
+                assert (max(first) < max(second)) == (word == "before")
+            elif word[0] == "t" and word[1:].isdigit():
+                assert late == [{int(word[1:])}] * 2
                 assert first == second
-                assert late[0] == late[1]
                 assert max(first) <= max(late[0])
-            found.add(talk.family + talk.answer.split()[0] * (talk.family == "order"))
+            else:
+                assert times == [[{int(talk.answer.split()[1][1:])}] * 2] * 2
+            found.add(talk.family + word * (word in ("before", "after", "the")))
     assert {"how_many", "orderbefore", "orderafter", "orderthe"} <= found
 
 

@@ -17,7 +17,7 @@ from harness.seedling.training.video import Seen, Shown, see, show, visual_token
 from harness.seedling.training.video_draft_stage import DRAFT_CHECKPOINT
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_stage import CHECKPOINT
-from harness.seedling.video.scoring import caption_score, digits_score
+from harness.seedling.video.scoring import caption_score, concluded, digits_score
 from harness.seedling.video.vocabulary import WORDS, encode
 from harness.seedling.video_model import (
     build_video_model,
@@ -125,7 +125,7 @@ def _score(talk: Talk, answer: str, seen: Seen) -> float:
         return caption_score(answer, seen.clip.events).recall
     if talk.family == "digits":
         return digits_score(answer, talk.answer)
-    return float(answer == talk.answer)
+    return float(concluded(talk.family, answer) == concluded(talk.family, talk.answer))
 
 
 def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> dict[str, float]:

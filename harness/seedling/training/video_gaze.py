@@ -42,8 +42,9 @@ class Look(NamedTuple):
 def shown_by(talk: Talk) -> list[Look | None]:
     """Returns where to look for each word of an answer; None where it tells nothing to be seen.
 
-    Two events are looked at by a head each, so that the next layers can compare their times. What comes next after an
-    event is found in two steps: first that event, then what follows it.
+    Before an order is said, its two events are looked at by a head each, so that the next layers can compare their
+    times. What comes next after an event is found in two steps: first that event, then what follows it; and the next
+    of the objects that are counted among all of them.
     """
     words = talk.answer.split()
     if talk.family == "caption":
@@ -54,12 +55,18 @@ def shown_by(talk: Talk) -> list[Look | None]:
         return [_same((what,)) for what in talk.shows for _ in ("time", "digit")]
     if talk.family == "order" and len(talk.shows) == 2:
         first, second = ((what,) for what in talk.shows)
-        apart = talk.answer in ("before", "after")
-        look = (
-            Look((first, second), (first, second)) if apart else Look((first,) * 2, (second,) * 2)
-        )
-        return [look] * len(words)
+        if words[-1] in ("before", "after"):
+            return [_same(first), _same(second), Look((first, second), (first, second))]
+        then = Look((first, first), (second, second))
+        return [_same(first), then, *[_same(second)] * (len(words) - 2)]
+    if talk.family == "how_many" and talk.shows:
+        named = [_among((what,), talk.shows) for what in talk.shows for _ in ("colour", "thing")]
+        return [*named, _same(talk.shows)]
     return [_same(talk.shows) if talk.shows else None] * len(words)
+
+
+def _among(things: Things, others: Things) -> Look:
+    return Look((others, things), (things, things))
 
 
 def _same(things: Things) -> Look:

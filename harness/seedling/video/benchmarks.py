@@ -14,6 +14,7 @@ from harness.seedling.video.scoring import (
     DIGITS,
     NEAR,
     caption_score,
+    concluded,
     digits_score,
     found_score,
     moment,
@@ -81,13 +82,17 @@ def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a short answer, under its family and, but for reading, together with the other families."""
+    """Scores a short answer, under its family and, but for reading, together with the other families.
+
+    Of counts and orders what they come to is scored, not the objects and times named in front of it.
+    """
     family, truth = sample["family"], sample["answer"]
     if family == "digits":
         return {
             "one_minus_ned": digits_score(answer, truth),
             "unparsed": float(not only_digits(answer)),
         }
+    answer, truth = concluded(family, answer), concluded(family, truth)
     right = exact_match(answer, truth)
     scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
     if family == "when":

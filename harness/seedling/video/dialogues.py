@@ -1,4 +1,8 @@
-"""Questions about clips, with unique answers. Each is a pure function of the clip and a stream of draws."""
+"""Questions about clips, with unique answers. Each is a pure function of the clip and a stream of draws.
+
+An answer that follows from several sights names them first: the objects in front of their number, the times of two
+events in front of their order. A word can be looked up, and what has been said can be compared.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.seedling.hashing import DrawStream, draws
+from harness.seedling.scenes import CELL
 from harness.seedling.video import captions
-from harness.seedling.video.events import Event, Story
+from harness.seedling.video.events import Event, Story, Track
 from harness.seedling.video.vocabulary import PLACES, time_word
 from harness.seedling.vocabulary import box_text
 
@@ -41,8 +46,8 @@ class Dialogue(NamedTuple):
         template: Which of the family's questions it is.
         target: The event to find, in the family "find" only.
         shows: (frame, number of the track) of what has to be seen. An entry for each sentence of a caption, each
-            of all digits and each thing counted; the two events of an order, or the one that is asked behind and
-            the one that is told; one otherwise.
+            of all digits and each thing counted, as they are told; the two events of an order, or the one that is
+            asked behind and the one that is told; one otherwise.
     """
 
     family: str
@@ -125,7 +130,7 @@ def where_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def counting_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks how many digits, shapes or objects are seen at a time."""
+    """Asks how many digits, shapes or objects are seen at a time; the answer names them, in reading order, first."""
     template = stream.pick(("digits", "shapes", "objects"))
     frame = stream.below(story.length)
     counted = [
@@ -134,12 +139,24 @@ def counting_question(story: Story, stream: DrawStream) -> Dialogue:
         if track.seen(frame)
         and template in ("objects", "digits" if track.thing == "frame" else "shapes")
     ]
+    counted.sort(key=lambda what: _cell(story.tracks[what[1]], frame))
+    names = [story.tracks[number].name(frame) for _, number in counted]
     text = f"how many {template} are there at time {time_word(frame)} ?"
-    return Dialogue("how_many", text, str(len(counted)), template, shows=tuple(counted))
+    answer = " ".join([*names, str(len(counted))])
+    return Dialogue("how_many", text, answer, template, shows=tuple(counted))
+
+
+def _cell(track: Track, frame: int) -> tuple[int, int]:
+    """Returns row and column of the cell that an object's centre is in; no two objects share one."""
+    x1, y1, x2, y2 = track.box[frame].tolist()
+    return (y1 + y2) // 2 // CELL, (x1 + x2) // 2 // CELL
 
 
 def order_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks which of two events was first, or what happened next; counts where too little happens."""
+    """Asks which of two events was first, or what happened next; counts where too little happens.
+
+    The answer says the times of both events first.
+    """
     events = named_once(story)
     places = {id(event): number for number, event in enumerate(story.events)}
     followed = [event for event in events if places[id(event)] + 1 < len(story.events)]
@@ -150,12 +167,14 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         second = stream.below(len(events) - 1)
         event, other = events[first], events[second + (second >= first)]
         text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
-        answer = "before" if event.frame < other.frame else "after"
+        order = "before" if event.frame < other.frame else "after"
+        answer = f"{time_word(event.frame)} {time_word(other.frame)} {order}"
         return Dialogue("order", text, answer, "before_after", shows=_shows(event, other))
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
     after = story.events[places[id(event)] + 1]
-    return Dialogue("order", text, captions.clause(after), "next", shows=_shows(event, after))
+    answer = f"{time_word(event.frame)} {time_word(after.frame)} {captions.clause(after)}"
+    return Dialogue("order", text, answer, "next", shows=_shows(event, after))
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:

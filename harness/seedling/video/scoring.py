@@ -49,6 +49,18 @@ def only_digits(answer: str) -> bool:
     return bool(read) and all(word in DIGITS for word in read)
 
 
+def concluded(family: str, answer: str) -> str:
+    """Returns what an answer comes to: the number behind the objects, the order or the event behind the times.
+
+    Args:
+        family: The question's.
+        answer: Any words. A number is the last of them; other families' answers are left as they are.
+    """
+    if family == "how_many":
+        return " ".join(words(answer)[-1:])
+    return " ".join(_untimed(answer)) if family == "order" else answer
+
+
 def _untimed(answer: str) -> list[str]:
     return [word for word in words(answer) if not _TIME.fullmatch(word)]
 

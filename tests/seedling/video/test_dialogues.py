@@ -8,6 +8,7 @@ from harness.seedling.scenes import COLOUR_NAMES
 from harness.seedling.video.captions import caption, clause
 from harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
 from harness.seedling.video.events import KINDS, Story
+from harness.seedling.video.scoring import concluded
 from harness.seedling.video.story import tell
 from harness.seedling.video.vocabulary import PLACES, TOKEN_ID, WORDS, encode, time_word
 from harness.seedling.vocabulary import UNK, VOCABULARY, box_text
@@ -123,7 +124,38 @@ def test_answers_are_right_and_unique(stories):
     for story in stories:
         for asked in dialogues(story, dialogue_stream(story), EACH):
             if asked.family not in ("caption", "digits"):
-                assert answers_by_search(story, asked.question) == {asked.answer}, asked
+                said = concluded(asked.family, asked.answer)
+                assert answers_by_search(story, asked.question) == {said}, asked
+
+
+def test_counts_and_orders_say_first_what_they_follow_from(stories):
+    told = set()
+    for story in stories:
+        for asked in dialogues(story, dialogue_stream(story), {"how_many": 3, "order": 6}):
+            told.add(asked.template)
+            words, question = asked.answer.split(), asked.question
+            if asked.family == "how_many":
+                frame = int(question.split()[-2][1:])
+                listed = [" ".join(pair) for pair in zip(words[:-1:2], words[1:-1:2], strict=True)]
+                assert len(listed) == int(words[-1])
+                boxes = {t.name(frame): t.box[frame] for t in there(story, frame)}
+                centres = [(boxes[name][:2] + boxes[name][2:]) / 2 for name in listed]
+                cells = [(y // 32, x // 32) for x, y in centres]
+                assert cells == sorted(set(cells)), "each once, row by row"
+                if asked.template != "objects":
+                    kinds = {name.endswith("frame") for name in listed}
+                    assert kinds <= {asked.template == "digits"}
+                continue
+            this, that = (int(word[1:]) for word in words[:2])
+            if asked.template == "before_after":
+                other, clause_asked = question[len("is it before or after ") : -2].split(" that ")
+                assert (frames_of(story, clause_asked), frames_of(story, other)) == ([this], [that])
+                assert words[2:] == ["before" if this < that else "after"]
+            else:
+                assert frames_of(story, question[len("what happens next after ") : -2]) == [this]
+                assert that in frames_of(story, " ".join(words[2:]))
+                assert not [e for e in story.events if this < e.frame < that]
+    assert told == {"digits", "shapes", "objects", "before_after", "next"}
 
 
 def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
@@ -142,7 +174,7 @@ def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
 
 def test_before_and_after_are_said_alike(stories):
     said = [
-        asked.answer
+        concluded(asked.family, asked.answer)
         for story in stories
         for asked in dialogues(story, dialogue_stream(story), {"order": 6})
         if asked.template == "before_after"
@@ -158,4 +190,5 @@ def test_clips_of_every_length_are_asked_about(frames, count):
         for asked in dialogues(story, dialogue_stream(story)):
             assert UNK not in encode(f"{asked.question} {asked.answer}"), asked
             if asked.family not in ("caption", "digits"):
-                assert answers_by_search(story, asked.question) == {asked.answer}, asked
+                said = concluded(asked.family, asked.answer)
+                assert answers_by_search(story, asked.question) == {said}, asked

@@ -6,6 +6,7 @@ from harness.seedling.video.captions import caption, sentence
 from harness.seedling.video.events import KINDS, Event
 from harness.seedling.video.scoring import (
     caption_score,
+    concluded,
     digits_score,
     found_score,
     moment,
@@ -77,6 +78,25 @@ def test_an_event_is_right_only_as_a_whole():
         assert caption_score(RIGHT.replace(was, now), EVENTS).recall == 0.75
     assert caption_score(RIGHT.replace("to digit 3", "to digit 8"), EVENTS).recall == 0.75
     assert caption_score(RIGHT.replace("red star", "red cross"), EVENTS).recall == 0.5
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "said"),
+    [
+        ("how_many", "red star blue frame 2", "2"),
+        ("how_many", "0", "0"),
+        ("how_many", "2 red star", "star"),
+        ("how_many", "", ""),
+        ("order", "t3 t14 before", "before"),
+        ("order", "t3 t14 the red star leaves", "the red star leaves"),
+        ("order", "after", "after"),
+        ("order", "t3 t14", ""),
+        ("when", "t3", "t3"),
+        ("what", "red star", "red star"),
+    ],
+)
+def test_a_count_is_the_last_word_and_an_order_what_is_no_time(family, answer, said):
+    assert concluded(family, answer) == said
 
 
 def test_order_counts():
