@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
         raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
     for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
-        shares = "  ".join(_percent(line.accepted[places]) for places in PLACES)
+        shares = "  ".join(f"{line.accepted[places].percent:>19}" for places in PLACES)
         rest = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())
         print(f"{line.name:26}{shares}  {rest}")
     return 0
@@ -217,10 +217,6 @@ def embedded_pair() -> Pair:
         assert command is not None  # flags of the command line are read_command's to refuse
         loaded.append(load_adapter(build_spec(command.cells[0]).model))
     return Pair(*loaded)
-
-
-def _percent(share: Interval) -> str:
-    return f"{100 * share.value:5.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def page(told: Sequence[Told], frames: int) -> str:
         "gaps between its tokens are closed, *run* the words before the first wrong one. No clock and no window is in "
         "these figures.",
         "",
-        f"With all tokens the draft predicts {_percent(whole)}, in runs of {whole.run:.0f} words from the start.",
+        f"With all tokens the draft predicts {whole.accepted.percent}, in runs of {whole.run:.0f} words from the "
+        "start.",
         "",
         "![What a draft has to see of a video](speculative/guided.png)",
     ]
@@ -77,13 +78,8 @@ def page(told: Sequence[Told], frames: int) -> str:
 def _line(found: Mapping[Setting, Guided], name: str, ratio: float) -> str:
     here, closed = (found[name, ratio, places] for places in ("original", "renumbered"))
     kinds = [f"{100 * here.by_kind[kind]:.0f}" if kind in here.by_kind else "-" for kind in KINDS]
-    cells = [_percent(here), f"{100 * closed.accepted.value:.1f}", f"{here.run:.1f}", *kinds]
+    cells = [here.accepted.percent, f"{100 * closed.accepted.value:.1f}", f"{here.run:.1f}", *kinds]
     return f"| {name} | " + " | ".join(cells) + " |"
-
-
-def _percent(one: Guided) -> str:
-    share = one.accepted
-    return f"{100 * share.value:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:

@@ -42,10 +42,7 @@ class Cell(Stored):
     @property
     def percent(self) -> str:
         """The score with its interval, in percent."""
-        value, low, high = (
-            100 * end for end in (self.score.value, self.score.low, self.score.high)
-        )
-        return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+        return self.score.percent
 
 
 def chosen_cells(store: Path, model: str | None = None, where: Sequence[str] = ()) -> list[Cell]:

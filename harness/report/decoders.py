@@ -152,9 +152,7 @@ def _accepted(cells: Sequence[Cell]) -> str:
     ]
     for cell in sorted(cells, key=lambda one: (one.params["L"] or 0, one.ratio, one.name)):
         end, run = acceptance(cell), cell.block.get("mean_run")
-        shown = "-"
-        if end is not None:
-            shown = f"{100 * end.value:.1f} [{100 * end.low:.1f}, {100 * end.high:.1f}]"
+        shown = "-" if end is None else end.percent
         depth = "its own" if cell.params["L"] is None else cell.params["L"]
         mean = "-" if run is None else f"{run:.2f}"
         lines.append(f"| {cell.params['guidance']} | {depth} | {cell.ratio:g} | {shown} | {mean} |")

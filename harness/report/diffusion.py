@@ -127,10 +127,7 @@ def _bought(benchmark: str, dealt: Sequence[Dealt]) -> str:
 
 
 def _cost(spot: Spot) -> str:
-    value, low, high = (
-        100 * end for end in (spot.point.score.value, spot.point.score.low, spot.point.score.high)
-    )
-    return f"{value:.1f} [{low:.1f}, {high:.1f}]; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
+    return f"{spot.point.score.percent}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -188,13 +188,11 @@ def gains(panel: Panel, group: Group, names: Mapping[str, str]) -> str:
 def _cell(point: Point | None) -> str:
     if point is None:
         return "-"
-    score = f"{100 * point.score.value:.1f}"
     if point.gain is None:
-        return f"{score} [{100 * point.score.low:.1f}, {100 * point.score.high:.1f}]"
-    gain = point.gain
+        return point.score.percent
     found = verdict(point)
     told = f" **{found}**{mark(point.chance)}" if found else ""
-    return f"{score}, {100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]{told}"
+    return f"{100 * point.score.value:.1f}, {point.gain.points}{told}"
 
 
 def _left_out(gaps: Sequence[Gap]) -> str:

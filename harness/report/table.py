@@ -87,9 +87,7 @@ def _table(
 
 
 def _interval(interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    return f"{100 * interval.value:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return "" if interval is None else interval.percent
 
 
 def _costs(curve: Curve) -> str:
@@ -101,7 +99,5 @@ def _costs(curve: Curve) -> str:
 def _against(point: Point) -> str:
     if point.gain is None or point.pvalue is None:
         return ""
-    gain = point.gain
-    bounds = f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
     chance = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{100 * gain.value:+.1f} {bounds}, {chance}{mark(point.chance)}"
+    return f"{point.gain.points}, {chance}{mark(point.chance)}"

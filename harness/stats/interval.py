@@ -18,6 +18,16 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def percent(self) -> str:
+        """A share in words: "56.1 [52.0, 60.3]"."""
+        return f"{100 * self.value:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+    @property
+    def points(self) -> str:
+        """A difference of shares in words, with signs: "+1.9 [-0.3, +4.1]"."""
+        return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
 
 def checked(values: ArrayLike) -> Array:
     """Return scores as an array; raises ValueError if there are none or some are not finite."""

@@ -157,7 +157,7 @@ def accepted(
         keep: Share of the tokens, spread evenly, that the draft sees.
     """
     right = total = 0
-    for index in range(plan["drafted"]):
+    for index in range(plan["drafted"][frames]):
         seen = see(tower_of(target), split, 2, index, frames)
         whole = _all(seen)
         (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
@@ -216,11 +216,11 @@ def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
     }
     if (video_weights_dir("seedling_video_draft") / "model.safetensors").exists():
         draft = load_exported(video_weights_dir("seedling_video_draft"))
-        frames = plan["drafted_frames"]
-        results["draft"] = {
-            name: accepted(target, draft, plan, split, frames, keep)
-            for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))
-        }
+        for frames in plan["drafted"]:
+            results[f"draft, {frames} frames"] = {
+                name: accepted(target, draft, plan, split, frames, keep)
+                for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))
+            }
     path = video_weights_dir().parent / f"gate_video_{split}.json"
     rounded = {s: {n: round(v, 4) for n, v in found.items()} for s, found in results.items()}
     path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n", encoding="utf-8")
