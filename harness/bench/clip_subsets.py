@@ -30,6 +30,11 @@ class SeenClip:
     objects: Tensor
     begins: Tensor
 
+    def shares(self, kept: Tensor) -> tuple[float, float]:
+        """Return the shares of the tokens of objects, and of events, that are among those kept (K,)."""
+        objects, events = (float(of[kept].sum() / of.sum()) for of in (self.objects, self.begins))
+        return objects, events
+
 
 def clip_subsets(seen: SeenClip, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return (keep,) ascending visual tokens by what they were chosen for.

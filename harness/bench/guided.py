@@ -116,19 +116,21 @@ def _told(
         torch.from_numpy(acts_of(clip, owner).ravel() > 0),
     )
     right: dict[Setting, list[bool]] = {}
+    shares: dict[tuple[str, float], tuple[float, float]] = {}
     count = len(seen.features)
     prompt = _prompt(draft, chat)
     for ratio in (0.0, *RATIOS):
         keep = round(count * (1 - ratio))
         whole = {"everything": torch.arange(count)}
         for name, kept in (clip_subsets(seen, keep, generator) if ratio else whole).items():
+            shares[name, ratio] = seen.shares(kept)
             for places in PLACES if ratio else PLACES[:1]:
                 side = _side(draft, prompt, Given(lambda: Guidance(kept, count)), places)  # noqa: B023
                 said = side.rows([], Draft(tuple(caption)))[:-1]
                 right[name, ratio, places] = [
                     int(one) == other for one, other in zip(said, caption, strict=True)
                 ]
-    return Told(caption, right)
+    return Told(caption, right, shares)
 
 
 def _answer(side: CachedModel) -> list[int]:

@@ -40,8 +40,9 @@ def page(told: Sequence[Told], frames: int) -> str:
         f"{len(told)} held-out clips of {frames} frames ({36 * frames:,} visual tokens, {words:,} words in all). Its "
         "draft sees a part of the tokens and predicts each word behind the words before it. *Accepted* is the share "
         "of words that it predicts as the target said them (95 % interval over clips), *closed* the same where the "
-        "gaps between its tokens are closed, *run* the words before the first wrong one. No clock and no window is in "
-        "these figures.",
+        "gaps between its tokens are closed, *run* the words before the first wrong one; "
+        "*objects* and *events* are the shares of the tokens that show an object, and of those in which something "
+        "begins, that the draft sees. No clock and no window is in these figures.",
         "",
         f"With all tokens the draft predicts {whole.accepted.percent}, in runs of {whole.run:.0f} words from the "
         "start.",
@@ -50,8 +51,10 @@ def page(told: Sequence[Told], frames: int) -> str:
     ]
     for ratio in sorted({ratio for _, ratio, _ in found if ratio}):
         lines += ["", f"## {1 - ratio:.4g} of the tokens kept", ""]
-        lines += ["| kept | accepted | closed | run | " + " | ".join(KINDS) + " |"]
-        lines += ["| --- |" + " ---: |" * (3 + len(KINDS))]
+        lines += [
+            "| kept | accepted | closed | run | objects | events | " + " | ".join(KINDS) + " |"
+        ]
+        lines += ["| --- |" + " ---: |" * (5 + len(KINDS))]
         names = [name for name, at, places in found if at == ratio and places == "original"]
         ordered = sorted(names, key=lambda name: -found[name, ratio, "original"].accepted.value)
         lines += [_line(found, name, ratio) for name in ordered]
@@ -78,7 +81,14 @@ def page(told: Sequence[Told], frames: int) -> str:
 def _line(found: Mapping[Setting, Guided], name: str, ratio: float) -> str:
     here, closed = (found[name, ratio, places] for places in ("original", "renumbered"))
     kinds = [f"{100 * here.by_kind[kind]:.0f}" if kind in here.by_kind else "-" for kind in KINDS]
-    cells = [here.accepted.percent, f"{100 * closed.accepted.value:.1f}", f"{here.run:.1f}", *kinds]
+    cells = [
+        here.accepted.percent,
+        f"{100 * closed.accepted.value:.1f}",
+        f"{here.run:.1f}",
+        f"{100 * here.objects:.0f} %",
+        f"{100 * here.events:.0f} %",
+        *kinds,
+    ]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from harness.seedling.scenes import COLOUR_NAMES
 from harness.seedling.sprites import SHAPES
@@ -27,10 +28,13 @@ class Told:
     Attributes:
         caption: its ids, the end of sequence included.
         right: for each setting, which of them the draft predicts.
+        kept: for each subset and ratio, the shares of the tokens that show an object, and of those in which an event
+            begins, that the draft sees.
     """
 
     caption: list[int]
     right: dict[Setting, list[bool]]
+    kept: dict[tuple[str, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,16 @@ class Guided:
         by_kind: share of the words of each kind that there are.
         first: share of captions whose first wrong word is of a kind; what is left has none.
         run: words before the first wrong one, mean over captions.
+        objects: share of the tokens that show an object which the draft sees, mean over captions.
+        events: the same of tokens in which an event begins.
     """
 
     accepted: Interval
     by_kind: dict[str, float]
     first: dict[str, float]
     run: float
+    objects: float
+    events: float
 
 
 def summarised(told: Sequence[Told]) -> dict[Setting, Guided]:
@@ -57,6 +65,7 @@ def summarised(told: Sequence[Told]) -> dict[Setting, Guided]:
 
 def _summary(told: Sequence[Told], setting: Setting) -> Guided:
     rows = [(one.caption, one.right[setting]) for one in told]
+    objects, events = zip(*(one.kept[setting[:2]] for one in told), strict=True)
     of_kind, right_of_kind, first = Counter[str](), Counter[str](), Counter[str]()
     for caption, right in rows:
         kinds = [kind_of_word(token) for token in caption]
@@ -69,6 +78,8 @@ def _summary(told: Sequence[Told], setting: Setting) -> Guided:
         {kind: right_of_kind[kind] / of_kind[kind] for kind in KINDS if of_kind[kind]},
         {kind: first[kind] / len(rows) for kind in KINDS},
         sum([*right, False].index(False) for _, right in rows) / len(rows),
+        fmean(objects),
+        fmean(events),
     )
 
 

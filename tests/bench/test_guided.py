@@ -49,6 +49,12 @@ def test_subsets_are_what_their_names_say() -> None:
     assert subset("last first", 3) == [45, 46, 47]
 
 
+def test_shares_are_of_what_there_is_to_see() -> None:
+    assert clip().shares(torch.arange(4 * PLACES)) == (0.5, 0)
+    assert clip().shares(torch.tensor([4 * PLACES + 1])) == (0.125, 1)
+    assert clip().shares(torch.arange(FRAMES * PLACES)) == (1, 1)
+
+
 @pytest.mark.parametrize("keep", [3, 7, 12, 47])
 def test_an_even_choice_leaves_equal_gaps(keep: int) -> None:
     kept = subset("even in time and space", keep)
@@ -77,7 +83,8 @@ def told() -> list[Told]:
     right, wrong = [True] * len(caption), [True, True, False, *[True] * 9, False]
     settings = [(name, 0.9, places) for name in DRAWN for places in ("original", "renumbered")]
     answers = {setting: wrong for setting in settings}
-    return [Told(caption, {("everything", 0.0, "original"): right, **answers})] * 2
+    kept = {("everything", 0.0): (1.0, 1.0)} | {(name, 0.9): (0.25, 0.5) for name in DRAWN}
+    return [Told(caption, {("everything", 0.0, "original"): right, **answers}, kept)] * 2
 
 
 def test_shares_kinds_and_first_mistakes() -> None:
@@ -89,6 +96,7 @@ def test_shares_kinds_and_first_mistakes() -> None:
     )
     assert guided.first["time"] == 1
     assert guided.run == 2
+    assert (guided.objects, guided.events) == (0.25, 0.5)
     whole = found["everything", 0.0, "original"]
     assert whole.run == 13
     assert sum(whole.first.values()) == 0
@@ -98,7 +106,8 @@ def test_the_page_has_a_line_for_each_subset(tmp_path: Path) -> None:
     text = page(told(), 112)
     assert "predicts 100.0 [100.0, 100.0]" in text
     assert (
-        "| UV-Prune | 84.6 [84.6, 84.6] | 84.6 | 2.0 | 0 | 100 | - | 100 | 100 | 0 | 100 |" in text
+        "| UV-Prune | 84.6 [84.6, 84.6] | 84.6 | 2.0 | 25 % | 50 % | 0 | 100 | - | 100 | 100 | 0 | 100 |"
+        in text
     )
     assert "| random | 100 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
     write_page(told(), 112, tmp_path)
