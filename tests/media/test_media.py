@@ -80,7 +80,10 @@ def encode(
 def decode_everything(path: Path) -> tuple[list[np.ndarray], list[float]]:
     """The slow reference: all frames in order, and seconds since the first."""
     with av.open(str(path)) as container:
-        shown = list(container.decode(container.streams.video[0]))
+        stream = container.streams.video[0]
+        # One thread: no race can change what the others are held against.
+        stream.thread_type, stream.thread_count = "NONE", 1
+        shown = list(container.decode(stream))
         times = [float(f.pts * f.time_base) if f.pts is not None else float("nan") for f in shown]
         return [f.to_ndarray(format="rgb24") for f in shown], [t - times[0] for t in times]
 
