@@ -436,7 +436,9 @@ import run
 
 code = run.main(sys.argv[2:])
 tasks = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-print("left:", code, [name for name in tasks if "gloo" in name], file=sys.stderr)
+left = [name for name in tasks if "gloo" in name]
+# At once: two processes write there.
+os.write(2, f"left: {code} {left}\n".encode())
 """
 
 
