@@ -22,7 +22,7 @@ from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import ACTS, Shown, blocks, needed, see, show, visual_tokens
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
-from harness.seedling.training.video_gate import Watched
+from harness.seedling.training.video_gate import Watched, led, spread
 from harness.seedling.training.video_gaze import evidence, gaze_loss, looking_back_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import (
@@ -156,6 +156,16 @@ def test_a_subset_sees_what_a_mask_would_leave(model, seen):
     wanted = language(inputs_embeds=rows, attention_mask=mask).last_hidden_state
     language.config._attn_implementation = custom
     torch.testing.assert_close(found[0, :words], wanted[0, -words:], atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_led_by_its_own_answer_says_it_again(seen):
+    """On a tenth of the tokens, too: the gaps between them hide nothing."""
+    draft = load_exported(video_weights_dir("seedling_video_draft"))
+    few, question = spread(seen, 0.1), "describe the video ."
+    assert few.chosen.shape == (1, round(TOTAL / 10))
+    assert len(set(np.diff(few.chosen[0]))) <= 2
+    answer = Watched(draft, few).answer(question, 60)
+    assert led(draft, few, question, answer) == answer
 
 
 def test_tokens_are_blocks_of_two_by_two():

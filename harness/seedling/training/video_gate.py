@@ -163,16 +163,23 @@ def accepted(
         (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
         room = len(encode(talk.answer)) + plan["spare"]
         answer = Watched(target, whole).answer(talk.question, room)
-        few = whole if keep == 1 else _spread(seen, keep)
-        told = _led(draft, few, talk.question, answer)
+        few = whole if keep == 1 else spread(seen, keep)
+        told = led(draft, few, talk.question, answer)
         right += sum(one == other for one, other in zip(told, answer, strict=True))
         total += len(answer)
     return right / total
 
 
 @torch.no_grad()
-def _led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
-    """Returns the model's most likely word at each place of an answer, behind the words before it."""
+def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
+    """Returns the model's most likely word at each place of an answer, behind the words before it.
+
+    Args:
+        model: A video model with ordinary attention.
+        shown: The visual tokens of one clip that it sees.
+        question: Words.
+        answer: Token ids.
+    """
     language = model.model.language_model
     words = [*encode(question), ASSISTANT, *answer[:-1]]
     embed = language.embed_tokens
@@ -181,8 +188,13 @@ def _led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int
     rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown.features), newline, text]
     after = shown.end + torch.arange(len(words) + 1)
     places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
+    inputs = torch.cat(rows, dim=1)
+    # Without a mask, gaps between positions are read as the borders of packed sequences, which do not see each other.
     hidden = language(
-        inputs_embeds=torch.cat(rows, dim=1), position_ids=torch.cat(places, dim=1), use_cache=False
+        inputs_embeds=inputs,
+        attention_mask=torch.ones(inputs.shape[:2], dtype=torch.long),
+        position_ids=torch.cat(places, dim=1),
+        use_cache=False,
     ).last_hidden_state
     found: list[int] = model.lm_head(hidden[0, -len(answer) :]).argmax(-1).tolist()
     return found
@@ -192,7 +204,8 @@ def _all(seen: Seen) -> Shown:
     return show([seen], len(seen.owner), 0.0, np.random.default_rng(0))
 
 
-def _spread(seen: Seen, keep: float) -> Shown:
+def spread(seen: Seen, keep: float) -> Shown:
+    """Returns a share of a clip's tokens with equal gaps between them, at their own positions."""
     total = len(seen.owner)
     chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
     features = seen.features[torch.from_numpy(chosen[0])][None].float()
