@@ -438,7 +438,7 @@ code = run.main(sys.argv[2:])
 tasks = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
 left = [name for name in tasks if "gloo" in name]
 # At once: two processes write there.
-os.write(2, f"left: {code} {left}\n".encode())
+os.write(2, f"left: {code} {left}\\n".encode())
 """
 
 
