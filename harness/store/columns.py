@@ -124,7 +124,9 @@ class Columns:
                 return
             there = set(self._file.schema_arrow.names)
             self._asked = [name for name in asked if _column(name) in there]
-            self._read = self._file.read([KEY, *MARKS, *map(_column, self._asked)])
+            wanted = [KEY, *MARKS, *map(_column, self._asked)]
+            # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
+            self._read = self._file.read(wanted, use_threads=False)
             marks = (self._read[name].to_pylist() for name in MARKS)
             self.marks = [Mark(*mark) for mark in zip(*marks, strict=True)]
             keys = map(os.fsdecode, self._read[KEY].to_pylist())
@@ -158,7 +160,7 @@ class Columns:
             return None
         mask = _numbers(pa.bool_(), np.packbits(stays, bitorder="little"), size=len(stays))
         try:
-            return self._file.read().replace_schema_metadata(None).filter(mask)
+            return self._file.read(use_threads=False).replace_schema_metadata(None).filter(mask)
         except DAMAGED:
             return None
 

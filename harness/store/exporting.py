@@ -171,7 +171,11 @@ def _former(store: Path, folder: Path) -> Former:
     # The code comes first: that of another version may have written anything.
     if index.get("code") != _code() or index["files"] != files:
         return Former({}, {})
-    rows, scores = (pq.read_table(pa.BufferReader(content[name])) for name in (ROWS, SAMPLES))
+    # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
+    rows, scores = (
+        pq.ParquetFile(pa.BufferReader(content[name])).read(use_threads=False)
+        for name in (ROWS, SAMPLES)
+    )
     return Former(files, {part.key: part for part in _parts(index["runs"], rows, scores)})
 
 

@@ -19,6 +19,7 @@ from harness.errors import StoreLost, UserError
 from harness.paths import ROOT
 from harness.store import Store, exporting
 from harness.store.exporting import NAME, Written, write_tables
+from harness.store.reading import walk
 from harness.store.tables import ROWS, SAMPLES, read_tables
 from tests.store.test_upkeep import add, first
 
@@ -95,6 +96,30 @@ def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
         f"{key}/{f}" for key in ("new1", "new2", "many07") for f in FILES
     }
     assert content(folder) == from_nothing(store)
+
+
+#: Reads an export and the rows in columns that are written already; prints the number of threads before and after.
+THREADS = """
+import os, sys
+from pathlib import Path
+from harness.store.exporting import write_tables
+from harness.store.reading import walk
+threads = lambda: len(os.listdir("/proc/self/task"))
+before, store = threads(), Path(sys.argv[1])
+assert write_tables(store, Path(sys.argv[2])).read == 0
+assert len(list(walk(store, ["method"]))) == 4
+print(before, threads())
+"""
+
+
+def test_tables_are_read_in_one_thread(store: Path, tmp_path: Path) -> None:
+    """A thread of pyarrow's that lets go of Python's bytes while Python ends aborts the process, once in hundreds."""
+    write_tables(store, tmp_path / "tables")
+    assert len(list(walk(store, ["method"]))) == 4
+    command = [sys.executable, "-c", THREADS, str(store), str(tmp_path / "tables")]
+    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    before, after = told.split()
+    assert before == after
 
 
 #: What an export reads of a run.
