@@ -103,9 +103,9 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     return LlavaForConditionalGeneration(config)
 
 
-def normalise(images: np.ndarray) -> torch.Tensor:
+def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
     """Scales uint8 images ``(B, 96, 96, 3)`` to float ``(B, 3, 96, 96)`` in -1..1, as the processor."""
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    pixels = torch.as_tensor(images).permute(0, 3, 1, 2)
     return pixels.float().mul_(2 / 255).sub_(1)
 
 

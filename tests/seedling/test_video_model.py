@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,16 +18,29 @@ from harness.seedling.sprites import SHAPES
 from harness.seedling.training import video_stage
 from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
-from harness.seedling.training.runtime import Worker, cosine_lr, load_checkpoint, load_recipe
+from harness.seedling.training.runtime import (
+    Worker,
+    cosine_lr,
+    load_checkpoint,
+    load_recipe,
+    make_optimisers,
+)
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import ACTS, Shown, blocks, needed, see, show, visual_tokens
 from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gate import Watched, led, spread
-from harness.seedling.training.video_gaze import evidence, gaze_loss, looking_back_loss
+from harness.seedling.training.video_gaze import (
+    evidence,
+    gaze_loss,
+    looking_back,
+    looking_back_loss,
+)
+from harness.seedling.training.video_lessons import Feed
+from harness.seedling.training.video_namers import LAST
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import (
-    Feed,
+    matrices_of,
     new_model,
     prepared,
     restarted_lr,
@@ -95,6 +109,20 @@ def whole(seen) -> Shown:
     return show([seen], TOTAL, 0.0, np.random.default_rng(0))
 
 
+def listed(looks) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns clip and place of each row ``(R, 2)``, and its right tokens ``(R, 2, 2, V)``."""
+    tokens = torch.stack(
+        [
+            torch.stack([looks.right(late, first) for first in (True, False)], 2)
+            for late in (False, True)
+        ],
+        dim=2,
+    )
+    real = looks.worth > 0
+    lines, numbers = real.nonzero(as_tuple=True)
+    return torch.stack([lines, looks.places[real]], dim=1), tokens[lines, numbers]
+
+
 def ones(talks) -> dict[str, float]:
     return dict.fromkeys([*(talk.family for talk in talks), "end"], 1.0)
 
@@ -106,7 +134,7 @@ def test_a_packed_dialogue_equals_the_librarys_forward(model):
     talks = talks_about(seen.clip, 0, ASKED, 0)
     shown = whole(seen)
     packed = pack_talks([talks], ones(talks), shown)
-    hidden = video_hidden(model, visual_tokens(model, shown.features), shown, packed).words
+    hidden = video_hidden(model, visual_tokens(model, shown), shown, packed).words
     processor = build_video_processor()
     custom, language = model.model.language_model.config._attn_implementation, model.model
     for number, talk in enumerate(talks):
@@ -137,11 +165,11 @@ def test_a_subset_sees_what_a_mask_would_leave(model, seen):
     few = show([seen], 40, 1.0, np.random.default_rng(1))
     packed = pack_talks([talks], ones(talks), few)
     words = int((packed.segments[0] == 0).sum())
-    found = video_hidden(model, visual_tokens(model, few.features), few, packed).words
+    found = video_hidden(model, visual_tokens(model, few), few, packed).words
     language, shown = model.model.language_model, whole(seen)
     embeds = [
         language.embed_tokens(torch.tensor([PREFIX])),
-        visual_tokens(model, shown.features),
+        visual_tokens(model, shown),
         model.model.image_newline[None, None],
         language.embed_tokens(packed.tokens[:, :words]),
     ]
@@ -202,7 +230,7 @@ def test_untrained_tokens_tell_their_time(started, seen, keep, first):
     shown = show([seen], keep, 0.0, np.random.default_rng(2), first)
     talks = talks_about(seen.clip, 0, {"what": 1}, 0)
     packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(started, visual_tokens(started, shown.features), shown, packed)
+    read = video_hidden(started, visual_tokens(started, shown), shown, packed)
     times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
     moved = (read.layers[BEHIND + len(CLOCKS)] - read.layers[BEHIND])[:, read.visual]
     told = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
@@ -226,7 +254,7 @@ def test_words_are_told_the_tokens_that_show_them(seen):
         shown = show([seen], keep, 0.5, np.random.default_rng(3))
         talks = talks_about(seen.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
         packed = pack_talks([talks], ones(talks), shown)
-        rows, tokens = evidence([talks], packed, [seen], shown)
+        rows, tokens = listed(evidence([talks], packed, [seen], shown))
         assert tokens.shape == (len(rows), 2, 2, keep)
         assert tokens.any(-1).all()
         assert (tokens == tokens[:, :1, :1]).all()  # one thing for all heads and layers
@@ -281,7 +309,7 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
     for visit in range(12):
         talks = [one for one in talks_about(seen.clip, visit, {"order": 3, "how_many": 2}, 0)]
         packed = pack_talks([talks], ones(talks), shown)
-        rows, tokens = evidence([talks], packed, [seen], shown)
+        rows, tokens = listed(evidence([talks], packed, [seen], shown))
         segments = packed.segments[0, rows[:, 1]].tolist()
         frames = shown.chosen[0] // FRAME_TOKENS
         places = rows[:, 1].tolist()
@@ -298,6 +326,7 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
                 )
                 assert later == [named, named]
                 assert len(counted) == int(talk.answer.split()[-1])
+                assert word not in ("no", "top", "middle", "bottom", "left", "centre", "right")
                 if word.isdigit():
                     assert named == counted
                 else:
@@ -321,9 +350,8 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     shown = show([seen], TOTAL // 4, 0.5, np.random.default_rng(3))
     talks = talks_about(seen.clip, 0, {"when": 2, "what": 2, "order": 4}, 1)
     packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
-    rows, tokens = evidence([talks], packed, [seen], shown)
-    first = read.mask.shape[-1] - read.mask.shape[-2]
+    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    rows, tokens = listed(evidence([talks], packed, [seen], shown))
     layer, heads = 1, 2
     block, language = model.model.language_model.layers[layer], model.model.language_model
     states = block.input_layernorm(read.layers[layer])
@@ -336,14 +364,15 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     length = read.words.shape[1]
     scores = queries[:, :, -length:] @ keys.transpose(2, 3) * block.self_attn.scaling
     weights = (scores + read.mask).softmax(-1)[0, :heads, :, read.visual]
+    worth = torch.rand(len(rows))
     wanted = [
-        -torch.log(weights[head, place, tokens[row, 0, head]].sum(-1))
+        -torch.log(weights[head, place, tokens[row, 0, head]].sum(-1)) * worth[row]
         for head in range(heads)
         for row, (_, place) in enumerate(rows)
     ]
-    places = torch.stack([rows[:, 0], rows[:, 1] + first], dim=1)
-    found = gaze_loss(model, read, layer, heads, places, tokens[:, 0])
-    torch.testing.assert_close(found, torch.stack(wanted).mean())
+    looks = evidence([talks], packed, [seen], shown)._replace(worth=worth[None])
+    found = gaze_loss(model, read, layer, range(heads), looks, of_words=True)
+    torch.testing.assert_close(found, sum(wanted) / (heads * worth.sum()))
 
 
 @torch.no_grad()
@@ -352,7 +381,7 @@ def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothi
     shown = show([seen], 16 * FRAME_TOKENS, 0.0, np.random.default_rng(0))
     talks = talks_about(seen.clip, 0, {"what": 1}, 0)
     packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
+    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
     block, language = model.model.language_model.layers[1], model.model.language_model
     states = block.input_layernorm(read.layers[1])
     shape = (1, states.shape[1], -1, block.self_attn.head_dim)
@@ -363,19 +392,33 @@ def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothi
     )
     scores = queries @ keys.transpose(2, 3) * block.self_attn.scaling
     causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    shares = scores.masked_fill(~causal, float("-inf")).softmax(-1)[0, 0, read.visual, read.visual]
+    every = scores.masked_fill(~causal, float("-inf")).softmax(-1)[0, :, read.visual, read.visual]
     frame_of = np.arange(16 * FRAME_TOKENS) // FRAME_TOKENS
-    times = sorted({event.frame for event in seen.clip.events})
-    wanted = []
-    for before, frame in pairwise(times):
-        told = seen.owner >= 0 if before == 0 else seen.act > 0
-        there = torch.from_numpy(told & (frame_of == before))
-        for place in np.flatnonzero((seen.act > 0) & (frame_of == frame)):
-            assert seen.since[place] == before
-            wanted.append(-torch.log(shares[place, there].sum()))
-    found = looking_back_loss(model, read, {"layer": 1, "heads": 1}, [seen], shown)
-    assert len(wanted) > 10
-    torch.testing.assert_close(found, torch.stack(wanted).mean())
+    events = [event for event in seen.clip.events if event.kind != "present"]
+    digits = [e for e in events if e.kind == "change" or (e.kind == "enter" and e.digit)]
+    means = []
+    for shares, named, since in (
+        (every[0], events, seen.since),
+        (every[1], digits, seen.since_digit),
+    ):
+        times = sorted({event.frame for event in named})
+        begins = (seen.act > 0) & np.isin(frame_of, times)
+        assert np.array_equal(since >= 0, begins)
+        wanted = []
+        for before, frame in pairwise([0, *times]):
+            told = seen.owner >= 0 if before == 0 else begins
+            there = torch.from_numpy(told & (frame_of == before))
+            for place in np.flatnonzero(begins & (frame_of == frame)):
+                assert since[place] == before
+                wanted.append(-torch.log(shares[place, there].sum()))
+        assert len(wanted) > 3
+        means.append(torch.stack(wanted).mean())
+    plan = {"layer": 1, "heads": 1}
+    looks = {name: looking_back([seen], shown, name) for name in LAST}
+    found = looking_back_loss(model, read, plan, looks)
+    torch.testing.assert_close(found, means[0])
+    found = looking_back_loss(model, read, {**plan, "digit_heads": 1}, looks)
+    torch.testing.assert_close(found, means[0] + means[1])
 
 
 def test_clips_can_be_shown_with_all_that_answers_need(seen):
@@ -388,10 +431,9 @@ def test_clips_can_be_shown_with_all_that_answers_need(seen):
     assert need[more.chosen[0]].sum() == need.sum()
     packed = pack_talks([talks], ones(talks), shown)
     everything = whole(seen)
-    rows, _ = evidence([talks], packed, [seen], shown)
-    assert torch.equal(
-        rows, evidence([talks], pack_talks([talks], ones(talks), everything), [seen], everything)[0]
-    )
+    rows, _ = listed(evidence([talks], packed, [seen], shown))
+    packed = pack_talks([talks], ones(talks), everything)
+    assert torch.equal(rows, listed(evidence([talks], packed, [seen], everything))[0])
 
 
 def test_the_first_layers_add_to_seedling_and_change_no_other(started):
@@ -405,14 +447,44 @@ def test_the_first_layers_add_to_seedling_and_change_no_other(started):
             assert torch.equal(target, source)
 
 
-def test_a_feed_depends_on_the_step_alone(started):
-    straight, later = (Feed(Worker(0, 1), TINY, 0, tower_of(started)) for _ in range(2))
-    batches = [straight.batch(step) for step in range(3)]
-    seen, shown, talks = later.batch(2)
-    assert [one.clip.index for one in seen] == [one.clip.index for one in batches[2][0]]
-    assert np.array_equal(shown.chosen, batches[2][1].chosen)
-    assert talks == batches[2][2]
-    assert batches[0][2] != batches[1][2]
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_feed_depends_on_the_step_alone(started, parts):
+    plan, tower = (
+        {**TINY, "looking_back": {"layer": 1, "heads": 1}, "parts": parts},
+        tower_of(started),
+    )
+    straight = list(Feed(Worker(0, 1), plan, 0).lessons(tower, 0))
+    assert len(straight) == parts * TINY["steps"]
+    assert not torch.equal(straight[0][0].packed.tokens, straight[1][0].packed.tokens)
+    for feeders, first in ((0, 0), (0, 1), (0, 2), (2, 0), (2, 3)):
+        again = list(Feed(Worker(0, 1, feeders=feeders), plan, 0).lessons(tower, first))
+        for (one, pool), (other, same_pool) in zip(straight[parts * first :], again, strict=True):
+            assert _tensors(one)
+            assert all(map(torch.equal, _tensors(one), _tensors(other)))
+            assert np.array_equal(one.shown.chosen, other.shown.chosen)
+            assert torch.equal(pool, same_pool)
+
+
+def _tensors(lesson) -> list[torch.Tensor]:
+    packed = [getattr(lesson.packed, one.name) for one in fields(lesson.packed)]
+    looks = [tensor for found in (lesson.looks, *lesson.looks_back.values()) for tensor in found]
+    return [lesson.shown.features, *packed, *lesson.labels.values(), *looks]
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(started):
+    plan = {"lr": 0.5, "betas": [0.9, 0.95], "weight_decay": 0.0}
+    parameters, matrices = list(started.parameters()), matrices_of(started)
+    assert {p.shape for p in matrices} == {(192, 192), (384, 192), (192, 384)}
+    assert len(matrices) == 7 * len(started.model.language_model.layers)
+    adamw, muon = make_optimisers(parameters, matrices, plan)
+    assert isinstance(muon, torch.optim.Muon)
+    groups = [
+        [id(p) for group in one.param_groups for p in group["params"]] for one in (adamw, muon)
+    ]
+    assert groups[1] == [id(p) for p in matrices]
+    assert sorted(groups[0] + groups[1]) == sorted(id(p) for p in parameters)
+    (only,) = make_optimisers(parameters, [], plan)
+    assert isinstance(only, torch.optim.AdamW)
 
 
 def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -425,9 +497,9 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
     monkeypatch.setattr(video_stage, "new_model", start)
     monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
-    tiny = {**TINY, "named_after": {"time": 1, "act": 1, "since": 2}, "needed": 1}
-    tiny |= {"looking_back": {"layer": 1, "heads": 2}}
-    tiny["terms"] = {**tiny["terms"], "since": 0.1, "back": 0.1}
+    tiny = {**TINY, "named_after": {"time": 1, "act": 1, "since": 2, "since_digit": 2}, "needed": 1}
+    tiny |= {"looking_back": {"layer": 1, "heads": 2, "digit_heads": 1}, "muon": True, "parts": 2}
+    tiny["terms"] = {**tiny["terms"], "since": 0.1, "since_digit": 0.1, "back": 0.1}
     recipe = {"seed": 0, "video": tiny}
     train_video(Worker(0, 1), recipe, tmp_path / "once")
     stop = {**tiny, "validate_every": 100}
@@ -444,7 +516,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     for name, value in one["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
     records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
-    assert {"answers", "look", "time", "act", "since", "back"} <= records[0].keys()
+    assert {"answers", "look", "time", "act", "since", "since_digit", "back"} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
     draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
     draft |= {"distilled_from": 1, "restarts": [], "start": "target"}

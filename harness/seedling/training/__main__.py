@@ -14,7 +14,7 @@ from harness.seedling.training.denoising_stage import train_denoising
 from harness.seedling.training.draft_stage import train_draft
 from harness.seedling.training.language_stage import FORKS, train_language
 from harness.seedling.training.release import export, gate
-from harness.seedling.training.runtime import load_recipe, run_workers
+from harness.seedling.training.runtime import Worker, load_recipe, run_workers
 from harness.seedling.training.tower_stage import train_tower
 from harness.seedling.training.video_draft_stage import train_video_draft
 from harness.seedling.training.video_gate import export_video, gate_video
@@ -47,10 +47,12 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
         run_workers(train_draft, workers, recipe, out)
     elif stage == "denoising":
         run_workers(train_denoising, workers, recipe, out)
-    elif stage == "video":
-        run_workers(train_video, workers, recipe, out)
-    elif stage == "video_draft":
-        run_workers(train_video_draft, workers, recipe, out)
+    elif stage in ("video", "video_draft"):
+        train = train_video if stage == "video" else train_video_draft
+        if options.device == "cpu":
+            run_workers(train, workers, recipe, out)
+        else:
+            train(Worker(0, 1, options.device, options.feeders), recipe, out)
     elif stage == "export_video":
         export_video(recipe, out, options.unfinished)
     elif stage == "gate_video":
@@ -70,6 +72,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
     parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
+    parser.add_argument(
+        "--device", default="cpu", help="of the video stages; another has one worker"
+    )
+    parser.add_argument(
+        "--feeders", type=int, default=2, help="processes that draw clips for another device"
+    )
     parser.add_argument(
         "--continued",
         action="store_true",

@@ -148,12 +148,25 @@ def bf16_pays() -> bool:
     pairs = [(rows.to(dtype), weight.to(dtype)) for dtype in (torch.bfloat16, torch.float32)]
     seconds = []
     for left, right in pairs:
-        left @ right
-        began = time.perf_counter()
-        for _ in range(4):
+        turns = []
+        for _ in range(12):
+            began = time.perf_counter()
             left @ right
-        seconds.append(time.perf_counter() - began)
+            turns.append(time.perf_counter() - began)
+        # The fastest: the first one prepares the kernel, and others may be interrupted.
+        seconds.append(min(turns))
     return seconds[0] < seconds[1]
+
+
+def use_fast_products(model: nn.Module, device: str) -> None:
+    """Makes a model multiply as fast as its training allows: on a CPU in bfloat16, elsewhere in TF32.
+
+    TF32 holds for the whole process.
+    """
+    if device == "cpu":
+        use_bf16_products(model)
+    else:
+        torch.set_float32_matmul_precision("high")
 
 
 def use_bf16_products(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ dialogue as its own prompt, at a fraction of the cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -49,12 +49,17 @@ class Packed:
     positions: torch.Tensor
     segments: torch.Tensor
 
+    def to(self, device: torch.device | str) -> Packed:
+        """Returns the same on a device."""
+        return Packed(*(getattr(self, one.name).to(device) for one in fields(self)))
+
     def mask(self, prefix: int) -> torch.Tensor:
         """Returns the additive text-row mask ``(B, 1, L, prefix + L)`` for a prefix length."""
-        length = self.segments.shape[1]
+        length, device = self.segments.shape[1], self.segments.device
         same = self.segments[:, :, None] == self.segments[:, None, :]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        text = torch.zeros(same.shape).masked_fill_(~(same & causal), float("-inf"))
+        causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        text = torch.zeros(same.shape, device=device)
+        text.masked_fill_(~(same & causal), float("-inf"))
         return F.pad(text, (prefix, 0))[:, None]
 
 

@@ -38,10 +38,12 @@ def load_recipe(path: Path = RECIPE, continued: bool = False) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Worker:
-    """One data-parallel process: its rank and how many there are."""
+    """One data-parallel process: its rank and how many there are, its device, and processes that draw for it."""
 
     rank: int
     count: int
+    device: str = "cpu"
+    feeders: int = 0
 
     @property
     def leads(self) -> bool:
@@ -107,6 +109,27 @@ def make_optimiser(
     return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), fused=True)
 
 
+def make_optimisers(
+    parameters: Iterable[nn.Parameter], matrices: Sequence[nn.Parameter], plan: dict[str, Any]
+) -> list[torch.optim.Optimizer]:
+    """Returns AdamW, and for some matrices Muon in its place, whose steps are as long as AdamW's would be.
+
+    Args:
+        parameters: All that are trained.
+        matrices: Those of them that Muon takes; none for AdamW alone.
+        plan: "lr", "betas" and "weight_decay".
+    """
+    taken = {id(matrix) for matrix in matrices}
+    rest = [one for one in parameters if id(one) not in taken]
+    lr, decay = plan["lr"], plan["weight_decay"]
+    found: list[torch.optim.Optimizer] = [make_optimiser(rest, lr, plan["betas"], decay)]
+    if matrices:
+        found.append(
+            torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return found
+
+
 def cosine_lr(step: int, steps: int, warmup: int, peak: float, floor: float = 0.01) -> float:
     """Returns the learning rate of a step: linear warm-up, then a cosine down to ``floor * peak``."""
     cosine = 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
@@ -131,7 +154,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """Reads a checkpoint, or returns None where there is none."""
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 

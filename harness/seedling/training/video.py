@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from harness.seedling.video.clips import Clip, clip
 from harness.seedling.video.story import STRIDE
 from harness.seedling.video_model import FRAME_TOKENS
 
+_Patches = TypeVar("_Patches", np.ndarray, torch.Tensor)
+
 ACTS = ("no", "enters", "leaves", "moves", "turns", "covered", "seen", "changes")
 """Words that tell what begins in a token's frame; the first: nothing."""
 _KINDS = ("", "enter", "leave", "move", "turn", "cover", "uncover", "change")
@@ -30,7 +32,8 @@ class Seen:
 
     Attributes:
         clip: The clip.
-        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16.
+        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16; None where the tower
+            has not run over it.
         owner: Number of the object in each token, -1 for none ``(N,)``.
         kind: The digit, or 10 and the number of the shape, in each token; -1 where none is seen ``(N,)``.
         colour: Number of its colour, -1 where none is seen ``(N,)``.
@@ -39,10 +42,12 @@ class Seen:
         was_colour: The colour of that object before, as `colour` ``(N,)``.
         since: Frame of the last event before the one that begins there, 0 for the first; -1 where nothing
             begins ``(N,)``.
+        since_digit: Frame of the last digit before the one that begins to be shown there, 0 for the first; -1 where
+            none does ``(N,)``.
     """
 
     clip: Clip
-    features: torch.Tensor
+    features: torch.Tensor | None
     owner: np.ndarray
     kind: np.ndarray
     colour: np.ndarray
@@ -50,26 +55,40 @@ class Seen:
     was_kind: np.ndarray
     was_colour: np.ndarray
     since: np.ndarray
+    since_digit: np.ndarray
 
 
-def blocks(patches: np.ndarray) -> np.ndarray:
+def blocks(patches: _Patches) -> _Patches:
     """Regroups patches ``(T, 144, ...)`` into tokens of 2 x 2 ``(T, 36, 4, ...)``, in raster order."""
     frames, rest, half = len(patches), patches.shape[2:], GRID // 2
-    grid = patches.reshape(frames, half, 2, half, 2, *rest)
-    return np.moveaxis(grid, 2, 3).reshape(frames, half * half, 4, *rest)
+    grid = patches.reshape(frames, half, 2, half, 2, *rest).swapaxes(2, 3)
+    return grid.reshape(frames, half * half, 4, *rest)
 
 
-@torch.no_grad()
 def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
     """Draws a clip, runs the frozen tower over its frames and labels its tokens."""
     drawn = clip(split, seed, index, frames)
-    features = torch.cat(
-        [
-            patch_features(tower, normalise(part))[:, 1:]
-            for part in np.split(drawn.frames, range(16, frames, 16))
-        ]
-    )
-    grouped = torch.from_numpy(blocks(features.numpy())).flatten(0, 1).bfloat16()
+    features = features_of(tower, torch.from_numpy(drawn.frames))
+    return replace(labelled(drawn), features=features.cpu())
+
+
+@torch.no_grad()
+def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
+    """Returns what the tower makes of frames ``(T, 96, 96, 3)`` uint8, as tokens ``(N, 4, 128)``, bfloat16.
+
+    A processor's cache holds few frames at a time, and an accelerator wants many.
+    """
+    device = next(tower.parameters()).device
+    parts = frames.split(16 if device.type == "cpu" else 1024)
+    found = [
+        blocks(patch_features(tower, normalise(part.to(device)))[:, 1:]).bfloat16()
+        for part in parts
+    ]
+    return torch.cat(found).flatten(0, 1)
+
+
+def labelled(drawn: Clip) -> Seen:
+    """Labels the tokens of a clip over which the tower has not run."""
     owner = owners_of(drawn)
     kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
     for number, track in enumerate(drawn.tracks):
@@ -80,8 +99,11 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
             colour[frame, mine] = track.colour[frame]
     act = acts_of(drawn, owner)
     was_kind, was_colour = subjects_of(drawn, act)
-    arrays = (owner, kind, colour, act, was_kind, was_colour, events_before(drawn, act))
-    return Seen(drawn, grouped, *(one.ravel() for one in arrays))
+    arrays = (
+        *(owner, kind, colour, act, was_kind, was_colour),
+        *(events_before(drawn, act), digits_before(drawn, act)),
+    )
+    return Seen(drawn, None, *(one.ravel() for one in arrays))
 
 
 def owners_of(drawn: Clip) -> np.ndarray:
@@ -126,19 +148,30 @@ def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
     return since
 
 
+def digits_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+    """Returns the frame of the digit before the one that begins to be shown in each token ``(T, 36)``, else -1."""
+    since = np.full(act.shape, -1)
+    last = 0
+    for event in drawn.events:
+        if event.kind == "change" or (event.kind == "enter" and event.digit):
+            since[event.frame, act[event.frame] > 0] = last
+            last = event.frame
+    return since
+
+
 @dataclass(frozen=True, eq=False)
 class Shown:
     """The visual tokens that a batch of B clips shows, V of each.
 
     Attributes:
         chosen: Their numbers ``(B, V)``, ascending.
-        features: Tower features of their patches ``(B, V, 4, 128)``.
+        features: Tower features of their patches ``(B, V, 4, 128)``; none where the tower has not run.
         first: Frame whose time and place the clips' first frame takes.
         frames: T of the clips.
     """
 
     chosen: np.ndarray
-    features: torch.Tensor
+    features: torch.Tensor | None
     first: int
     frames: int
 
@@ -200,16 +233,27 @@ def show(
         score += (1 + tilt) * np.stack(needs)
         keep = max(keep, *(int(tokens.sum()) for tokens in needs))
     chosen = np.sort(np.argsort(-score, axis=1)[:, :keep], axis=1)
-    features = torch.stack(
-        [one.features[torch.from_numpy(row)] for one, row in zip(seen, chosen, strict=True)]
-    )
-    return Shown(chosen, features.float(), first, len(seen[0].clip.frames))
+    known = [one.features for one in seen if one.features is not None]
+    features = taken(torch.stack(known), chosen) if known else None
+    return Shown(chosen, features, first, len(seen[0].clip.frames))
 
 
-def visual_tokens(model: Any, features: torch.Tensor) -> torch.Tensor:
-    """Projects patches and pools four to a token: ``(B, V, 4, 128)`` to ``(B, V, D)``.
+def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
+    """Returns the features ``(B, V, 4, 128)`` of some tokens ``(B, V)`` of those of all ``(B, N, 4, 128)``."""
+    places = torch.from_numpy(chosen).to(features.device)
+    return features[torch.arange(len(places), device=places.device)[:, None], places].float()
+
+
+def visual_tokens(model: Any, shown: Shown) -> torch.Tensor:
+    """Projects the patches of the tokens shown and pools four to a token ``(B, V, D)``.
 
     The mean of 2 x 2 is what the model's bilinear pooling of an even grid comes to.
+
+    Raises:
+        ValueError: The tower has not run over the clips.
     """
+    if shown.features is None:
+        raise ValueError("these tokens have no features; see() runs the tower, labelled() does not")
+    features = shown.features.to(model.device)
     tokens: torch.Tensor = model.model.multi_modal_projector(features).mean(-2)
     return tokens

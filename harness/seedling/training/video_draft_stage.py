@@ -5,7 +5,8 @@ The draft's tokens name what the target's do, and its last layer is told where t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from harness.seedling.training.fast_math import use_bf16_products
+from harness.seedling.training.fast_math import use_fast_products
 from harness.seedling.training.language import answer_loss
 from harness.seedling.training.packing import IGNORE, Packed
 from harness.seedling.training.release import load_exported
@@ -26,13 +27,13 @@ from harness.seedling.training.runtime import (
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import Seen, Shown, show, visual_tokens
+from harness.seedling.training.video import Shown, visual_tokens
 from harness.seedling.training.video_gaze import looking_loss
+from harness.seedling.training.video_lessons import Feed, Lesson
 from harness.seedling.training.video_namers import Namers
-from harness.seedling.training.video_packing import pack_talks, video_hidden
+from harness.seedling.training.video_packing import video_hidden
 from harness.seedling.training.video_stage import (
     CHECKPOINT,
-    Feed,
     prepared,
     restarted_lr,
     stage_of,
@@ -96,9 +97,10 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     torch.manual_seed(seed)
     target, namers = video_target(out), Namers()
     draft = video_draft_from(target, plan["target_layers"], plan["start"])
-    feed = Feed(worker, plan, seed, tower_of(draft))
-    use_bf16_products(draft.model.multi_modal_projector)
-    use_bf16_products(draft.model.language_model)
+    use_fast_products(draft.model.multi_modal_projector, worker.device)
+    use_fast_products(draft.model.language_model, worker.device)
+    for one in (target, draft, namers):
+        one.to(worker.device)
     parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
     log = TrainingLog(out / "log.jsonl", stage_of("video_draft", plan))
@@ -108,28 +110,18 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         namers.load_state_dict(checkpoint["namers"])
         optimiser.load_state_dict(checkpoint["optimiser"])
         first_step = checkpoint["step"]
+    lessons = Feed(worker, plan, seed).lessons(tower_of(draft), first_step)
+    sums: dict[str, torch.Tensor] = {}
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, restarted_lr(step, plan))
-        seen, shown, talks = feed.batch(step)
-        packed = pack_talks(talks, plan["weights"], shown)
-        answered = packed.labels != IGNORE
-        labels, weights = packed.labels[answered], packed.weights[answered]
-        read = video_hidden(draft, visual_tokens(draft, shown.features), shown, packed)
-        logits = draft.lm_head(read.words[answered])
-        loss = plan["answer_weight"] * answer_loss(logits, labels, weights)
-        if step >= plan["distilled_from"]:
-            wanted = _wanted(target, seen, shown, packed)
-            distance = F.kl_div(
-                logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
-            ).sum(-1)
-            loss = loss + (distance * weights).sum() / weights.sum()
-        terms = namers.losses(draft, read, plan["named_after"], seen, shown)
-        terms["gaze"] = looking_loss(draft, read, plan["gaze"], talks, packed, seen, shown)
-        loss = (
-            loss + torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
-        )
         optimiser.zero_grad()
-        loss.backward()
+        for lesson, whole in islice(lessons, plan["parts"]):
+            asked = target if step >= plan["distilled_from"] else None
+            terms = _losses(draft, asked, namers, plan, lesson, whole)
+            worth = {name: plan["terms"].get(name, 1.0) / plan["parts"] for name in terms}
+            torch.stack([worth[name] * term for name, term in terms.items()]).sum().backward()
+            for name, term in terms.items():
+                sums[name] = sums.get(name, 0.0) + term.detach() / plan["parts"]
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
@@ -138,9 +130,10 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         if not worker.leads:
             continue
         if done % plan["log_every"] == 0:
-            right = (logits.argmax(-1) == labels).float().mean()
-            found = {name: term.item() for name, term in terms.items()}
-            log.write(step=done, frames=shown.frames, right=right.item(), **found)
+            log.write(
+                step=done, **{name: one.item() / plan["log_every"] for name, one in sums.items()}
+            )
+            sums = {}
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": draft.state_dict(), "namers": namers.state_dict(), "step": done}
             save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
@@ -148,10 +141,37 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
             log.write(step=done, val=validate_video(draft, plan["validation"]))
 
 
+def _losses(
+    draft: Any,
+    target: Any,
+    namers: Namers,
+    plan: dict[str, Any],
+    lesson: Lesson,
+    whole: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Returns the loss terms of a lesson, "target" among them where there is one to agree with."""
+    shown, packed = lesson.shown, lesson.packed
+    answered = packed.labels != IGNORE
+    labels, weights = packed.labels[answered], packed.weights[answered]
+    read = video_hidden(draft, visual_tokens(draft, shown), shown, packed)
+    logits = draft.lm_head(read.words[answered])
+    terms = namers.losses(draft, read, plan["named_after"], lesson.labels)
+    terms["gaze"] = looking_loss(draft, read, plan["gaze"], lesson.looks)
+    terms["answers"] = plan["answer_weight"] * answer_loss(logits, labels, weights)
+    if target is not None:
+        wanted = _wanted(target, whole, shown, packed)
+        distance = F.kl_div(
+            logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
+        ).sum(-1)
+        terms["target"] = (distance * weights).sum() / weights.sum()
+    return terms
+
+
 @torch.no_grad()
-def _wanted(target: Any, seen: Sequence[Seen], shown: Shown, packed: Packed) -> torch.Tensor:
-    """Returns the target's logits of the answers' words, behind all tokens of the same clips."""
-    whole = show(seen, len(seen[0].owner), 0.0, np.random.default_rng(0), shown.first)
-    words = video_hidden(target, visual_tokens(target, whole.features), whole, packed).words
+def _wanted(target: Any, whole: torch.Tensor, shown: Shown, packed: Packed) -> torch.Tensor:
+    """Returns the target's logits of the answers' words, behind all tokens of the same clips ``(B, N, 4, 128)``."""
+    every = np.tile(np.arange(whole.shape[1]), (len(whole), 1))
+    shown = replace(shown, chosen=every, features=whole.float())
+    words = video_hidden(target, visual_tokens(target, shown), shown, packed).words
     logits: torch.Tensor = target.lm_head(words[packed.labels != IGNORE])
     return logits

@@ -13,7 +13,7 @@ from harness.seedling.training.packing import PREFIX
 from harness.seedling.training.release import LOG, load_exported, merged_log, record_sums
 from harness.seedling.training.runtime import load_checkpoint
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import Seen, Shown, see, show, visual_tokens
+from harness.seedling.training.video import Seen, Shown, see, show, taken, visual_tokens
 from harness.seedling.training.video_draft_stage import DRAFT_CHECKPOINT
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_stage import CHECKPOINT
@@ -73,7 +73,7 @@ class Watched:
         self._cache = DynamicCache(config=language.config)
         parts = [
             language.embed_tokens(torch.tensor([PREFIX])),
-            visual_tokens(model, shown.features),
+            visual_tokens(model, shown),
             model.model.image_newline[None, None],
         ]
         places = [torch.arange(len(PREFIX))[None], shown.positions, torch.tensor([[shown.end]])]
@@ -185,7 +185,7 @@ def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]
     embed = language.embed_tokens
     newline = model.model.image_newline[None, None]
     text = embed(torch.tensor([words]))
-    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown.features), newline, text]
+    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown), newline, text]
     after = shown.end + torch.arange(len(words) + 1)
     places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
     inputs = torch.cat(rows, dim=1)
@@ -208,7 +208,7 @@ def spread(seen: Seen, keep: float) -> Shown:
     """Returns a share of a clip's tokens with equal gaps between them, at their own positions."""
     total = len(seen.owner)
     chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
-    features = seen.features[torch.from_numpy(chosen[0])][None].float()
+    features = None if seen.features is None else taken(seen.features[None], chosen)
     return Shown(chosen, features, 0, len(seen.clip.frames))
 
 

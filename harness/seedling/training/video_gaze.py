@@ -6,12 +6,14 @@ only after it has hit the right ones by chance for long; told where to look it l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from harness.seedling.scenes import COLOUR_NAMES
+from harness.seedling.sprites import SHAPES
 from harness.seedling.training.packing import IGNORE, Packed
 from harness.seedling.training.video import Seen, Shown
 from harness.seedling.training.video_drills import Talk
@@ -44,7 +46,7 @@ def shown_by(talk: Talk) -> list[Look | None]:
 
     Before an order is said, its two events are looked at by a head each, so that the next layers can compare their
     times. What comes next after an event is found in two steps: first that event, then what follows it; and the next
-    of the objects that are counted among all of them.
+    of the objects that are counted among all of them. A place without one shows nothing.
     """
     words = talk.answer.split()
     if talk.family == "caption":
@@ -60,9 +62,20 @@ def shown_by(talk: Talk) -> list[Look | None]:
         then = Look((first, first), (second, second))
         return [_same(first), then, *[_same(second)] * (len(words) - 2)]
     if talk.family == "how_many" and talk.shows:
-        named = [_among((what,), talk.shows) for what in talk.shows for _ in ("colour", "thing")]
-        return [*named, _same(talk.shows)]
+        return [*_counted(words[:-1], talk.shows), _same(talk.shows)]
     return [_same(talk.shows) if talk.shows else None] * len(words)
+
+
+def _counted(words: Sequence[str], shows: Things) -> list[Look | None]:
+    """Returns what `shown_by` does, of the places that are gone through."""
+    looks: list[Look | None] = []
+    coming = iter(shows)
+    for word in words:
+        if word in COLOUR_NAMES:
+            what = next(coming)
+        told = word in (*COLOUR_NAMES, *SHAPES, "frame")
+        looks.append(_among((what,), shows) if told else None)
+    return looks
 
 
 def _among(things: Things, others: Things) -> Look:
@@ -96,23 +109,73 @@ def tokens_of(one: Seen, chosen: np.ndarray, frame: int, track: int) -> np.ndarr
     return owned if owned.any() else begun
 
 
+class Looks(NamedTuple):
+    """Rows of a batch of B clips that look, at most R in one, and the right tokens among the V shown of each.
+
+    What several rows look for is kept once: U sets of tokens. Rows that fill up a clip are worth nothing.
+
+    Attributes:
+        places: Their places ``(B, R)``, from the first word or the first visual token on.
+        sets: Sets of tokens ``(B, U, V)``, boolean; the first holds all.
+        wanted: The set that each row looks for, early and late, of the first head and of the others ``(B, R, 2, 2)``.
+        worth: Weight of each row ``(B, R)``.
+    """
+
+    places: torch.Tensor
+    sets: torch.Tensor
+    wanted: torch.Tensor
+    worth: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Looks:
+        """Returns the same on a device."""
+        return Looks(*(one.to(device) for one in self))
+
+    def right(self, late: bool, first: bool) -> torch.Tensor:
+        """Returns the right tokens of each row ``(B, R, V)``, in the last layer or before, of the first head or not."""
+        lines = torch.arange(len(self.sets), device=self.sets.device)[:, None]
+        return self.sets[lines, self.wanted[:, :, int(late), int(not first)]]
+
+
+class _Row(NamedTuple):
+    place: int
+    wanted: Sequence[Hashable]
+    worth: float
+
+
+def _looks(
+    lines: Sequence[Sequence[_Row]], known: Sequence[dict[Any, np.ndarray]], shown: int
+) -> Looks:
+    """Returns the rows of each clip, filled up to the longest; `known` are its sets of tokens by name."""
+    most = max(map(len, lines))
+    sets = np.zeros((len(lines), 1 + max(map(len, known)), shown), bool)
+    sets[:, 0] = True
+    places = np.zeros((len(lines), most), np.int64)
+    wanted, worth = np.zeros((*places.shape, 2, 2), np.int64), np.zeros(places.shape, np.float32)
+    for line, (rows, named) in enumerate(zip(lines, known, strict=True)):
+        number = {name: place for place, name in enumerate(named, start=1)}
+        for place, tokens in enumerate(named.values(), start=1):
+            sets[line, place] = tokens
+        for place, row in enumerate(rows):
+            places[line, place], worth[line, place] = row.place, row.worth
+            wanted[line, place] = np.reshape([number[name] for name in row.wanted], (2, 2))
+    return Looks(*map(torch.from_numpy, (places, sets, wanted, worth)))
+
+
 def evidence(
     talks: Sequence[Sequence[Talk]], packed: Packed, seen: Sequence[Seen], shown: Shown
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows that predict a word which some shown token shows, and those tokens.
+) -> Looks:
+    """Returns the words of answers that some shown token shows, and those tokens; a look is worth what its word is.
 
     Args:
         talks: Per clip.
         packed: The same, packed.
         seen: The clips.
         shown: The tokens shown.
-
-    Returns:
-        Clip and place of each of R rows ``(R, 2)``, and the tokens ``(R, 2, 2, V)``, boolean: early and late, of the
-        first head and of the others.
     """
-    rows, masks = [], []
+    lines: list[list[_Row]] = []
+    sets: list[dict[Things, np.ndarray]] = []
     for line, items in enumerate(talks):
+        rows: list[_Row] = []
         known: dict[Things, np.ndarray] = {}
         segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
         for number, talk in enumerate(items):
@@ -126,10 +189,10 @@ def evidence(
                     if things not in known:
                         known[things] = _union(seen[line], shown.chosen[line], things)
                 if all(known[things].any() for things in wanted):
-                    rows.append((line, place))
-                    masks.append([known[things] for things in wanted])
-    tokens = np.array(masks, bool).reshape(len(rows), 2, 2, shown.chosen.shape[1])
-    return torch.tensor(rows, dtype=torch.long).reshape(-1, 2), torch.from_numpy(tokens)
+                    rows.append(_Row(place, wanted, float(packed.weights[line, place])))
+        lines.append(rows)
+        sets.append(known)
+    return _looks(lines, sets, shown.chosen.shape[1])
 
 
 def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
@@ -137,96 +200,114 @@ def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
     return union
 
 
-def looking_loss(
-    model: Any,
-    read: Read,
-    plan: dict[str, Any],
-    talks: Sequence[Sequence[Talk]],
-    packed: Packed,
-    seen: Sequence[Seen],
-    shown: Shown,
-) -> torch.Tensor:
-    """Returns the mean of :func:`gaze_loss` over the layers that look; `plan` is the recipe's "gaze"."""
-    rows, right = evidence(talks, packed, seen, shown)
-    rows[:, 1] += read.mask.shape[-1] - read.mask.shape[-2]
-    last = max(plan["layers"])
+def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
+    """Returns the visual tokens in which something begins, and those of the time that they name.
+
+    What comes next is hard to find from a time: the search is for the smallest of all that are larger. A token that
+    knows when the last event was can be found by that time, as all else is. So can a token in which a digit begins to
+    be shown, by the time of the digit before.
+
+    Args:
+        seen: The clips.
+        shown: The tokens shown.
+        since_what: "since" or "since_digit".
+    """
+    lines: list[list[_Row]] = []
+    sets: list[dict[int, np.ndarray]] = []
+    for one, chosen in zip(seen, shown.chosen, strict=True):
+        frame, since = chosen // FRAME_TOKENS, getattr(one, since_what)[chosen]
+        begins = since >= 0
+        # Before the first event there is the first frame.
+        told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
+        known = {before: told & (frame == before) for before in set(since[begins].tolist())}
+        known = {before: tokens for before, tokens in known.items() if tokens.any()}
+        lines.append(
+            [
+                _Row(place, [int(since[place])] * 4, 1.0)
+                for place in np.flatnonzero(begins).tolist()
+                if int(since[place]) in known
+            ]
+        )
+        sets.append(known)
+    return _looks(lines, sets, shown.chosen.shape[1])
+
+
+def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> torch.Tensor:
+    """Returns the mean of :func:`gaze_loss` of words over the layers that look.
+
+    `plan` is the recipe's "gaze".
+    """
+    heads, last = range(plan["heads"]), max(plan["layers"])
     losses = [
-        gaze_loss(model, read, layer, plan["heads"], rows, right[:, int(layer == last)])
+        gaze_loss(model, read, layer, heads, looks, of_words=True, late=layer == last)
         for layer in plan["layers"]
     ]
     return torch.stack(losses).mean()
 
 
 def looking_back_loss(
-    model: Any, read: Read, plan: dict[str, int], seen: Sequence[Seen], shown: Shown
+    model: Any, read: Read, plan: dict[str, int], looks: dict[str, Looks]
 ) -> torch.Tensor:
-    """Returns :func:`gaze_loss` of visual tokens in which something begins: they look at the event before.
-
-    What comes next is hard to find from a time: the search is for the smallest of all that are larger. A token that
-    knows when the last event was can be found by that time, as all else is.
+    """Returns :func:`gaze_loss` of visual tokens that look at the event before, and by other heads at the digit before.
 
     Args:
         model: The video model.
         read: What it made of the batch.
-        plan: The recipe's "looking_back": the layer, and how many of its heads.
-        seen: The clips.
-        shown: The tokens shown.
+        plan: The recipe's "looking_back": the layer, how many of its heads look for events, and how many for digits.
+        looks: By what is named, as :func:`looking_back` returns them.
     """
-    rows, tokens = [], []
-    for line, (one, chosen) in enumerate(zip(seen, shown.chosen, strict=True)):
-        frame, since = chosen // FRAME_TOKENS, one.since[chosen]
-        begins = one.act[chosen] > 0
-        # Before the first event there is the first frame.
-        told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
-        before = (since[begins][:, None] == frame) & told
-        known = before.any(1)
-        rows += [(line, place + read.visual.start) for place in np.flatnonzero(begins)[known]]
-        tokens.append(before[known])
-    right = torch.from_numpy(np.concatenate(tokens))
-    places = torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
-    pair = torch.stack([right, right], dim=1)
-    return gaze_loss(model, read, plan["layer"], plan["heads"], places, pair)
+    events, digits = plan["heads"], plan.get("digit_heads", 0)
+    heads = {"since": range(events), "since_digit": range(events, events + digits)}
+    losses = [
+        gaze_loss(model, read, plan["layer"], heads[name], found, of_words=False)
+        for name, found in looks.items()
+        if heads[name]
+    ]
+    return torch.stack(losses).sum()
 
 
 def gaze_loss(
-    model: Any, read: Read, layer: int, heads: int, rows: torch.Tensor, tokens: torch.Tensor
+    model: Any,
+    read: Read,
+    layer: int,
+    heads: range,
+    looks: Looks,
+    of_words: bool,
+    late: bool = False,
 ) -> torch.Tensor:
-    """Returns the mean of -log of the attention that the right tokens get together.
+    """Returns the weighted mean of -log of the attention that the right tokens get together.
 
     Args:
         model: The video model.
         read: What it made of the batch.
         layer: Number of the layer that looks.
-        heads: How many of its heads, from the first on.
-        rows: Clip, and place in the whole sequence, of each of R rows that look ``(R, 2)``.
-        tokens: The right tokens of each row, of the first head and of the others ``(R, 2, V)``.
+        heads: Which of its heads, in a row.
+        looks: The rows that look.
+        of_words: Whether they are words; else they are visual tokens.
+        late: Whether the layer is the last that looks.
     """
     language = model.model.language_model
     block = language.layers[layer]
     attention, hidden = block.self_attn, block.input_layernorm(read.layers[layer])
-    width = heads * attention.head_dim
+    width = slice(heads.start * attention.head_dim, heads.stop * attention.head_dim)
     cos, sin = language.rotary_emb(hidden, read.positions)
+    places = looks.places + (read.prefix if of_words else read.visual.start)
+    lines = torch.arange(len(hidden), device=hidden.device)[:, None]
 
-    def rotary(projection: Any, states: torch.Tensor, lines: Any) -> torch.Tensor:
-        found = torch.nn.functional.linear(
-            states, projection.weight[:width], projection.bias[:width]
-        )
-        found = found.unflatten(-1, (heads, attention.head_dim))
+    def rotary(projection: Any, states: torch.Tensor, there: Any) -> torch.Tensor:
+        found = torch.nn.functional.linear(states, projection.weight[width], projection.bias[width])
+        found = found.unflatten(-1, (len(heads), attention.head_dim))
         low, high = found.chunk(2, dim=-1)
         rotated = torch.cat([-high, low], dim=-1)
-        turned: torch.Tensor = found * cos[lines][..., None, :] + rotated * sin[lines][..., None, :]
+        turned: torch.Tensor = found * cos[there][..., None, :] + rotated * sin[there][..., None, :]
         return turned
 
-    losses = []
-    for line in range(len(hidden)):
-        mine = rows[:, 0] == line
-        places = rows[mine, 1]
-        queries = rotary(attention.q_proj, hidden[line, places], (line, places))
-        keys = rotary(attention.k_proj, hidden[line], (line, slice(None)))
-        scores = torch.einsum("rhd,shd->hrs", queries, keys) * attention.scaling
-        scores = scores + read.bias(line, places)
-        wrong = ~tokens[mine].transpose(0, 1)[[min(head, 1) for head in range(heads)]]
-        right = scores[..., read.visual].masked_fill(wrong, float("-inf"))
-        losses.append(scores.logsumexp(-1) - right.logsumexp(-1))
-    told = torch.cat(losses, dim=1)
-    return told.sum() / max(told.numel(), 1)
+    queries = rotary(attention.q_proj, hidden[lines, places], (lines, places))
+    keys = rotary(attention.k_proj, hidden, ...)
+    scores = torch.einsum("brhd,bshd->hbrs", queries, keys) * attention.scaling
+    scores = scores + read.bias(places, of_words)
+    right = [looks.right(late, first=head == 0) for head in range(len(heads))]
+    found = scores[..., read.visual].masked_fill(~torch.stack(right), float("-inf"))
+    lost = (scores.logsumexp(-1) - found.logsumexp(-1)) * looks.worth
+    mean: torch.Tensor = lost.sum() / (len(heads) * looks.worth.sum()).clamp(min=1e-6)
+    return mean

@@ -21,61 +21,77 @@ _LOOKS = [TOKEN_ID[word] for word in (*map(str, range(10)), *SHAPES)]
 _COLOURS = [TOKEN_ID[word] for word in COLOUR_NAMES]
 _ACTS = [TOKEN_ID[word] for word in ACTS]
 
+LAST = ("since", "since_digit")
+"""What names the time of the event, and of the digit, before."""
+
+
+def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
+    """Returns the labels ``(B, V)`` of the tokens shown, those of :class:`Seen` and "frame", by name.
+
+    Frames are counted from the start of the longer video that the clips stand in.
+    """
+    labels = {
+        name: shown.labels([getattr(one, name) for one in seen])
+        for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour")
+    }
+    for name in LAST:
+        since = shown.labels([getattr(one, name) for one in seen])
+        labels[name] = torch.where(since >= 0, since + shown.first, -1)
+    labels["frame"] = torch.from_numpy(shown.chosen // FRAME_TOKENS + shown.first)
+    return labels
+
 
 class Namers(nn.Module):
     """Asks visual tokens to name what they are, when they are shown and what begins there.
 
-    They name with the word embeddings, each of the four by a learned scale; an object as it was before an
-    event, and the time of the event before that, are read through matrices of their own, so that a token can say
-    what it was and what it is. This stands in for the language alignment a tower would bring along, and for the
-    time that positions alone do not say.
+    They name with the word embeddings, each by a learned scale; an object as it was before an event, and the times
+    of the event and of the digit before, are read through matrices of their own, so that a token can say what it was
+    and what it is. This stands in for the language alignment a tower would bring along, and for the time that
+    positions alone do not say.
     """
 
     def __init__(self) -> None:
         """Starts with scale 1 for each, the identity, and directions apart from those of a token's own time."""
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(4))
+        self.gain = nn.Parameter(torch.ones(5))
         self.before = nn.Parameter(torch.eye(WIDTH_OF_TEXT))
-        self.since = nn.Parameter(nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT)))
+        for name in LAST:
+            apart = nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT))
+            self.register_parameter(name, nn.Parameter(apart))
 
     def losses(
         self,
         model: Any,
         read: Read,
         layers: dict[str, int],
-        seen: Sequence[Seen],
-        shown: Shown,
+        labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms "look", "time", "act" and "before", and "since" where `layers` has it.
+        """Returns the loss terms "look", "time", "act" and "before", and those of :data:`LAST` that `layers` has.
 
         Args:
             model: The video model.
             read: What it made of the batch.
-            layers: Behind how many layers "time", "act" and "since" are named.
-            seen: The clips.
-            shown: The tokens shown.
+            layers: Behind how many layers "time", "act" and those of :data:`LAST` are named.
+            labels: Those of the tokens shown, see :func:`labels_of`.
         """
         words = model.model.language_model.embed_tokens.weight
         hidden = [layer[:, read.visual] for layer in read.layers]
-        kind, colour, act, owner, was_kind, was_colour, since = (
-            shown.labels([getattr(one, name) for one in seen])
-            for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour", "since")
-        )
+        kind, colour, act = labels["kind"], labels["colour"], labels["act"]
+        owner, was_kind, was_colour = labels["owner"], labels["was_kind"], labels["was_colour"]
         inside, owned = kind >= 0, (owner >= 0) | (act > 0)
         look = self._unit(hidden[0][inside], 0)
         when = self._unit(hidden[layers["time"]], 1).flatten(0, 1)
-        frame = torch.from_numpy(shown.chosen // FRAME_TOKENS + shown.first).flatten()
         begun = self._unit(hidden[layers["act"]][owned], 2) @ words[_ACTS].T
         error = F.cross_entropy(begun, act[owned], reduction="none")
         worth = torch.where(act[owned] > 0, 4.0, 1.0)
         events = act > 0
         was = self._unit(hidden[layers["act"]][events], 2) @ self.before
-        count = max(int(events.sum()), 1)
+        count = events.sum().clamp(min=1)
         times = words[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
         found = {
             "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
             + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
-            "time": F.cross_entropy(when @ times.T, frame),
+            "time": F.cross_entropy(when @ times.T, labels["frame"].flatten()),
             "act": (error * worth).sum() / worth.sum(),
             # A short clip may show no token of any event.
             "before": (
@@ -84,10 +100,13 @@ class Namers(nn.Module):
             )
             / count,
         }
-        if "since" in layers:
-            last = self._unit(hidden[layers["since"]][events], 3) @ self.since @ times.T
-            error = F.cross_entropy(last, since[events] + shown.first, reduction="sum")
-            found["since"] = error / count
+        for which, name in enumerate(LAST, start=3):
+            if name in layers:
+                since, told = labels[name], labels[name] >= 0
+                rows = self._unit(hidden[layers[name]][told], which)
+                last = rows @ self.get_parameter(name) @ times.T
+                error = F.cross_entropy(last, since[told], reduction="sum")
+                found[name] = error / told.sum().clamp(min=1)
         return found
 
     def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:

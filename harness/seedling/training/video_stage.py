@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from harness.seedling.model import weights_dir
-from harness.seedling.training.fast_math import use_attention, use_bf16_products
+from harness.seedling.training.fast_math import use_attention, use_fast_products
 from harness.seedling.training.language import answer_loss
 from harness.seedling.training.packing import IGNORE, Packed
 from harness.seedling.training.release import load_exported
@@ -21,14 +21,15 @@ from harness.seedling.training.runtime import (
     Worker,
     cosine_lr,
     load_checkpoint,
-    make_optimiser,
+    make_optimisers,
     save_checkpoint,
     set_lr,
 )
 from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import Seen, Shown, needed, see, show, visual_tokens
+from harness.seedling.training.video import Shown, see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_gaze import looking_back_loss, looking_loss
+from harness.seedling.training.video_lessons import Feed, Lesson
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import (
     ATTENTION,
@@ -37,79 +38,9 @@ from harness.seedling.training.video_packing import (
     video_hidden,
 )
 from harness.seedling.training.video_start import start_from_seedling
-from harness.seedling.video.vocabulary import MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
 
 CHECKPOINT = "video.pt"
-ONCE = ("digits", "caption", "goes_on")
-"""Families with one question to a clip."""
-
-
-@dataclass
-class Feed:
-    """Clips for one worker: blocks of steps share a pool of clips, each shown several times.
-
-    Drawing a clip and running the tower over it costs about as much as a step on it; dialogues and
-    tokens shown are other ones at each visit. What a step gets depends on its number alone.
-
-    Attributes:
-        worker: The process.
-        plan: The recipe's "video".
-        seed: The recipe's seed.
-        tower: The frozen tower.
-    """
-
-    worker: Worker
-    plan: dict[str, Any]
-    seed: int
-    tower: Any
-    _block: int = -1
-    _pool: list[Seen] = field(default_factory=list)
-
-    def phase(self, step: int) -> dict[str, Any]:
-        """Returns the part of the curriculum that a step belongs to."""
-        phases: list[dict[str, Any]] = self.plan["phases"]
-        return next(phase for phase in phases if step < phase["until"])
-
-    def batch(self, step: int) -> tuple[list[Seen], Shown, list[list[Talk]]]:
-        """Returns the clips of a step, the tokens shown and the dialogues."""
-        plan = self.plan
-        steps, visits = plan["block"], plan["visits"]
-        block, place = divmod(step, steps)
-        phase = self.phase(block * steps)
-        rng = np.random.default_rng([self.seed, 77, block])
-        frames = int(rng.choice(phase["frames"]))
-        # About as many visual tokens in every step, however long the clips.
-        count = max(phase["clips"] * min(phase["frames"]) // frames, 1)
-        size = steps * count // visits
-        if block != self._block:
-            first = plan["first_index"] + (block * self.worker.count + self.worker.rank) * 4096
-            self._pool = [
-                see(self.tower, "train", self.seed, first + number, frames)
-                for number in range(size)
-            ]
-            self._block = block
-        visit = place * count // size
-        order = np.random.default_rng([self.seed, 78, block, visit]).permutation(size)
-        start = place * count % size
-        chosen = [self._pool[order[(start + number) % size]] for number in range(count)]
-        draw = np.random.default_rng([self.seed, 79, step, self.worker.rank])
-        total = FRAME_TOKENS * frames
-        low, high = phase["keep"]
-        keep = total if draw.random() < phase["whole"] else int(total * draw.uniform(low, high))
-        first_frame = 0
-        if draw.random() < plan["later"]:
-            first_frame = int(draw.integers(MOST_FRAMES - frames + 1))
-        mix = plan["mixes"][step % len(plan["mixes"])]
-        more = plan["more"] if frames >= plan["long"] else 1
-        counts = {family: n if family in ONCE else more * n for family, n in mix.items()}
-        talks = [talks_about(one.clip, visit, counts, more * plan["drills"]) for one in chosen]
-        needs = []
-        if plan["needed"] and draw.random() < plan["needed"]:
-            for one, items in zip(chosen, talks, strict=True):
-                needs.append(needed(one, [what for talk in items for what in talk.shows]))
-        shown = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
-        return chosen, shown, talks
 
 
 def new_model(start: str = "seedling") -> Any:
@@ -143,56 +74,76 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     plan, seed = recipe["video"], recipe["seed"]
     torch.manual_seed(seed)
     model, namers = new_model(plan["start"]), Namers()
-    feed = Feed(worker, plan, seed, tower_of(model))
-    use_bf16_products(model.model.multi_modal_projector)
-    use_bf16_products(model.model.language_model)
+    use_fast_products(model.model.multi_modal_projector, worker.device)
+    use_fast_products(model.model.language_model, worker.device)
+    model.to(worker.device)
+    namers.to(worker.device)
     parameters = [*(p for p in model.parameters() if p.requires_grad), *namers.parameters()]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
+    optimisers = make_optimisers(parameters, matrices_of(model) if plan["muon"] else [], plan)
     log = TrainingLog(out / "log.jsonl", stage_of("video", plan))
     first_step = 0
     if checkpoint := load_checkpoint(out / CHECKPOINT):
         model.load_state_dict(checkpoint["model"])
         namers.load_state_dict(checkpoint["namers"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
+        for optimiser, state in zip(optimisers, checkpoint["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
         first_step = checkpoint["step"]
-    sums: dict[str, float] = {}
+    sums: dict[str, torch.Tensor] = {}
+    tokens = 0
     began = time.monotonic()
+    lessons = Feed(worker, plan, seed).lessons(tower_of(model), first_step)
     for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, restarted_lr(step, plan))
-        seen, shown, talks = feed.batch(step)
-        packed = pack_talks(talks, plan["weights"], shown)
-        visual = visual_tokens(model, shown.features)
-        read = video_hidden(model, visual, shown, packed)
-        answered = packed.labels != IGNORE
-        logits = model.lm_head(read.words[answered])
-        terms = namers.losses(model, read, plan["named_after"], seen, shown)
-        terms["gaze"] = looking_loss(model, read, plan["gaze"], talks, packed, seen, shown)
-        if plan["looking_back"]:
-            terms["back"] = looking_back_loss(model, read, plan["looking_back"], seen, shown)
-        terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
-        loss = torch.stack([plan["terms"][name] * term for name, term in terms.items()]).sum()
-        optimiser.zero_grad()
-        loss.backward()
+        for optimiser in optimisers:
+            set_lr(optimiser, restarted_lr(step, plan))
+            optimiser.zero_grad()
+        for lesson, _ in islice(lessons, plan["parts"]):
+            terms = losses_of(model, namers, plan, lesson)
+            worth = {name: plan["terms"][name] / plan["parts"] for name in terms}
+            torch.stack([worth[name] * term for name, term in terms.items()]).sum().backward()
+            for name, term in terms.items():
+                sums[name] = sums.get(name, 0.0) + term.detach() / plan["parts"]
+            tokens += lesson.shown.chosen.size + lesson.packed.tokens.numel()
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
 
         done = step + 1
         if not worker.leads:
             continue
-        for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + term.item() / plan["log_every"]
         if done % plan["log_every"] == 0:
+            means = {name: total.item() / plan["log_every"] for name, total in sums.items()}
             rate = plan["log_every"] / (time.monotonic() - began)
-            tokens = shown.chosen.size + packed.tokens.numel()
-            log.write(step=done, frames=shown.frames, tokens=tokens, rate=rate, **sums)
-            sums, began = {}, time.monotonic()
+            log.write(step=done, tokens=tokens // plan["log_every"], rate=rate, **means)
+            sums, tokens, began = {}, 0, time.monotonic()
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namers": namers.state_dict(), "step": done}
-            save_checkpoint(out / CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
+            states = [optimiser.state_dict() for optimiser in optimisers]
+            save_checkpoint(out / CHECKPOINT, {**state, "optimisers": states})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(model, plan["validation"]))
             began = time.monotonic()
+
+
+def losses_of(
+    model: Any, namers: Namers, plan: dict[str, Any], lesson: Lesson
+) -> dict[str, torch.Tensor]:
+    """Returns the loss terms of a lesson, by their names in the recipe's "terms"."""
+    shown, packed = lesson.shown, lesson.packed
+    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    answered = packed.labels != IGNORE
+    logits = model.lm_head(read.words[answered])
+    terms = namers.losses(model, read, plan["named_after"], lesson.labels)
+    terms["gaze"] = looking_loss(model, read, plan["gaze"], lesson.looks)
+    if plan["looking_back"]:
+        terms["back"] = looking_back_loss(model, read, plan["looking_back"], lesson.looks_back)
+    terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
+    return terms
+
+
+def matrices_of(model: Any) -> list[torch.nn.Parameter]:
+    """Returns the matrices inside the text stack's layers."""
+    return [p for p in model.model.language_model.layers.parameters() if p.ndim == 2]
 
 
 def stage_of(name: str, plan: dict[str, Any]) -> str:
@@ -240,8 +191,9 @@ def exact_talks(
     """Returns (family, 1 or 0) of each answer, and (family/words, share) of long ones."""
     weights = dict.fromkeys([*(t.family for items in talks for t in items), "end"], 1.0)
     packed = pack_talks(talks, weights, shown)
-    read = video_hidden(model, visual_tokens(model, shown.features), shown, packed)
-    predicted = model.lm_head(read.words).argmax(-1)
+    here = packed.to(model.device)
+    read = video_hidden(model, visual_tokens(model, shown), shown, here)
+    predicted = model.lm_head(read.words).argmax(-1).cpu()
     return [
         result
         for row, items in enumerate(talks)

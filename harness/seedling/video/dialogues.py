@@ -1,7 +1,7 @@
 """Questions about clips, with unique answers. Each is a pure function of the clip and a stream of draws.
 
-An answer that follows from several sights names them first: the objects in front of their number, the times of two
-events in front of their order. A word can be looked up, and what has been said can be compared.
+An answer that follows from several sights names them first: what is at each place in front of how many there are, the
+times of two events in front of their order. A word can be looked up, and what has been said can be compared.
 """
 
 from __future__ import annotations
@@ -130,26 +130,29 @@ def where_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def counting_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks how many digits, shapes or objects are seen at a time; the answer names them, in reading order, first."""
+    """Asks how many digits, shapes or objects are seen at a time; the answer goes through all places first."""
     template = stream.pick(("digits", "shapes", "objects"))
     frame = stream.below(story.length)
-    counted = [
-        (frame, number)
+    counted = {
+        _place(track, frame): number
         for number, track in enumerate(story.tracks)
         if track.seen(frame)
         and template in ("objects", "digits" if track.thing == "frame" else "shapes")
+    }
+    told = [
+        f"{name} {story.tracks[counted[place]].name(frame) if place in counted else 'no'}"
+        for place, name in enumerate(PLACES)
     ]
-    counted.sort(key=lambda what: _cell(story.tracks[what[1]], frame))
-    names = [story.tracks[number].name(frame) for _, number in counted]
     text = f"how many {template} are there at time {time_word(frame)} ?"
-    answer = " ".join([*names, str(len(counted))])
-    return Dialogue("how_many", text, answer, template, shows=tuple(counted))
+    answer = " ".join([*told, str(len(counted))])
+    shows = tuple((frame, counted[place]) for place in sorted(counted))
+    return Dialogue("how_many", text, answer, template, shows=shows)
 
 
-def _cell(track: Track, frame: int) -> tuple[int, int]:
-    """Returns row and column of the cell that an object's centre is in; no two objects share one."""
-    x1, y1, x2, y2 = track.box[frame].tolist()
-    return (y1 + y2) // 2 // CELL, (x1 + x2) // 2 // CELL
+def _place(track: Track, frame: int) -> int:
+    """Returns the place that an object's centre is in, at rest or not; no two objects share one."""
+    x1, y1, x2, y2 = map(int, track.box[frame])
+    return 3 * ((y1 + y2) // 2 // CELL) + (x1 + x2) // 2 // CELL
 
 
 def order_question(story: Story, stream: DrawStream) -> Dialogue:

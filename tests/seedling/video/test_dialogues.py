@@ -136,15 +136,23 @@ def test_counts_and_orders_say_first_what_they_follow_from(stories):
             words, question = asked.answer.split(), asked.question
             if asked.family == "how_many":
                 frame = int(question.split()[-2][1:])
-                listed = [" ".join(pair) for pair in zip(words[:-1:2], words[1:-1:2], strict=True)]
-                assert len(listed) == int(words[-1])
                 boxes = {t.name(frame): t.box[frame] for t in there(story, frame)}
-                centres = [(boxes[name][:2] + boxes[name][2:]) / 2 for name in listed]
-                cells = [(y // 32, x // 32) for x, y in centres]
-                assert cells == sorted(set(cells)), "each once, row by row"
-                if asked.template != "objects":
-                    kinds = {name.endswith("frame") for name in listed}
-                    assert kinds <= {asked.template == "digits"}
+                left, count = " ".join(words[:-1]), 0
+                for number, place in enumerate(PLACES):
+                    assert left.startswith(f"{place} "), "every place, row by row"
+                    left = left.removeprefix(f"{place} ")
+                    what = "no" if left.startswith("no") else " ".join(left.split()[:2])
+                    left = left.removeprefix(what).lstrip()
+                    inside = [
+                        name
+                        for name, (x1, y1, x2, y2) in boxes.items()
+                        if ((y1 + y2) // 2 // 32, (x1 + x2) // 2 // 32) == divmod(number, 3)
+                        and asked.template
+                        in ("objects", "digits" if name.endswith("frame") else "shapes")
+                    ]
+                    assert inside == ([] if what == "no" else [what])
+                    count += what != "no"
+                assert (left, count) == ("", int(words[-1]))
                 continue
             this, that = (int(word[1:]) for word in words[:2])
             if asked.template == "before_after":

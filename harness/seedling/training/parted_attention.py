@@ -1,0 +1,151 @@
+"""Attention of packed dialogues in parts: a masked kernel works through all pairs of words.
+
+Each word sees the whole prefix and the earlier words of its dialogue. Either part is a kernel's own case, without a
+mask; what the two give is merged by the sums of their exponentials, and a part's gradient is that of attention that
+ends in the merged result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Group(NamedTuple):
+    """S dialogues of about the same length, T words at most; shorter ones are filled up behind their end.
+
+    Attributes:
+        words: Numbers of their words among the B L of the batch ``(S, T)``, zero where it is filled up.
+        filled: Where that is ``(S, T)``.
+    """
+
+    words: torch.Tensor
+    filled: torch.Tensor
+
+    def take(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns rows ``(B, heads, L, ...)`` as ``(S, heads, T, ...)``, zeros where it is filled up."""
+        found = rows.transpose(1, 2).flatten(0, 1)[self.words]
+        found[self.filled] = 0
+        return found.transpose(1, 2)
+
+    def put(self, into: torch.Tensor, rows: torch.Tensor) -> None:
+        """Writes rows ``(S, heads, T, ...)`` into ``(B, L, heads, ...)``, which is contiguous."""
+        kept = ~self.filled
+        into.flatten(0, 1)[self.words[kept]] = rows.transpose(1, 2)[kept]
+
+
+def groups_of(segments: torch.Tensor) -> list[Group]:
+    """Groups the dialogues of a batch, each in one piece and of one number ``(B, L)``, by length; -1 is none."""
+    by_size: dict[int, list[range]] = {}
+    for span in _spans(segments):
+        by_size.setdefault(len(span).bit_length(), []).append(span)
+    groups = []
+    for spans in by_size.values():
+        shape = (len(spans), max(map(len, spans)))
+        words, filled = torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool)
+        for row, span in enumerate(spans):
+            words[row, : len(span)] = torch.arange(span.start, span.stop)
+            filled[row, : len(span)] = False
+        groups.append(Group(words, filled))
+    return groups
+
+
+def _spans(segments: torch.Tensor) -> Iterator[range]:
+    length = segments.shape[1]
+    for line, numbers in enumerate(segments):
+        found, counts = torch.unique_consecutive(numbers, return_counts=True)
+        start = line * length
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+            if number >= 0:
+                yield range(start, start + count)
+            start += count
+
+
+class _Parted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        groups: list[Group],
+        scale: float,
+    ) -> torch.Tensor:
+        prefix = key.shape[2] - query.shape[2]
+        seen = key[:, :, :prefix], value[:, :, :prefix]
+        own = key[:, :, prefix:], value[:, :, prefix:]
+        result: torch.Tensor
+        result, share = _forward(query, *seen, scale=scale)
+        words = torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
+        sums = torch.full(words.shape[:-1], float("-inf"), dtype=share.dtype)
+        for group in groups:
+            parts = [group.take(one) for one in (query, *own)]
+            said, least = _forward(*parts, is_causal=True, scale=scale)
+            group.put(words, said)
+            group.put(sums, least)
+        sums = sums.transpose(1, 2)
+        total = torch.logaddexp(share, sums)
+        result = result * (share - total).exp()[..., None]
+        result += words.transpose(1, 2) * (sums - total).exp()[..., None]
+        context.save_for_backward(query, key, value, result, total)
+        context.groups, context.scale = groups, scale
+        return result
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, result, total = context.saved_tensors
+        prefix = key.shape[2] - query.shape[2]
+        seen = key[:, :, :prefix], value[:, :, :prefix]
+        own = key[:, :, prefix:], value[:, :, prefix:]
+        grad = grad.contiguous()
+        by_query, by_key, by_value = _backward(
+            grad, query, *seen, result, total, 0.0, False, scale=context.scale
+        )
+        shape = query.transpose(1, 2).shape
+        found = [query.new_zeros(shape) for _ in range(3)]
+        for group in context.groups:
+            parts = [group.take(one) for one in (grad, query, *own, result, total)]
+            for into, part in zip(
+                found, _backward(*parts, 0.0, True, scale=context.scale), strict=True
+            ):
+                group.put(into, part)
+        own_query, own_key, own_value = (one.transpose(1, 2) for one in found)
+        return (
+            by_query + own_query,
+            torch.cat([by_key, own_key], dim=2),
+            torch.cat([by_value, own_value], dim=2),
+            None,
+            None,
+        )
+
+
+def attend_in_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    groups: list[Group],
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention of words over a prefix and the earlier words of their dialogues, on a CPU.
+
+    Words that belong to no dialogue see the prefix alone.
+
+    Args:
+        query: Of the words ``(B, heads, L, D)``.
+        key: Of the prefix, which comes first and has a token at least, and the words ``(B, heads, P + L, D)``.
+        value: The same.
+        groups: The dialogues, as :func:`groups_of` returns them.
+        scale: Factor of the scores.
+
+    Returns:
+        Mixed values ``(B, heads, L, D)``.
+
+    Cost: ``B heads L P D`` products, and those of each dialogue with itself.
+    """
+    mixed: torch.Tensor = _Parted.apply(query, key, value, groups, scale)
+    return mixed
