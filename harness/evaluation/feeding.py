@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from harness.errors import tell_once
+from harness.evaluation.allocator import kept_memory
 from harness.specs import AUTO_PREFETCH, RunSpec
 
 Item = TypeVar("Item")
@@ -160,7 +161,7 @@ def fed(
     if not ahead or len(items) < 2:
         yield lambda: None
         return
-    with Feeder(preparer(), items, ahead) as feeder:
+    with kept_memory(), Feeder(preparer(), items, ahead) as feeder:
         yield feeder.take
 
 
