@@ -13,6 +13,7 @@ from harness.config.benchmark import benchmark_spec
 from harness.config.library import Index, Leaf, index_of, library
 from harness.config.listing import CONF, choices, comment, read_choice
 from harness.pages.writing import print_or_write, table
+from harness.paths import ROOT
 
 #: Benchmarks whose samples the harness draws itself.
 EMBEDDED = "seedling_"
@@ -168,8 +169,9 @@ def _task(spec: BenchmarkSpec, leaves: Sequence[Leaf], index: Index) -> str:
     stated = {str(_version(leaf)) for leaf in leaves if _version(leaf) is not None}
     behind = f" ({', '.join(sorted(stated))})" if stated else ""
     path = index.files.get(spec.task)
-    if path is not None and path.is_relative_to(CONF.parent):
-        return f"[{spec.task}](../{path.relative_to(CONF.parent).as_posix()}){behind}"
+    # Not all that lies in the repository: an environment may, with lmms-eval in it.
+    if path is not None and path.is_relative_to(ROOT / "tasks"):
+        return f"[{spec.task}](../{path.relative_to(ROOT).as_posix()}){behind}"
     return f"`{spec.task}`{behind}"
 
 

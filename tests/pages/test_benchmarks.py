@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.listing import choices
+from harness.pages import benchmarks
 from harness.pages.benchmarks import FACTS, SCORES, main, page
 from harness.paths import ROOT
 
@@ -54,6 +55,13 @@ def test_a_row_says_what_the_data_are_and_how_papers_print_the_score(text: str) 
     assert rows_of(text, "pope")[1][3].startswith("`pope_f1_score` (F1 of all questions x 100), ")
     task = rows_of(text, "seedling_vqa")[0][1]
     assert task == "[seedling_vqa](../tasks/seedling/seedling_vqa.yaml) (1.0)"
+
+
+def test_tasks_of_an_environment_in_the_repository_are_no_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmarks, "ROOT", Path("/"))
+    assert "site-packages" not in page()
 
 
 def test_every_key_of_a_file_is_explained(text: str) -> None:
