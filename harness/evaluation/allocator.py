@@ -1,8 +1,8 @@
 """Freed memory stays in the process while batches are read ahead of the answers.
 
 A picture of 12 megapixels is a block of 36 MB. glibc asks the system for each such block and hands it back as soon as
-it is freed, so that every picture is paid for in page faults: half of its reading, and two threads of one process wait
-for each other in them. Kept, a block is used again by the next picture.
+it is freed, so that every picture is paid for in page faults. Kept, a block is used again by the next picture
+(docs/scale.md has the measurements).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ USUAL = {TRIM: 2**26, MMAP: 2**25}
 def kept_memory() -> Iterator[None]:
     """Keep what is freed in the process, and give it back to the system at the end.
 
-    Nothing changes without glibc, or where the environment says how it is to allocate (`MALLOC_*`, `GLIBC_TUNABLES`).
+    What is kept settles at a few times what is in use at once, however long it goes on. Nothing changes without glibc,
+    or where the environment says how it is to allocate (`MALLOC_*`, `GLIBC_TUNABLES`).
     """
     library = ctypes.CDLL(None)
     told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)

@@ -1,4 +1,4 @@
-"""Memory that is freed while batches are read ahead is used again, and goes back to the system at the end."""
+"""What is freed while batches are read ahead is used again, and goes back to the system at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.paths import ROOT
 #: Takes and frees 36 MB ten times, before, inside and behind; prints the page faults of each, and the megabytes kept.
 FAULTS = """
 import resource
-from harness.evaluation.allocator import kept_memory
+from harness.evaluation.feeding import fed
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,14 +27,15 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 outside, start = faults(), resident()
-with kept_memory():
+with fed([1, 2], 1, lambda: lambda item, check: item):
     inside, held = faults(), resident()
 print(outside, inside, faults(), held - start, resident() - start)
 """
 
 
 def measured(**environment: str) -> list[float]:
-    unset = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    told = ("MALLOC_", "GLIBC_TUNABLES")
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(told)}
     told = subprocess.run(
         [sys.executable, "-c", FAULTS],
         check=True,

@@ -15,7 +15,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from harness.seedling.model import weights_dir
 from harness.seedling.sprites import SHAPES
-from harness.seedling.training import video_stage
+from harness.seedling.training import video_packing, video_stage
 from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import (
@@ -156,6 +156,22 @@ def test_a_packed_dialogue_equals_the_librarys_forward(model):
         # The features were kept in bfloat16.
         found = model.lm_head(hidden[0][here])
         torch.testing.assert_close(found, wanted[-length:], atol=0.05, rtol=0.05)
+
+
+@torch.no_grad()
+def test_words_that_attend_in_parts_see_what_the_mask_says(model, seen, monkeypatch):
+    """The mask is what accelerators take."""
+    talks = talks_about(seen.clip, 0, {"what": 2, "caption": 1}, 1)
+    packed = pack_talks([talks], ones(talks), whole(seen))
+    shown = whole(seen)
+    inputs = (model, visual_tokens(model, shown), shown, packed)
+    belongs = packed.segments >= 0
+    assert len(set(packed.segments[belongs].tolist())) > 3
+    found = video_hidden(*inputs).words[belongs]
+    monkeypatch.setattr(video_packing, "groups_of", lambda segments: None)
+    monkeypatch.setattr(video_packing, "attend_in_parts", None)  # would be called in vain
+    wanted = video_hidden(*inputs).words[belongs]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

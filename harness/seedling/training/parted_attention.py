@@ -1,8 +1,8 @@
 """Attention of packed dialogues in parts: a masked kernel works through all pairs of words.
 
 Each word sees the whole prefix and the earlier words of its dialogue. Either part is a kernel's own case, without a
-mask; what the two give is merged by the sums of their exponentials, and a part's gradient is that of attention that
-ends in the merged result.
+mask; the two results are merged by the logarithms of their sums of exponentials (LSE), and a part's gradient is that of
+attention with the merged result and LSE.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import torch
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Group(NamedTuple):
@@ -76,52 +79,47 @@ class _Parted(torch.autograd.Function):
         groups: list[Group],
         scale: float,
     ) -> torch.Tensor:
-        prefix = key.shape[2] - query.shape[2]
-        seen = key[:, :, :prefix], value[:, :, :prefix]
-        own = key[:, :, prefix:], value[:, :, prefix:]
+        prefix, own = _split(query, key, value)
         result: torch.Tensor
-        result, share = _forward(query, *seen, scale=scale)
-        words = torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
-        sums = torch.full(words.shape[:-1], float("-inf"), dtype=share.dtype)
+        result, prefix_lse = _forward(query, *prefix, scale=scale)
+        own_result = torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
+        own_lse = own_result.new_full(own_result.shape[:-1], float("-inf"))
         for group in groups:
-            parts = [group.take(one) for one in (query, *own)]
-            said, least = _forward(*parts, is_causal=True, scale=scale)
-            group.put(words, said)
-            group.put(sums, least)
-        sums = sums.transpose(1, 2)
-        total = torch.logaddexp(share, sums)
-        result = result * (share - total).exp()[..., None]
-        result += words.transpose(1, 2) * (sums - total).exp()[..., None]
-        context.save_for_backward(query, key, value, result, total)
+            rows, lse = _forward(*map(group.take, (query, *own)), is_causal=True, scale=scale)
+            group.put(own_result, rows)
+            group.put(own_lse, lse)
+        own_lse = own_lse.transpose(1, 2)
+        lse = torch.logaddexp(prefix_lse, own_lse)
+        result = result * (prefix_lse - lse).exp()[..., None]
+        result += own_result.transpose(1, 2) * (own_lse - lse).exp()[..., None]
+        context.save_for_backward(query, key, value, result, lse)
         context.groups, context.scale = groups, scale
         return result
 
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, result, total = context.saved_tensors
-        prefix = key.shape[2] - query.shape[2]
-        seen = key[:, :, :prefix], value[:, :, :prefix]
-        own = key[:, :, prefix:], value[:, :, prefix:]
+        query, key, value, result, lse = context.saved_tensors
+        prefix, own = _split(query, key, value)
         grad = grad.contiguous()
-        by_query, by_key, by_value = _backward(
-            grad, query, *seen, result, total, 0.0, False, scale=context.scale
+        grad_query, *prefix_grads = _backward(
+            grad, query, *prefix, result, lse, 0.0, False, scale=context.scale
         )
         shape = query.transpose(1, 2).shape
-        found = [query.new_zeros(shape) for _ in range(3)]
+        own_grads = [query.new_zeros(shape) for _ in range(3)]
         for group in context.groups:
-            parts = [group.take(one) for one in (grad, query, *own, result, total)]
-            for into, part in zip(
-                found, _backward(*parts, 0.0, True, scale=context.scale), strict=True
-            ):
-                group.put(into, part)
-        own_query, own_key, own_value = (one.transpose(1, 2) for one in found)
-        return (
-            by_query + own_query,
-            torch.cat([by_key, own_key], dim=2),
-            torch.cat([by_value, own_value], dim=2),
-            None,
-            None,
-        )
+            parts = map(group.take, (grad, query, *own, result, lse))
+            found = _backward(*parts, 0.0, True, scale=context.scale)
+            for into, rows in zip(own_grads, found, strict=True):
+                group.put(into, rows)
+        own_query, *own_rest = (one.transpose(1, 2) for one in own_grads)
+        both = (torch.cat(pair, dim=2) for pair in zip(prefix_grads, own_rest, strict=True))
+        return (grad_query + own_query, *both, None, None)
+
+
+def _split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Pair, Pair]:
+    """Returns keys and values of the prefix, and those of the words."""
+    size = key.shape[2] - query.shape[2]
+    return (key[:, :, :size], value[:, :, :size]), (key[:, :, size:], value[:, :, size:])
 
 
 def attend_in_parts(

@@ -34,6 +34,7 @@ from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import video_hidden
 from harness.seedling.training.video_stage import (
     CHECKPOINT,
+    learn,
     prepared,
     restarted_lr,
     stage_of,
@@ -117,11 +118,7 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
         optimiser.zero_grad()
         for lesson, whole in islice(lessons, plan["parts"]):
             asked = target if step >= plan["distilled_from"] else None
-            terms = _losses(draft, asked, namers, plan, lesson, whole)
-            worth = {name: plan["terms"].get(name, 1.0) / plan["parts"] for name in terms}
-            torch.stack([worth[name] * term for name, term in terms.items()]).sum().backward()
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + term.detach() / plan["parts"]
+            learn(_losses(draft, asked, namers, plan, lesson, whole), plan, sums)
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()

@@ -97,11 +97,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
             set_lr(optimiser, restarted_lr(step, plan))
             optimiser.zero_grad()
         for lesson, _ in islice(lessons, plan["parts"]):
-            terms = losses_of(model, namers, plan, lesson)
-            worth = {name: plan["terms"][name] / plan["parts"] for name in terms}
-            torch.stack([worth[name] * term for name, term in terms.items()]).sum().backward()
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + term.detach() / plan["parts"]
+            learn(losses_of(model, namers, plan, lesson), plan, sums)
             tokens += lesson.shown.chosen.size + lesson.packed.tokens.numel()
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -139,6 +135,16 @@ def losses_of(
         terms["back"] = looking_back_loss(model, read, plan["looking_back"], lesson.looks_back)
     terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
     return terms
+
+
+def learn(
+    terms: dict[str, torch.Tensor], plan: dict[str, Any], sums: dict[str, torch.Tensor]
+) -> None:
+    """Adds a lesson's part of a step: gradients to the parameters', loss terms to their sums."""
+    share = {name: term / plan["parts"] for name, term in terms.items()}
+    torch.stack([plan["terms"][name] * term for name, term in share.items()]).sum().backward()
+    for name, term in share.items():
+        sums[name] = sums.get(name, 0.0) + term.detach()
 
 
 def matrices_of(model: Any) -> list[torch.nn.Parameter]:
