@@ -16,6 +16,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 from harness.seedling.model import weights_dir
 from harness.seedling.sprites import SHAPES
 from harness.seedling.training import video_packing, video_stage
+from harness.seedling.training.__main__ import main
 from harness.seedling.training.packing import IGNORE, PREFIX
 from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import (
@@ -626,6 +627,21 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
     for key, value in model.state_dict().items():
         assert torch.equal(value, shipped[key])
     assert not any(weight.requires_grad for weight in tower_of(model).parameters())
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("video --device tpu", "invalid choice: 'tpu'"),
+        ("tower --device cuda", "--device cuda is of the stages video and video_draft, not tower"),
+        ("video --device cuda", "--device cuda: torch finds no such device here"),
+    ],
+)
+def test_a_device_that_does_not_fit_is_refused_at_once(told, said, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main(told.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_start_needs_room_for_the_clocks(started):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
 from harness.seedling.training.denoising_gate import gate_denoiser
 from harness.seedling.training.denoising_stage import train_denoising
 from harness.seedling.training.draft_stage import train_draft
@@ -73,10 +75,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
     parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
     parser.add_argument(
-        "--device", default="cpu", help="of the video stages; another has one worker"
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="of the stages video and video_draft; cuda has one worker",
     )
     parser.add_argument(
-        "--feeders", type=int, default=2, help="processes that draw clips for another device"
+        "--feeders", type=int, default=2, help="processes that draw clips for --device cuda"
     )
     parser.add_argument(
         "--continued",
@@ -87,6 +92,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--unfinished", action="store_true", help="export checkpoints before their last step too"
     )
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and options.stage not in ("video", "video_draft"):
+        parser.error(f"--device cuda is of the stages video and video_draft, not {options.stage}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no such device here; valid: cpu")
     stages = STAGES if options.stage == "all" else (options.stage,)
     for stage in stages:
         run_stage(stage, options)
