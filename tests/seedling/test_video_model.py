@@ -514,9 +514,10 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
     monkeypatch.setattr(video_stage, "new_model", start)
     monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
-    tiny = {**TINY, "named_after": {"time": 1, "act": 1, "since": 2, "since_digit": 2}, "needed": 1}
+    last = dict.fromkeys(("since", "since_digit", "last", "asked"), 2)
+    tiny = {**TINY, "named_after": {"time": 1, "act": 1, **last}, "needed": 1}
     tiny |= {"looking_back": {"layer": 1, "heads": 2, "digit_heads": 1}, "muon": True, "parts": 2}
-    tiny["terms"] = {**tiny["terms"], "since": 0.1, "since_digit": 0.1, "back": 0.1}
+    tiny["terms"] = {**tiny["terms"], **dict.fromkeys(last, 0.1), "back": 0.1}
     recipe = {"seed": 0, "video": tiny}
     train_video(Worker(0, 1), recipe, tmp_path / "once")
     stop = {**tiny, "validate_every": 100}
@@ -533,7 +534,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     for name, value in one["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
     records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
-    assert {"answers", "look", "time", "act", "since", "since_digit", "back"} <= records[0].keys()
+    assert {"answers", "look", "time", "act", "back", *last} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
     draft = {"target_layers": [0, 1], "answer_weight": 0.3, "steps": 2, "lr": 1e-3}
     draft |= {"distilled_from": 1, "restarts": [], "start": "target"}

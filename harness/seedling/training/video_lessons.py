@@ -22,6 +22,7 @@ from harness.seedling.training.video import (
     show,
     taken,
 )
+from harness.seedling.training.video_asked import asked_for
 from harness.seedling.training.video_drills import talks_about
 from harness.seedling.training.video_gaze import Looks, evidence, looking_back
 from harness.seedling.training.video_namers import LAST, labels_of
@@ -42,7 +43,7 @@ class Lesson:
         clips: Numbers of the clips in their pool ``(B,)``.
         shown: The tokens shown.
         packed: The dialogues.
-        labels: What the tokens are asked to name, see :func:`labels_of`.
+        labels: What the tokens are asked to name, see :func:`labels_of`, and the words, see :func:`asked_for`.
         looks: Which tokens the words of answers look at.
         looks_back: Which tokens those look at in which something begins; empty where the recipe does not ask for it.
     """
@@ -141,7 +142,7 @@ class Feed:
             clips,
             shown,
             packed,
-            labels_of(chosen, shown),
+            labels_of(chosen, shown) | asked_for(talks, packed),
             evidence(talks, packed, chosen, shown),
             {name: looking_back(chosen, shown, name) for name in LAST if plan["looking_back"]},
         )

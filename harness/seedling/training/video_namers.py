@@ -1,4 +1,4 @@
-"""Losses on visual tokens: each names what it is, when it is shown, what begins there and with what."""
+"""Losses of naming: visual tokens name what they show, when, and what begins there; words name what they look for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from harness.seedling.scenes import COLOUR_NAMES
 from harness.seedling.sprites import SHAPES
 from harness.seedling.training.video import ACTS, Seen, Shown
+from harness.seedling.training.video_asked import PARTS
 from harness.seedling.training.video_packing import Read
 from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
 from harness.seedling.video_model import FRAME_TOKENS
@@ -42,12 +43,15 @@ def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
 
 
 class Namers(nn.Module):
-    """Asks visual tokens to name what they are, when they are shown and what begins there.
+    """Asks visual tokens to name what they are, when they are shown and what begins there, and words what they seek.
 
     They name with the word embeddings, each by a learned scale; an object as it was before an event, and the times
     of the event and of the digit before, are read through matrices of their own, so that a token can say what it was
     and what it is. This stands in for the language alignment a tower would bring along, and for the time that
     positions alone do not say.
+
+    Words of answers name the time named last and the parts of the event asked about, each through a matrix of its own:
+    a word cannot look for what it does not know.
     """
 
     def __init__(self) -> None:
@@ -55,7 +59,8 @@ class Namers(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(5))
         self.before = nn.Parameter(torch.eye(WIDTH_OF_TEXT))
-        for name in LAST:
+        self.asked_gain = nn.Parameter(torch.ones(1 + len(PARTS)))
+        for name in (*LAST, "last", *PARTS):
             apart = nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT))
             self.register_parameter(name, nn.Parameter(apart))
 
@@ -66,13 +71,14 @@ class Namers(nn.Module):
         layers: dict[str, int],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms "look", "time", "act" and "before", and those of :data:`LAST` that `layers` has.
+        """Returns the loss terms "look", "time", "act" and "before", and of the others those that `layers` has.
 
         Args:
             model: The video model.
             read: What it made of the batch.
-            layers: Behind how many layers "time", "act" and those of :data:`LAST` are named.
-            labels: Those of the tokens shown, see :func:`labels_of`.
+            layers: Behind how many layers all but "look" and "before" are named.
+            labels: Those of the tokens shown, see :func:`labels_of`, and those of the words, see
+                :func:`~harness.seedling.training.video_asked.asked_for`.
         """
         words = model.model.language_model.embed_tokens.weight
         hidden = [layer[:, read.visual] for layer in read.layers]
@@ -107,7 +113,39 @@ class Namers(nn.Module):
                 last = rows @ self.get_parameter(name) @ times.T
                 error = F.cross_entropy(last, since[told], reduction="sum")
                 found[name] = error / told.sum().clamp(min=1)
+        if "last" in layers:
+            told = read.layers[layers["last"]][:, read.prefix :]
+            found["last"] = self._sought(words, told, labels["last"][..., None], ("last",), 0)
+        if "asked" in layers:
+            told = read.layers[layers["asked"]][:, read.prefix :]
+            found["asked"] = self._sought(words, told, labels["asked"], PARTS, 1)
         return found
+
+    def _sought(
+        self,
+        words: torch.Tensor,
+        told: torch.Tensor,
+        wanted: torch.Tensor,
+        parts: Sequence[str],
+        first: int,
+    ) -> torch.Tensor:
+        """Returns the loss of naming words, the mean of each of P parts, summed.
+
+        Args:
+            words: Embeddings ``(W, D)``.
+            told: What the words of dialogues hold ``(B, L, D)``.
+            wanted: Numbers of the words to name, -1 for none ``(B, L, P)``.
+            parts: Names of the matrices.
+            first: Number of the first one's gain.
+        """
+        losses = []
+        for slot, part in enumerate(parts):
+            known = wanted[..., slot] >= 0
+            rows = F.rms_norm(told[known], told.shape[-1:], eps=1e-6)
+            scores = self.asked_gain[first + slot] * rows @ self.get_parameter(part) @ words.T
+            error = F.cross_entropy(scores, wanted[..., slot][known], reduction="sum")
+            losses.append(error / known.sum().clamp(min=1))
+        return torch.stack(losses).sum()
 
     def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:
         return self.gain[which] * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)

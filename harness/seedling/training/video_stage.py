@@ -21,6 +21,7 @@ from harness.seedling.training.runtime import (
     Worker,
     cosine_lr,
     load_checkpoint,
+    make_optimiser,
     make_optimisers,
     save_checkpoint,
     set_lr,
@@ -78,8 +79,13 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     use_fast_products(model.model.language_model, worker.device)
     model.to(worker.device)
     namers.to(worker.device)
-    parameters = [*(p for p in model.parameters() if p.requires_grad), *namers.parameters()]
-    optimisers = make_optimisers(parameters, matrices_of(model) if plan["muon"] else [], plan)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    parameters = [*learned, *namers.parameters()]
+    optimisers = make_optimisers(learned, matrices_of(model) if plan["muon"] else [], plan)
+    # Namers are not shipped: they start anew, and learn while the model's rate is still low.
+    optimisers.append(
+        make_optimiser(namers.parameters(), plan["lr"], plan["betas"], plan["weight_decay"])
+    )
     log = TrainingLog(out / "log.jsonl", stage_of("video", plan))
     first_step = 0
     if checkpoint := load_checkpoint(out / CHECKPOINT):
@@ -96,6 +102,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         for optimiser in optimisers:
             set_lr(optimiser, restarted_lr(step, plan))
             optimiser.zero_grad()
+        set_lr(optimisers[-1], cosine_lr(step, plan["steps"], 1, plan["lr"]))
         for lesson, _ in islice(lessons, plan["parts"]):
             learn(losses_of(model, namers, plan, lesson), plan, sums)
             tokens += lesson.shown.chosen.size + lesson.packed.tokens.numel()

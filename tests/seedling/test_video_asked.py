@@ -1,0 +1,126 @@
+"""What words of answers have to know before they look."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from harness.seedling.training.packing import IGNORE
+from harness.seedling.training.video import labelled, show
+from harness.seedling.training.video_asked import PARTS, asked_for, clauses
+from harness.seedling.training.video_drills import talks_about
+from harness.seedling.training.video_namers import Namers
+from harness.seedling.training.video_packing import Read, pack_talks
+from harness.seedling.video import captions
+from harness.seedling.video.clips import clip
+from harness.seedling.video.dialogues import FAMILIES, named_once
+from harness.seedling.video.vocabulary import TOKEN_ID, WORDS
+from harness.seedling.video_model import build_video_model
+from harness.seedling.vocabulary import ASSISTANT
+
+LATER = 3
+ASKED = {**dict.fromkeys(FAMILIES, 3), "caption": 1, "digits": 1, "goes_on": 4}
+WEIGHTS = dict.fromkeys([*FAMILIES, "drill", "end"], 1.0)
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """Dialogues about two clips shown three frames later, and the same packed."""
+    clips = [labelled(clip("train", 0, number, 32)) for number in (5, 6)]
+    shown = show(clips, 20, 0.0, np.random.default_rng(0), LATER)
+    talks = [talks_about(one.clip, 1, ASKED, 1) for one in clips]
+    return talks, pack_talks(talks, WEIGHTS, shown)
+
+
+def parts_of(event) -> list[int]:
+    outcome = event.outcome if event.kind in ("turn", "change") else None
+    words = captions.clause(event).split()
+    (act,) = {"enters", "leaves", "moves", "turns", "covered", "seen", "changes"} & set(words)
+    said = [TOKEN_ID[word] for word in (event.colour, event.thing, act)]
+    return [*said, TOKEN_ID[outcome] if outcome else -1]
+
+
+def test_the_parts_of_a_question_are_those_of_its_events():
+    kinds = set()
+    for number in range(12):
+        drawn = clip("train", 0, number, 32)
+        events = named_once(drawn)
+        for event, other in pairwise(events):
+            told = captions.clause(event)
+            both = f"is it before or after {captions.clause(other)} that {told} ?"
+            assert clauses(both) == [parts_of(event), parts_of(other)]
+            assert clauses(f"what is the time when {told} ?") == [parts_of(event)]
+            assert clauses(f"what happens next after {told} ?") == [parts_of(event)]
+            assert clauses(f"find when and where {told} .") == [parts_of(event)]
+            kinds.add(event.kind)
+    assert len(kinds) == 7
+
+
+def test_a_word_is_to_know_the_time_named_last_and_what_is_asked(lesson):
+    """Every word that is found by a time, of every answer; the words in between are left alone."""
+    talks, packed = lesson
+    found = asked_for(talks, packed)
+    times = {word for word in WORDS if word[0] == "t" and word[1:].isdigit()}
+    looked_up = {*times, "no", *map(str, range(10))} | {"red", "green", "blue", "yellow"}
+    rows = {"last": 0, "asked": 0}
+    for line, items in enumerate(talks):
+        for number, talk in enumerate(items):
+            (places,) = np.nonzero(packed.segments[line].numpy() == number)
+            said, named = [], None
+            for place in places:
+                said.append(WORDS[packed.tokens[line, place]])
+                named = said[-1] if said[-1] in times else named
+                label = int(packed.labels[line, place])
+                coming = WORDS[label] if label != IGNORE else None
+                last = int(found["last"][line, place])
+                parts = found["asked"][line, place].tolist()
+                if talk.family == "drill" or coming is None:
+                    assert (last, max(parts)) == (-1, -1)
+                elif coming in looked_up and named:
+                    assert WORDS[last] == named
+                elif coming in ("the", ";", "frame", "<eos>") and said[-1] != WORDS[ASSISTANT]:
+                    assert last == -1
+                rows["last"] += last >= 0
+                rows["asked"] += max(parts) >= 0
+                if max(parts) >= 0:
+                    assert talk.family in ("when", "order", "find")
+                    assert coming in times
+    assert rows["last"] > 100
+    assert rows["asked"] >= 2 * 9
+
+
+def test_a_word_that_holds_what_it_looks_for_names_it_and_no_other(lesson):
+    talks, packed = lesson
+    wanted = asked_for(talks, packed)
+    torch.manual_seed(0)
+    model, namers = build_video_model("seedling_video_draft"), Namers()
+    words = model.model.language_model.embed_tokens.weight.detach()
+    labels = torch.full((2, 4), -1)
+    tokens = {name: labels for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour")}
+    tokens |= {"frame": torch.zeros_like(labels)} | wanted
+
+    def losses(last: torch.Tensor, parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of rows that hold these words behind the first layer, each in the directions of its own matrix."""
+        held = words[last.clamp(min=0)] @ namers.get_parameter("last").T
+        for slot, part in enumerate(PARTS):
+            mine = parts[..., slot, None]
+            held = (
+                held + (mine >= 0) * words[mine[..., 0].clamp(min=0)] @ namers.get_parameter(part).T
+            )
+        visual = torch.zeros(2, 4, held.shape[-1])
+        layer = torch.cat([visual, held.detach()], dim=1)
+        mask = torch.zeros(2, 1, held.shape[1], layer.shape[1])
+        read = Read(held, (layer, layer), torch.zeros(0), mask, slice(0, 4))
+        found = namers.losses(model, read, {"time": 0, "act": 0, "last": 1, "asked": 1}, tokens)
+        return {name: found[name] for name in ("last", "asked")}
+
+    with torch.no_grad():
+        namers.asked_gain.fill_(8.0)
+        right = losses(wanted["last"], wanted["asked"])
+        wrong = losses(wanted["last"].roll(1, 0).roll(5, 1), wanted["asked"].roll(1, -1))
+    for name in right:
+        assert right[name] < 0.5, name
+        assert wrong[name] > 4, name
