@@ -533,6 +533,11 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert one["step"] == two["step"] == 4
     for name, value in one["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
+    for name, value in one["namers"].items():
+        torch.testing.assert_close(value, two["namers"][name], atol=1e-5, rtol=1e-4)
+    # Both kinds of gains start at one: what names learns, too.
+    assert (one["namers"]["gain"] != 1).all()
+    assert (one["namers"]["asked_gain"] != 1).any()
     records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
     assert {"answers", "look", "time", "act", "back", *last} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
