@@ -113,8 +113,8 @@ def test_a_word_that_holds_what_it_looks_for_names_it_and_no_other(lesson):
             )
         visual = torch.zeros(2, 4, held.shape[-1])
         layer = torch.cat([visual, held.detach()], dim=1)
-        mask = torch.zeros(2, 1, held.shape[1], layer.shape[1])
-        read = Read(held, (layer, layer), torch.zeros(0), mask, slice(0, 4))
+        positions, segments = torch.zeros(layer.shape[:2]), torch.zeros(held.shape[:2])
+        read = Read(held, {0: layer, 1: layer}, positions, segments, slice(0, 4))
         found = namers.losses(model, read, {"time": 0, "act": 0, "last": 1, "asked": 1}, tokens)
         return {name: found[name] for name in ("last", "asked")}
 

@@ -380,7 +380,7 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
     )
     length = read.words.shape[1]
     scores = queries[:, :, -length:] @ keys.transpose(2, 3) * block.self_attn.scaling
-    weights = (scores + read.mask).softmax(-1)[0, :heads, :, read.visual]
+    weights = (scores + packed.mask(read.prefix)).softmax(-1)[0, :heads, :, read.visual]
     worth = torch.rand(len(rows))
     wanted = [
         -torch.log(weights[head, place, tokens[row, 0, head]].sum(-1)) * worth[row]
@@ -639,7 +639,10 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
     ("told", "said"),
     [
         ("video --device tpu", "invalid choice: 'tpu'"),
-        ("tower --device cuda", "--device cuda is of the stages video and video_draft, not tower"),
+        (
+            "tower --device cuda",
+            "--device cuda is of the stages video, video_top, video_draft, not tower",
+        ),
         ("video --device cuda", "--device cuda: torch finds no such device here"),
     ],
 )

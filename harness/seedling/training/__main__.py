@@ -21,6 +21,7 @@ from harness.seedling.training.tower_stage import train_tower
 from harness.seedling.training.video_draft_stage import train_video_draft
 from harness.seedling.training.video_gate import export_video, gate_video
 from harness.seedling.training.video_stage import train_video
+from harness.seedling.training.video_top_stage import train_video_top
 
 STAGES = (
     "tower",
@@ -33,7 +34,12 @@ STAGES = (
     "gate",
     "gate_denoising",
 )
-VIDEO_STAGES = ("video", "video_draft", "export_video", "gate_video")
+VIDEO_TRAININGS = {
+    "video": train_video,
+    "video_top": train_video_top,
+    "video_draft": train_video_draft,
+}
+VIDEO_STAGES = (*VIDEO_TRAININGS, "export_video", "gate_video")
 
 
 def run_stage(stage: str, options: argparse.Namespace) -> None:
@@ -49,8 +55,7 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
         run_workers(train_draft, workers, recipe, out)
     elif stage == "denoising":
         run_workers(train_denoising, workers, recipe, out)
-    elif stage in ("video", "video_draft"):
-        train = train_video if stage == "video" else train_video_draft
+    elif train := VIDEO_TRAININGS.get(stage):
         if options.device == "cpu":
             run_workers(train, workers, recipe, out)
         else:
@@ -78,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--device",
         default="cpu",
         choices=["cpu", "cuda"],
-        help="of the stages video and video_draft; cuda has one worker",
+        help="of the stages that train video models; cuda has one worker",
     )
     parser.add_argument(
         "--feeders", type=int, default=2, help="processes that draw clips for --device cuda"
@@ -92,12 +97,13 @@ def main(arguments: list[str] | None = None) -> None:
         "--unfinished", action="store_true", help="export checkpoints before their last step too"
     )
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and options.stage not in ("video", "video_draft"):
-        parser.error(f"--device cuda is of the stages video and video_draft, not {options.stage}")
+    if options.device == "cuda" and options.stage not in VIDEO_TRAININGS:
+        stages = ", ".join(VIDEO_TRAININGS)
+        parser.error(f"--device cuda is of the stages {stages}, not {options.stage}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no such device here; valid: cpu")
-    stages = STAGES if options.stage == "all" else (options.stage,)
-    for stage in stages:
+    chosen = STAGES if options.stage == "all" else (options.stage,)
+    for stage in chosen:
         run_stage(stage, options)
 
 

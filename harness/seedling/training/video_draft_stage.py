@@ -33,30 +33,16 @@ from harness.seedling.training.video_lessons import Feed, Lesson
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import video_hidden
 from harness.seedling.training.video_stage import (
-    CHECKPOINT,
     learn,
     prepared,
     restarted_lr,
     stage_of,
     validate_video,
+    video_target,
 )
 from harness.seedling.video_model import build_video_model, video_weights_dir
 
 DRAFT_CHECKPOINT = "video_draft.pt"
-
-
-def video_target(out: Path) -> Any:
-    """Loads the trained video model, frozen.
-
-    Raises:
-        FileNotFoundError: It has not been trained.
-    """
-    trained = load_checkpoint(out / CHECKPOINT)
-    if trained is None:
-        raise FileNotFoundError(f"{out / CHECKPOINT}: run the video stage first")
-    target = build_video_model()
-    target.load_state_dict(trained["model"])
-    return prepared(target).requires_grad_(False).eval()
 
 
 def video_draft_from(target: Any, layers: list[int], start: str = "target") -> Any:

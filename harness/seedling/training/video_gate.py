@@ -16,7 +16,7 @@ from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Seen, Shown, see, show, taken, visual_tokens
 from harness.seedling.training.video_draft_stage import DRAFT_CHECKPOINT
 from harness.seedling.training.video_drills import Talk, talks_about
-from harness.seedling.training.video_stage import CHECKPOINT
+from harness.seedling.training.video_stage import CHECKPOINT, TOP_CHECKPOINT
 from harness.seedling.video.scoring import caption_score, concluded, digits_score
 from harness.seedling.video.vocabulary import WORDS, encode
 from harness.seedling.video_model import (
@@ -26,10 +26,11 @@ from harness.seedling.video_model import (
 )
 from harness.seedling.vocabulary import ASSISTANT, EOS
 
-SOURCES = {
-    "seedling_video": (CHECKPOINT, "video"),
-    "seedling_video_draft": (DRAFT_CHECKPOINT, "video_draft"),
-}
+SOURCES = (
+    ("seedling_video", CHECKPOINT, "video"),
+    ("seedling_video", TOP_CHECKPOINT, "video_top"),
+    ("seedling_video_draft", DRAFT_CHECKPOINT, "video_draft"),
+)
 SHORT = ("what", "where", "how_many", "order", "when")
 
 
@@ -43,7 +44,7 @@ def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) ->
         out: Run folder.
         unfinished: Whether checkpoints from before the stage's last step are taken too.
     """
-    for name, (file, stage) in SOURCES.items():
+    for name, file, stage in SOURCES:
         state = load_checkpoint(out / file)
         if state is None or not (unfinished or state["step"] == recipe[stage]["steps"]):
             continue

@@ -6,7 +6,7 @@ only after it has hit the right ones by chance for long; told where to look it l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from harness.seedling.training.video import Seen, Shown
 from harness.seedling.training.video_drills import Talk
 from harness.seedling.training.video_packing import Read
 from harness.seedling.video.story import STRIDE
+from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES
 from harness.seedling.video_model import FRAME_TOKENS
 
 _BARE = frozenset(["at", "time", "the", "a", "with", "from", "to", "there", ";", "is"])
@@ -195,6 +196,24 @@ def evidence(
     return _looks(lines, sets, shown.chosen.shape[1])
 
 
+def of_times(
+    looks: Looks, talks: Sequence[Sequence[Talk]], packed: Packed, families: Collection[str]
+) -> Looks:
+    """Returns the rows of `looks` that look for a time in answers of some families."""
+    labels = packed.labels.gather(1, looks.places)
+    segments = packed.segments.gather(1, looks.places)
+    asked = torch.tensor(
+        [
+            [talks[line][number].family in families if number >= 0 else False for number in row]
+            for line, row in enumerate(segments.tolist())
+        ]
+    )
+    times = (labels >= FIRST_TIME) & (labels < FIRST_TIME + MOST_FRAMES)
+    worth = looks.worth * (asked.view_as(times) & times)
+    kept = worth.any(0)
+    return Looks(looks.places[:, kept], looks.sets, looks.wanted[:, kept], worth[:, kept])
+
+
 def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
     union: np.ndarray = np.any([tokens_of(one, chosen, *what) for what in things], axis=0)
     return union
@@ -245,6 +264,32 @@ def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> 
     return torch.stack(losses).mean()
 
 
+def time_heads_loss(
+    model: Any, read: Read, plan: dict[str, Any], looks: dict[str, Looks]
+) -> torch.Tensor:
+    """Returns the mean over layers of :func:`gaze_loss` of heads that look for times alone, summed over their kinds.
+
+    Args:
+        model: The video model.
+        read: What it made of the batch.
+        plan: The recipe's "time_heads": by kind of time, "families" of answers and "heads", one by layer.
+        looks: By kind, as :func:`of_times` returns them.
+    """
+    losses = []
+    for name, one in plan.items():
+        last = max(one["heads"])
+        found = [
+            gaze_loss(
+                *(model, read, layer, range(head, head + 1), looks[name]),
+                of_words=True,
+                late=layer == last,
+            )
+            for layer, head in one["heads"].items()
+        ]
+        losses.append(torch.stack(found).mean())
+    return torch.stack(losses).sum()
+
+
 def looking_back_loss(
     model: Any, read: Read, plan: dict[str, int], looks: dict[str, Looks]
 ) -> torch.Tensor:
@@ -288,7 +333,7 @@ def gaze_loss(
     """
     language = model.model.language_model
     block = language.layers[layer]
-    attention, hidden = block.self_attn, block.input_layernorm(read.layers[layer])
+    attention, hidden = block.self_attn, block.input_layernorm(read.layers[layer].float())
     width = slice(heads.start * attention.head_dim, heads.stop * attention.head_dim)
     cos, sin = language.rotary_emb(hidden, read.positions)
     places = looks.places + (read.prefix if of_words else read.visual.start)

@@ -24,7 +24,7 @@ from harness.seedling.training.video import (
 )
 from harness.seedling.training.video_asked import asked_for
 from harness.seedling.training.video_drills import talks_about
-from harness.seedling.training.video_gaze import Looks, evidence, looking_back
+from harness.seedling.training.video_gaze import Looks, evidence, looking_back, of_times
 from harness.seedling.training.video_namers import LAST, labels_of
 from harness.seedling.training.video_packing import pack_talks
 from harness.seedling.video.clips import clip
@@ -46,6 +46,7 @@ class Lesson:
         labels: What the tokens are asked to name, see :func:`labels_of`, and the words, see :func:`asked_for`.
         looks: Which tokens the words of answers look at.
         looks_back: Which tokens those look at in which something begins; empty where the recipe does not ask for it.
+        times: Of `looks`, those for the kinds of times that the recipe's "time_heads" names.
     """
 
     clips: list[int]
@@ -54,6 +55,7 @@ class Lesson:
     labels: dict[str, torch.Tensor]
     looks: Looks
     looks_back: dict[str, Looks]
+    times: dict[str, Looks]
 
     def given(self, pool: torch.Tensor) -> Lesson:
         """Returns the lesson on the device of the tower's features of all clips ``(P, N, 4, 128)``, with its own."""
@@ -65,6 +67,7 @@ class Lesson:
             {name: one.to(device) for name, one in self.labels.items()},
             self.looks.to(device),
             {name: one.to(device) for name, one in self.looks_back.items()},
+            {name: one.to(device) for name, one in self.times.items()},
         )
 
 
@@ -138,13 +141,18 @@ class Feed:
                 needs.append(needed(one, [what for talk in items for what in talk.shows]))
         shown = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
         packed = pack_talks(talks, plan["weights"], shown)
+        looks = evidence(talks, packed, chosen, shown)
         return Lesson(
             clips,
             shown,
             packed,
             labels_of(chosen, shown) | asked_for(talks, packed),
-            evidence(talks, packed, chosen, shown),
+            looks,
             {name: looking_back(chosen, shown, name) for name in LAST if plan["looking_back"]},
+            {
+                name: of_times(looks, talks, packed, one["families"])
+                for name, one in plan["time_heads"].items()
+            },
         )
 
     def lessons(self, tower: Any, first_step: int) -> Iterator[tuple[Lesson, torch.Tensor]]:

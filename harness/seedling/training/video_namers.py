@@ -81,7 +81,7 @@ class Namers(nn.Module):
                 :func:`~harness.seedling.training.video_asked.asked_for`.
         """
         words = model.model.language_model.embed_tokens.weight
-        hidden = [layer[:, read.visual] for layer in read.layers]
+        hidden = [layer[:, read.visual] for layer in read.layers.values()]
         kind, colour, act = labels["kind"], labels["colour"], labels["act"]
         owner, was_kind, was_colour = labels["owner"], labels["was_kind"], labels["was_colour"]
         inside, owned = kind >= 0, (owner >= 0) | (act > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,30 +104,32 @@ class Read:
 
     Attributes:
         words: Hidden states of the words at the end ``(B, L, D)``.
-        layers: Hidden states in front of the first layer and behind each ``(B, S, D)``.
+        layers: Hidden states behind so many layers ``(B, S, D)``.
         positions: Position ids ``(B, S)``.
-        mask: What is added to the words' scores ``(B, 1, L, S)``.
+        segments: Dialogue of each word ``(B, L)``.
         visual: Where the visual tokens are.
     """
 
     words: torch.Tensor
-    layers: tuple[torch.Tensor, ...]
+    layers: Mapping[int, torch.Tensor]
     positions: torch.Tensor
-    mask: torch.Tensor
+    segments: torch.Tensor
     visual: slice
 
     @property
     def prefix(self) -> int:
         """Place of the first word."""
-        return self.mask.shape[-1] - self.mask.shape[-2]
+        return self.positions.shape[1] - self.segments.shape[1]
 
     def bias(self, places: torch.Tensor, of_words: bool) -> torch.Tensor:
         """Returns what is added to the scores ``(B, R, S)`` of places ``(B, R)``, either all of words or none."""
+        size, device = self.positions.shape[1], places.device
+        hidden = torch.arange(size, device=device) > places[..., None]
         if of_words:
-            lines = torch.arange(len(places), device=places.device)[:, None]
-            return self.mask[lines, 0, places - self.prefix]
-        later = torch.arange(self.mask.shape[-1], device=places.device) > places[..., None]
-        return torch.zeros(later.shape, device=places.device).masked_fill(later, float("-inf"))
+            lines = torch.arange(len(places), device=device)[:, None]
+            mine = self.segments[lines, places - self.prefix]
+            hidden[..., self.prefix :] |= self.segments[:, None] != mine[..., None]
+        return torch.zeros(hidden.shape, device=device).masked_fill(hidden, float("-inf"))
 
 
 def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed) -> Read:
@@ -155,4 +157,6 @@ def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed)
         groups=groups_of(packed.segments) if device.type == "cpu" else None,
     )
     words = output.last_hidden_state[:, prefix:]
-    return Read(words, output.hidden_states, positions, mask, slice(len(PREFIX), prefix - 1))
+    visible = slice(len(PREFIX), prefix - 1)
+    layers = dict(enumerate(output.hidden_states))
+    return Read(words, layers, positions, packed.segments, visible)

@@ -29,7 +29,11 @@ from harness.seedling.training.runtime import (
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import Shown, see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
-from harness.seedling.training.video_gaze import looking_back_loss, looking_loss
+from harness.seedling.training.video_gaze import (
+    looking_back_loss,
+    looking_loss,
+    time_heads_loss,
+)
 from harness.seedling.training.video_lessons import Feed, Lesson
 from harness.seedling.training.video_namers import Namers
 from harness.seedling.training.video_packing import (
@@ -41,7 +45,7 @@ from harness.seedling.training.video_packing import (
 from harness.seedling.training.video_start import start_from_seedling
 from harness.seedling.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
 
-CHECKPOINT = "video.pt"
+CHECKPOINT, TOP_CHECKPOINT = "video.pt", "video_top.pt"
 
 
 def new_model(start: str = "seedling") -> Any:
@@ -64,6 +68,25 @@ def prepared(model: Any) -> Any:
     return model
 
 
+def video_target(out: Path, *checkpoints: str) -> Any:
+    """Loads the trained video model, frozen.
+
+    Args:
+        out: Run folder.
+        checkpoints: Names of files; the first that is there is loaded. None: what the last stage wrote.
+
+    Raises:
+        FileNotFoundError: It has not been trained.
+    """
+    names = checkpoints or (TOP_CHECKPOINT, CHECKPOINT)
+    trained = next(filter(None, (load_checkpoint(out / name) for name in names)), None)
+    if trained is None:
+        raise FileNotFoundError(f"{out / CHECKPOINT}: run the video stage first")
+    target = build_video_model()
+    target.load_state_dict(trained["model"])
+    return prepared(target).requires_grad_(False).eval()
+
+
 def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the video model; resumes from ``out/video.pt``.
 
@@ -74,21 +97,37 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """
     plan, seed = recipe["video"], recipe["seed"]
     torch.manual_seed(seed)
-    model, namers = new_model(plan["start"]), Namers()
+    train_stage(worker, new_model(plan["start"]), plan, seed, out, "video")
+
+
+def train_stage(
+    worker: Worker, model: Any, plan: dict[str, Any], seed: int, out: Path, stage: str
+) -> None:
+    """Trains those parameters of the video model that learn; resumes from ``out/STAGE.pt``.
+
+    Args:
+        worker: This process.
+        model: The model as the stage starts with it.
+        plan: The recipe's part for it.
+        seed: The recipe's seed.
+        out: Run folder.
+        stage: Name of the stage in the recipe.
+    """
+    namers = Namers()
     use_fast_products(model.model.multi_modal_projector, worker.device)
     use_fast_products(model.model.language_model, worker.device)
     model.to(worker.device)
     namers.to(worker.device)
     learned = [p for p in model.parameters() if p.requires_grad]
-    parameters = [*learned, *namers.parameters()]
+    parameters = [*learned, *(namers.parameters() if plan["named_after"] else [])]
     optimisers = make_optimisers(learned, matrices_of(model) if plan["muon"] else [], plan)
     # Namers are not shipped: they start anew, and learn while the model's rate is still low.
     optimisers.append(
         make_optimiser(namers.parameters(), plan["lr"], plan["betas"], plan["weight_decay"])
     )
-    log = TrainingLog(out / "log.jsonl", stage_of("video", plan))
+    log = TrainingLog(out / "log.jsonl", stage_of(stage, plan))
     first_step = 0
-    if checkpoint := load_checkpoint(out / CHECKPOINT):
+    if checkpoint := load_checkpoint(out / f"{stage}.pt"):
         model.load_state_dict(checkpoint["model"])
         namers.load_state_dict(checkpoint["namers"])
         for optimiser, state in zip(optimisers, checkpoint["optimisers"], strict=True):
@@ -122,7 +161,7 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namers": namers.state_dict(), "step": done}
             states = [optimiser.state_dict() for optimiser in optimisers]
-            save_checkpoint(out / CHECKPOINT, {**state, "optimisers": states})
+            save_checkpoint(out / f"{stage}.pt", {**state, "optimisers": states})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(model, plan["validation"]))
             began = time.monotonic()
@@ -136,10 +175,13 @@ def losses_of(
     read = video_hidden(model, visual_tokens(model, shown), shown, packed)
     answered = packed.labels != IGNORE
     logits = model.lm_head(read.words[answered])
-    terms = namers.losses(model, read, plan["named_after"], lesson.labels)
+    named = plan["named_after"]
+    terms = namers.losses(model, read, named, lesson.labels) if named else {}
     terms["gaze"] = looking_loss(model, read, plan["gaze"], lesson.looks)
     if plan["looking_back"]:
         terms["back"] = looking_back_loss(model, read, plan["looking_back"], lesson.looks_back)
+    if plan["time_heads"]:
+        terms["times"] = time_heads_loss(model, read, plan["time_heads"], lesson.times)
     terms["answers"] = answer_loss(logits, packed.labels[answered], packed.weights[answered])
     return terms
 
@@ -155,8 +197,9 @@ def learn(
 
 
 def matrices_of(model: Any) -> list[torch.nn.Parameter]:
-    """Returns the matrices inside the text stack's layers."""
-    return [p for p in model.model.language_model.layers.parameters() if p.ndim == 2]
+    """Returns the matrices that learn inside the text stack's layers."""
+    layers = model.model.language_model.layers
+    return [p for p in layers.parameters() if p.ndim == 2 and p.requires_grad]
 
 
 def stage_of(name: str, plan: dict[str, Any]) -> str:

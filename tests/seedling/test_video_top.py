@@ -1,0 +1,226 @@
+"""The last layers of the video model alone: heads for times, what stays as it is, going on and what is exported."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from harness.seedling.training import video_gate, video_stage
+from harness.seedling.training.runtime import (
+    TrainingLog,
+    Worker,
+    load_checkpoint,
+    load_recipe,
+    save_checkpoint,
+)
+from harness.seedling.training.tower_stage import tower_of
+from harness.seedling.training.video import see, show, visual_tokens
+from harness.seedling.training.video_drills import talks_about
+from harness.seedling.training.video_gaze import evidence, gaze_loss, of_times, time_heads_loss
+from harness.seedling.training.video_packing import pack_talks, video_hidden
+from harness.seedling.training.video_stage import prepared, video_target
+from harness.seedling.training.video_top_stage import (
+    fit_time_heads,
+    share_head,
+    time_heads_of,
+    train_video_top,
+)
+from harness.seedling.video.vocabulary import WORDS
+from harness.seedling.video_model import FRAME_TOKENS, VIDEO_LAYERS, build_video_model
+
+FRAMES = 16
+ASKED = {"what": 2, "when": 2, "order": 2, "digits": 1, "caption": 1}
+RECIPE = load_recipe(continued=True)
+TINY = {
+    **RECIPE["video"],
+    "validation": {"clips": {8: 1}, "questions": {"what": 1}, "drills": 1},
+}
+TOP = {
+    **RECIPE["video_top"],
+    "layers": [1],
+    "steps": 4,
+    "parts": 2,
+    "block": 2,
+    "gaze": {"layers": [1], "heads": 2},
+    "time_heads": {
+        "told": {"families": ["caption"], "heads": {1: 2}},
+        "asked": {"families": ["when", "order"], "heads": {1: 4}},
+    },
+    "phases": [{"until": 4, "frames": [8], "clips": 1, "whole": 0.0, "keep": [0.1, 0.2]}],
+    "mixes": [ASKED],
+    "drills": 0,
+    "fit": {"clips": 2, "first_index": 5, "steps": 3, "parts": 1, "lr": 0.01, "log_every": 1},
+    "log_every": 1,
+    "save_every": 2,
+    "validate_every": 4,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return prepared(build_video_model("seedling_video_draft")).eval()
+
+
+@pytest.fixture
+def lesson(model):
+    """Two clips with all their tokens, what is asked about them, and where words look."""
+    seen = [see(tower_of(model), "val", 0, index, FRAMES) for index in (1, 2)]
+    shown = show(seen, FRAMES * FRAME_TOKENS, 0.0, np.random.default_rng(0))
+    talks = [talks_about(one.clip, 0, ASKED, 1) for one in seen]
+    packed = pack_talks(talks, dict.fromkeys([*ASKED, "drill", "end"], 1.0), shown)
+    return talks, packed, shown, evidence(talks, packed, seen, shown)
+
+
+@pytest.mark.parametrize("families", [["caption"], ["digits"], ["order", "when"]])
+def test_rows_that_look_for_times_are_those_in_front_of_time_words(lesson, families):
+    """All that have something to look at, of these families, with the tokens that they looked for before."""
+    talks, packed, _, looks = lesson
+    found = of_times(looks, talks, packed, families)
+    for line, items in enumerate(talks):
+        every = dict(zip(looks.places[line].tolist(), looks.right(True, True)[line], strict=True))
+        wanted = set()
+        for place in looks.places[line][looks.worth[line] > 0].tolist():
+            word = WORDS[packed.labels[line, place]]
+            family = items[packed.segments[line, place]].family
+            if family in families and word[0] == "t" and word[1:].isdigit():
+                wanted.add(place)
+        real = found.worth[line] > 0
+        assert wanted == set(found.places[line][real].tolist())
+        assert len(wanted) >= len([talk for talk in items if talk.family in families])
+        for place, right in zip(
+            found.places[line][real].tolist(), found.right(True, True)[line][real], strict=True
+        ):
+            assert torch.equal(right, every[place])
+
+
+@torch.no_grad()
+def test_heads_for_times_are_asked_one_by_one(model, lesson):
+    talks, packed, shown, looks = lesson
+    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    plan = {
+        "told": {"heads": {0: 3, 1: 2}},
+        "asked": {"heads": {1: 5}},
+    }
+    told = of_times(looks, talks, packed, ["caption"])
+    asked = of_times(looks, talks, packed, ["order"])
+    found = time_heads_loss(model, read, plan, {"told": told, "asked": asked})
+    early = gaze_loss(model, read, 0, range(3, 4), told, of_words=True)
+    late = gaze_loss(model, read, 1, range(2, 3), told, of_words=True, late=True)
+    one = gaze_loss(model, read, 1, range(5, 6), asked, of_words=True, late=True)
+    torch.testing.assert_close(found, (early + late) / 2 + one)
+
+
+@torch.no_grad()
+def test_a_shared_head_gives_what_the_first_one_gave(model, lesson):
+    """The overwritten heads, here without effect before, take a part of it over."""
+    _, packed, shown, _ = lesson
+    attention = model.model.language_model.layers[1].self_attn
+    size = attention.head_dim
+    for head in (2, 5):
+        attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
+    visual = visual_tokens(model, shown)
+    wanted = video_hidden(model, visual, shown, packed).words
+    share_head(model, 1, [2, 5])
+    found = video_hidden(model, visual, shown, packed).words
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    columns = attention.o_proj.weight.unflatten(1, (-1, size)).norm(dim=(0, 2))
+    assert columns[0] == columns[2] == columns[5] > 0
+
+
+def test_heads_for_times_are_found_by_layer():
+    plan = {"time_heads": {"a": {"heads": {6: 2, 7: 4}}, "b": {"heads": {7: 1}}}}
+    assert time_heads_of(plan) == {6: [2], 7: [4, 1]}
+    shipped = time_heads_of(RECIPE["video_top"])
+    told = range(RECIPE["video"]["gaze"]["heads"])
+    assert set(shipped) == set(RECIPE["video_top"]["layers"])
+    for heads in shipped.values():  # none of two kinds, none that is told something else
+        assert len(set(heads)) == len(heads)
+        assert not set(heads) & set(told)
+
+
+def test_fitting_changes_queries_and_keys_of_heads_for_times_alone(model, tmp_path):
+    """They find the times of the few clips better behind it."""
+    fit = {"clips": 4, "first_index": 5, "steps": 60, "parts": 2, "lr": 0.02, "log_every": 20}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    log = TrainingLog(tmp_path / "log.jsonl", "video_top")
+    fit_time_heads(Worker(0, 1), model, {**TINY, **TOP, "fit": fit}, 0, log)
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["times"] for line in lines]
+    assert len(losses) == 3
+    assert losses[-1] < 0.8 * losses[0]
+    changed = {
+        name: (value != before[name]).reshape(len(value), -1).any(1).nonzero()[:, 0]
+        for name, value in model.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
+    attention = "model.language_model.layers.1.self_attn."
+    parts = [f"{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias")]
+    assert changed.keys() <= {attention + part for part in parts}
+    assert {attention + "q_proj.weight", attention + "k_proj.weight"} <= changed.keys()
+    size = model.model.language_model.layers[1].self_attn.head_dim
+    for rows in changed.values():
+        assert set((rows // size).tolist()) <= {2, 4}
+
+
+def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monkeypatch):
+    """Four steps at once, and two and two, end in the same weights; what is below stays bit for bit."""
+    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
+    torch.manual_seed(0)
+    started = build_video_model("seedling_video_draft").state_dict()
+    recipe = {"seed": 0, "video": TINY, "video_top": TOP}
+    for run in ("once", "twice"):
+        save_checkpoint(tmp_path / run / "video.pt", {"model": started, "step": 9})
+    train_video_top(Worker(0, 1), recipe, tmp_path / "once")
+
+    def halted(path, state):
+        save_checkpoint(path, state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(video_stage, "save_checkpoint", halted)
+        with pytest.raises(KeyboardInterrupt):
+            train_video_top(Worker(0, 1), recipe, tmp_path / "twice")
+    train_video_top(Worker(0, 1), recipe, tmp_path / "twice")
+    one, two = (load_checkpoint(tmp_path / run / "video_top.pt") for run in ("once", "twice"))
+    assert one["step"] == two["step"] == 4
+    for name, value in one["model"].items():
+        torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
+        learns = "language_model.layers.1." in name
+        assert torch.equal(value, started[name]) != learns, name
+
+
+def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch):
+    saved = {}
+    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
+    monkeypatch.setattr(
+        video_gate, "save_video_model", lambda model, path: saved.update({path.name: model})
+    )
+    monkeypatch.setattr(video_gate, "record_sums", lambda: None)
+    monkeypatch.setattr(video_gate, "LOG", tmp_path / "kept.jsonl")
+    (tmp_path / "log.jsonl").write_text('{"stage":"video_top"}\n')
+    with pytest.raises(FileNotFoundError, match="run the video stage first"):
+        video_target(tmp_path)
+    torch.manual_seed(0)
+    steps = {"video.pt": "video", "video_top.pt": "video_top"}
+    bias = "model.language_model.layers.0.self_attn.q_proj.bias"
+    for number, (file, stage) in enumerate(steps.items(), start=1):
+        state = build_video_model("seedling_video_draft").state_dict()
+        state[bias] = torch.full_like(state[bias], number)
+        save_checkpoint(tmp_path / file, {"model": state, "step": RECIPE[stage]["steps"]})
+        assert (video_target(tmp_path).state_dict()[bias] == number).all()
+        video_gate.export_video(RECIPE, tmp_path)
+        assert saved.keys() == {"seedling_video"}
+        assert (saved["seedling_video"].state_dict()[bias] == number).all()
+    assert (video_target(tmp_path, "video.pt").state_dict()[bias] == 1).all()
