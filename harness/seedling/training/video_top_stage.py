@@ -30,7 +30,7 @@ def train_video_top(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the last layers of the video model, the others frozen; resumes from ``out/video_top.pt``.
 
     What lies below costs a forward pass only: a step takes half the time of one of the whole model although each of
-    its clips is drawn for it alone. How well a head finds the next time grows with the number of different clips.
+    its clips is drawn for it alone. Heads find the next time the better, the more different clips they have seen.
 
     Args:
         worker: This process.
