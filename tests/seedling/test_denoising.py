@@ -40,15 +40,6 @@ PLAN = load_recipe()["denoising"]
 VISUAL = 10
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Models this small lose more at thread barriers than they gain, above all beside other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def rows() -> list[list[Question]]:
     scenes = Scenes()

@@ -46,15 +46,6 @@ from harness.seedling.vocabulary import ASSISTANT, BOS, EOS, IMAGE, VOCABULARY, 
 ONES = dict.fromkeys([*FAMILIES, "drill", "drill_later", "end"], 1.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Models this small lose more at thread barriers than they gain, above all beside other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def scenes() -> Scenes:
     return Scenes()
