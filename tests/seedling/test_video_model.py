@@ -635,9 +635,10 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
             "--device cuda is of the stages video, video_top, video_draft, not tower",
         ),
         ("video --device cuda", "--device cuda: torch finds no such device here"),
+        ("video_top --out nowhere", "video_top goes on from nowhere/video.pt: run video first"),
     ],
 )
-def test_a_device_that_does_not_fit_is_refused_at_once(told, said, capsys, monkeypatch):
+def test_what_cannot_be_trained_is_refused_at_once(told, said, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         main(told.split())

@@ -215,4 +215,4 @@ def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch)
         video_gate.export_video(RECIPE, tmp_path)
         assert saved.keys() == {"seedling_video"}
         assert (saved["seedling_video"].state_dict()[bias] == number).all()
-    assert (video_target(tmp_path, "video.pt").state_dict()[bias] == 1).all()
+    assert (video_target(tmp_path, ["video.pt"]).state_dict()[bias] == 1).all()

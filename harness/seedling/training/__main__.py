@@ -20,7 +20,7 @@ from harness.seedling.training.runtime import Worker, load_recipe, run_workers
 from harness.seedling.training.tower_stage import train_tower
 from harness.seedling.training.video_draft_stage import train_video_draft
 from harness.seedling.training.video_gate import export_video, gate_video
-from harness.seedling.training.video_stage import train_video
+from harness.seedling.training.video_stage import CHECKPOINT, train_video
 from harness.seedling.training.video_top_stage import train_video_top
 
 STAGES = (
@@ -102,6 +102,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--device cuda is of the stages {stages}, not {options.stage}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no such device here; valid: cpu")
+    if options.stage in ("video_top", "video_draft") and not (options.out / CHECKPOINT).exists():
+        parser.error(f"{options.stage} goes on from {options.out / CHECKPOINT}: run video first")
     chosen = STAGES if options.stage == "all" else (options.stage,)
     for stage in chosen:
         run_stage(stage, options)

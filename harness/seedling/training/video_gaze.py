@@ -204,7 +204,7 @@ def of_times(
     segments = packed.segments.gather(1, looks.places)
     asked = torch.tensor(
         [
-            [talks[line][number].family in families if number >= 0 else False for number in row]
+            [number >= 0 and talks[line][number].family in families for number in row]
             for line, row in enumerate(segments.tolist())
         ]
     )

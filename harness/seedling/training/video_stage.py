@@ -68,18 +68,17 @@ def prepared(model: Any) -> Any:
     return model
 
 
-def video_target(out: Path, *checkpoints: str) -> Any:
+def video_target(out: Path, checkpoints: Sequence[str] = (TOP_CHECKPOINT, CHECKPOINT)) -> Any:
     """Loads the trained video model, frozen.
 
     Args:
         out: Run folder.
-        checkpoints: Names of files; the first that is there is loaded. None: what the last stage wrote.
+        checkpoints: Names of files; the first that is there is loaded.
 
     Raises:
         FileNotFoundError: It has not been trained.
     """
-    names = checkpoints or (TOP_CHECKPOINT, CHECKPOINT)
-    trained = next(filter(None, (load_checkpoint(out / name) for name in names)), None)
+    trained = next(filter(None, (load_checkpoint(out / name) for name in checkpoints)), None)
     if trained is None:
         raise FileNotFoundError(f"{out / CHECKPOINT}: run the video stage first")
     target = build_video_model()

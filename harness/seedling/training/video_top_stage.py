@@ -39,7 +39,7 @@ def train_video_top(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """
     plan, seed = {**recipe["video"], **recipe["video_top"]}, recipe["seed"]
     torch.manual_seed(seed)
-    model = video_target(out, CHECKPOINT)
+    model = video_target(out, [CHECKPOINT]).to(worker.device)
     if not (out / TOP_CHECKPOINT).exists():
         for layer, heads in time_heads_of(plan).items():
             share_head(model, layer, heads)
