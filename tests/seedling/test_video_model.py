@@ -636,6 +636,10 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
         ),
         ("video --device cuda", "--device cuda: torch finds no such device here"),
         ("video_top --out nowhere", "video_top goes on from nowhere/video.pt: run video first"),
+        (
+            "video_draft --continued --out nowhere",
+            "video_draft goes on from nowhere/video.pt: run video first",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_once(told, said, capsys, monkeypatch):

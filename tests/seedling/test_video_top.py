@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from harness.seedling.training import video_gate, video_stage
+from harness.seedling.training.__main__ import main
+from harness.seedling.training.release import load_exported
 from harness.seedling.training.runtime import (
     TrainingLog,
     Worker,
@@ -29,7 +31,12 @@ from harness.seedling.training.video_top_stage import (
     train_video_top,
 )
 from harness.seedling.video.vocabulary import WORDS
-from harness.seedling.video_model import FRAME_TOKENS, VIDEO_LAYERS, build_video_model
+from harness.seedling.video_model import (
+    FRAME_TOKENS,
+    VIDEO_LAYERS,
+    build_video_model,
+    video_weights_dir,
+)
 
 FRAMES = 16
 ASKED = {"what": 2, "when": 2, "order": 2, "digits": 1, "caption": 1}
@@ -191,6 +198,35 @@ def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monke
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
         learns = "language_model.layers.1." in name
         assert torch.equal(value, started[name]) != learns, name
+
+
+def test_without_a_fit_the_stage_goes_on_from_the_shipped_model(tmp_path):
+    """Nothing is overwritten at its start: one step at a rate of 0 leaves every weight as shipped."""
+    later = load_recipe(continued=True)["video_top"]
+    assert (later["fit"], later["start"]) == (None, "seedling_video")
+    asked = {"phases": TOP["phases"], "mixes": [{"what": 1}], "drills": 0, "block": 1, "parts": 1}
+    plan = {**later, **asked, "lr": 0.0, "steps": 1, "validation": TINY["validation"]}
+    train_video_top(Worker(0, 1), {"seed": 0, "video": TINY, "video_top": plan}, tmp_path)
+    trained = load_checkpoint(tmp_path / "video_top.pt")["model"]
+    shipped = load_exported(video_weights_dir("seedling_video")).state_dict()
+    assert trained.keys() == shipped.keys()
+    for name, value in trained.items():
+        assert torch.equal(value, shipped[name]), name
+
+
+@pytest.mark.parametrize(
+    ("told", "there"),
+    [("video_top --continued", None), ("video_draft", "video_top.pt"), ("video_draft", "video.pt")],
+)
+def test_stages_begin_with_what_is_there(told, there, tmp_path, monkeypatch):
+    if there:
+        (tmp_path / there).touch()
+    run = []
+    monkeypatch.setattr(
+        "harness.seedling.training.__main__.run_stage", lambda stage, options: run.append(stage)
+    )
+    main([*told.split(), "--out", str(tmp_path)])
+    assert run == told.split()[:1]
 
 
 def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from harness.seedling.training.runtime import Worker, load_recipe, run_workers
 from harness.seedling.training.tower_stage import train_tower
 from harness.seedling.training.video_draft_stage import train_video_draft
 from harness.seedling.training.video_gate import export_video, gate_video
-from harness.seedling.training.video_stage import CHECKPOINT, train_video
+from harness.seedling.training.video_stage import CHECKPOINT, TOP_CHECKPOINT, train_video
 from harness.seedling.training.video_top_stage import train_video_top
 
 STAGES = (
@@ -39,6 +39,8 @@ VIDEO_TRAININGS = {
     "video_top": train_video_top,
     "video_draft": train_video_draft,
 }
+GOES_ON_FROM = {"video_top": (CHECKPOINT,), "video_draft": (TOP_CHECKPOINT, CHECKPOINT)}
+"""Files of the run folder, one of which a stage begins with."""
 VIDEO_STAGES = (*VIDEO_TRAININGS, "export_video", "gate_video")
 
 
@@ -102,7 +104,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--device cuda is of the stages {stages}, not {options.stage}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no such device here; valid: cpu")
-    if options.stage in ("video_top", "video_draft") and not (options.out / CHECKPOINT).exists():
+    needed = GOES_ON_FROM.get(options.stage, ())
+    if options.continued and options.stage == "video_top":
+        needed = ()  # it goes on from the shipped model
+    if needed and not any((options.out / name).exists() for name in needed):
         parser.error(f"{options.stage} goes on from {options.out / CHECKPOINT}: run video first")
     chosen = STAGES if options.stage == "all" else (options.stage,)
     for stage in chosen:

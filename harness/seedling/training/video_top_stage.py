@@ -20,6 +20,7 @@ from harness.seedling.training.video_packing import Read, video_hidden
 from harness.seedling.training.video_stage import (
     CHECKPOINT,
     TOP_CHECKPOINT,
+    new_model,
     stage_of,
     train_stage,
     video_target,
@@ -32,15 +33,21 @@ def train_video_top(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     What lies below costs a forward pass only: a step takes half the time of one of the whole model although each of
     its clips is drawn for it alone. Heads find the next time the better, the more different clips they have seen.
 
+    Its heads for times begin as copies of another and are fitted first. Where the recipe fits none, the stage goes on
+    from the shipped model, which has them.
+
     Args:
         worker: This process.
         recipe: The whole recipe.
-        out: Run folder with ``video.pt``.
+        out: Run folder, with ``video.pt`` where heads are fitted.
     """
     plan, seed = {**recipe["video"], **recipe["video_top"]}, recipe["seed"]
     torch.manual_seed(seed)
-    model = video_target(out, [CHECKPOINT]).to(worker.device)
-    if not (out / TOP_CHECKPOINT).exists():
+    if plan["fit"]:
+        model = video_target(out, [CHECKPOINT]).to(worker.device)
+    else:
+        model = new_model(plan["start"]).requires_grad_(False).eval().to(worker.device)
+    if plan["fit"] and not (out / TOP_CHECKPOINT).exists():
         for layer, heads in time_heads_of(plan).items():
             share_head(model, layer, heads)
         log = TrainingLog(out / "log.jsonl", stage_of("video_top", plan))
