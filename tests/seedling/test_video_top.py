@@ -20,7 +20,7 @@ from harness.seedling.training.runtime import (
 )
 from harness.seedling.training.tower_stage import tower_of
 from harness.seedling.training.video import see, show, visual_tokens
-from harness.seedling.training.video_drills import talks_about
+from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_gaze import evidence, gaze_loss, of_times, time_heads_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
 from harness.seedling.training.video_stage import prepared, video_target
@@ -102,6 +102,26 @@ def test_rows_that_look_for_times_are_those_in_front_of_time_words(lesson, famil
             found.places[line][real].tolist(), found.right(True, True)[line][real], strict=True
         ):
             assert torch.equal(right, every[place])
+
+
+def test_a_time_one_frame_behind_the_last_counts_more(model):
+    """Of captions and digits, also behind what was told; nothing else changes."""
+    shown = show([see(tower_of(model), "val", 0, 1, FRAMES)], 100, 0.0, np.random.default_rng(0), 3)
+    told, answer = (
+        "at time t2 the disk leaves ;",
+        "at time t3 the disk leaves ; at time t3 a disk ;",
+    )
+    talks = [
+        Talk("caption", "tell all", answer, told=told),
+        Talk("digits", "read all", "t4 7 t5 1 t7 2 t3 9 t4 5"),
+        Talk("order", "which ?", "t1 t2 before"),
+    ]
+    weights = {"caption": 2.0, "digits": 1.0, "order": 1.0, "end": 0.5}
+    plain, soon = (pack_talks([talks], more, shown) for more in (weights, weights | {"soon": 4.0}))
+    changed = (plain.weights != soon.weights)[0]
+    assert torch.equal(soon.weights[0][changed], torch.tensor([8.0, 4.0, 4.0]))
+    assert [WORDS[label] for label in soon.labels[0][changed]] == ["t6", "t8", "t7"]
+    assert torch.equal(plain.labels, soon.labels)
 
 
 @torch.no_grad()

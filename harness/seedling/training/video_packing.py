@@ -19,6 +19,7 @@ from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, encode
 from harness.seedling.vocabulary import ASSISTANT, EOS, PAD
 
 ATTENTION = "seedling_video_packed"
+_TIMES = range(FIRST_TIME, FIRST_TIME + MOST_FRAMES)
 
 
 def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown: Shown) -> Packed:
@@ -26,7 +27,7 @@ def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown
 
     Args:
         talks: Per clip.
-        weights: Loss weight per family, and of "end".
+        weights: Loss weight per family, of "end", and of "soon", times one frame behind the time told before.
         shown: Where the text begins, and by how much times are shifted.
     """
     rows = [[_row(talk, weights, shown.first) for talk in items] for items in talks]
@@ -59,16 +60,30 @@ def _row(
         silent = len(asked) - 1
         return words[:-1], [IGNORE] * silent + answer, [0.0] * silent + [weight] * len(answer)
     silent = len(asked) + len(told)
+    worth = [weight] * len(answer)
+    if talk.family in ("caption", "digits"):
+        for place in _soon(told, answer):
+            worth[place] *= weights.get("soon", 1.0)
     return (
         [*asked, ASSISTANT, *told, *answer],
         [IGNORE] * silent + [*answer, EOS],
-        [0.0] * silent + [weight] * len(answer) + [weight * weights["end"]],
+        [0.0] * silent + worth + [weight * weights["end"]],
     )
 
 
+def _soon(told: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """Returns the places in an answer of times that are one frame behind the time before, told or answered."""
+    found, last = [], None
+    for place, token in enumerate([*told, *answer], start=-len(told)):
+        if token in _TIMES:
+            if place >= 0 and last is not None and token == last + 1:
+                found.append(place)
+            last = token
+    return found
+
+
 def _later(tokens: list[int], frames: int) -> list[int]:
-    times = range(FIRST_TIME, FIRST_TIME + MOST_FRAMES)
-    return [token + frames if token in times else token for token in tokens]
+    return [token + frames if token in _TIMES else token for token in tokens]
 
 
 def video_attention(
