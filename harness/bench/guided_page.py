@@ -141,7 +141,13 @@ def _draw_curves(axes: Axes, found: Mapping[Setting, Guided], ratios: Sequence[f
         )
     whole = 100 * found["everything", 0.0, "original"].accepted.value
     axes.axhline(whole, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.annotate("all tokens", (0, whole), xytext=(0, 4), textcoords="offset points", fontsize=8.5)
+    axes.annotate(
+        *("all tokens", (places[-1], whole)),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8.5,
+    )
     axes.set_xticks(places, [f"{100 * (1 - ratio):.4g} %" for ratio in ratios])
     axes.set_xlabel("share of the visual tokens that the draft sees")
     axes.set_ylabel("words accepted (%)")
