@@ -142,7 +142,8 @@ def _draw_curves(axes: Axes, found: Mapping[Setting, Guided], ratios: Sequence[f
     whole = 100 * found["everything", 0.0, "original"].accepted.value
     axes.axhline(whole, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
-        *("all tokens", (places[-1], whole)),
+        "all tokens",
+        (places[-1], whole),
         xytext=(0, 4),
         textcoords="offset points",
         ha="right",
