@@ -220,8 +220,8 @@ def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monke
         assert torch.equal(value, started[name]) != learns, name
 
 
-def test_without_a_fit_the_stage_goes_on_from_the_shipped_model(tmp_path):
-    """Nothing is overwritten at its start: one step at a rate of 0 leaves every weight as shipped."""
+def test_without_a_fit_the_stage_goes_on_from_what_is_there(tmp_path):
+    """One step at a rate of 0 leaves every weight as shipped, or as the stage before left it in the run folder."""
     later = load_recipe(continued=True)["video_top"]
     assert (later["fit"], later["start"]) == (None, "seedling_video")
     asked = {"phases": TOP["phases"], "mixes": [{"what": 1}], "drills": 0, "block": 1, "parts": 1}
@@ -232,6 +232,12 @@ def test_without_a_fit_the_stage_goes_on_from_the_shipped_model(tmp_path):
     assert trained.keys() == shipped.keys()
     for name, value in trained.items():
         assert torch.equal(value, shipped[name]), name
+    other = {name: value + 1 for name, value in shipped.items()}
+    save_checkpoint(tmp_path / "other" / "video.pt", {"model": other, "step": 9})
+    train_video_top(Worker(0, 1), {"seed": 0, "video": TINY, "video_top": plan}, tmp_path / "other")
+    trained = load_checkpoint(tmp_path / "other" / "video_top.pt")["model"]
+    for name, value in trained.items():
+        assert torch.equal(value, other[name]), name
 
 
 @pytest.mark.parametrize(

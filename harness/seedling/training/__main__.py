@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--device cuda: torch finds no such device here; valid: cpu")
     needed = GOES_ON_FROM.get(options.stage, ())
     if options.continued and options.stage == "video_top":
-        needed = ()  # it goes on from the shipped model
+        needed = ()  # it may go on from the shipped model
     if needed and not any((options.out / name).exists() for name in needed):
         parser.error(f"{options.stage} goes on from {options.out / CHECKPOINT}: run video first")
     chosen = STAGES if options.stage == "all" else (options.stage,)

@@ -1,4 +1,4 @@
-"""Trains the last layers of the video model on many different clips, with heads for times alone."""
+"""Trains the last layers of the video model alone, with heads that look for nothing but times."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def train_video_top(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the last layers of the video model, the others frozen; resumes from ``out/video_top.pt``.
 
     What lies below costs a forward pass only: a step takes half the time of one of the whole model although each of
-    its clips is drawn for it alone. Heads find the next time the better, the more different clips they have seen.
+    its clips is drawn for it alone.
 
-    Its heads for times begin as copies of another and are fitted first. Where the recipe fits none, the stage goes on
-    from the shipped model, which has them.
+    Its heads for times begin as copies of another and are fitted first. Where the recipe fits none, the model has them:
+    that of ``video.pt``, and where there is no such file the shipped one.
 
     Args:
         worker: This process.
         recipe: The whole recipe.
-        out: Run folder, with ``video.pt`` where heads are fitted.
+        out: Run folder; where heads are fitted, ``video.pt`` is in it.
     """
     plan, seed = {**recipe["video"], **recipe["video_top"]}, recipe["seed"]
     torch.manual_seed(seed)
-    if plan["fit"]:
+    if plan["fit"] or (out / CHECKPOINT).exists():
         model = video_target(out, [CHECKPOINT]).to(worker.device)
     else:
         model = new_model(plan["start"]).requires_grad_(False).eval().to(worker.device)
