@@ -104,7 +104,7 @@ def test_rows_that_look_for_times_are_those_in_front_of_time_words(lesson, famil
             assert torch.equal(right, every[place])
 
 
-def test_a_time_one_frame_behind_the_last_counts_more(model):
+def test_a_time_at_most_one_frame_behind_the_last_counts_more(model):
     """Of captions and digits, also behind what was told; nothing else changes."""
     shown = show([see(tower_of(model), "val", 0, 1, FRAMES)], 100, 0.0, np.random.default_rng(0), 3)
     told, answer = (
@@ -119,8 +119,8 @@ def test_a_time_one_frame_behind_the_last_counts_more(model):
     weights = {"caption": 2.0, "digits": 1.0, "order": 1.0, "end": 0.5}
     plain, soon = (pack_talks([talks], more, shown) for more in (weights, weights | {"soon": 4.0}))
     changed = (plain.weights != soon.weights)[0]
-    assert torch.equal(soon.weights[0][changed], torch.tensor([8.0, 4.0, 4.0]))
-    assert [WORDS[label] for label in soon.labels[0][changed]] == ["t6", "t8", "t7"]
+    assert torch.equal(soon.weights[0][changed], torch.tensor([8.0, 8.0, 4.0, 4.0]))
+    assert [WORDS[label] for label in soon.labels[0][changed]] == ["t6", "t6", "t8", "t7"]
     assert torch.equal(plain.labels, soon.labels)
 
 
@@ -163,7 +163,7 @@ def test_heads_for_times_are_found_by_layer():
     assert time_heads_of(plan) == {6: [2], 7: [4, 1]}
     shipped = time_heads_of(RECIPE["video_top"])
     told = range(RECIPE["video"]["gaze"]["heads"])
-    assert set(shipped) == set(RECIPE["video_top"]["layers"])
+    assert set(shipped) <= set(RECIPE["video_top"]["layers"])
     for heads in shipped.values():  # none of two kinds, none that is told something else
         assert len(set(heads)) == len(heads)
         assert not set(heads) & set(told)

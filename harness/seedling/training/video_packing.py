@@ -27,7 +27,8 @@ def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown
 
     Args:
         talks: Per clip.
-        weights: Loss weight per family, of "end", and of "soon", times one frame behind the time told before.
+        weights: Loss weight per family, of "end", and of "soon", times at most one frame behind the
+            time told before.
         shown: Where the text begins, and by how much times are shifted.
     """
     rows = [[_row(talk, weights, shown.first) for talk in items] for items in talks]
@@ -72,11 +73,11 @@ def _row(
 
 
 def _soon(told: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Returns the places in an answer of times that are one frame behind the time before, told or answered."""
+    """Returns the places in an answer of times that are at most one frame behind the time before, told or answered."""
     found, last = [], None
     for place, token in enumerate([*told, *answer], start=-len(told)):
         if token in _TIMES:
-            if place >= 0 and last is not None and token == last + 1:
+            if place >= 0 and last is not None and token in (last, last + 1):
                 found.append(place)
             last = token
     return found
