@@ -51,6 +51,7 @@ TOP = {
     "steps": 4,
     "parts": 2,
     "block": 2,
+    "looking_back": {"layer": 1, "heads": 1, "digit_heads": 1},
     "gaze": {"layers": [1], "heads": 2},
     "time_heads": {
         "told": {"families": ["caption"], "heads": {1: 2}},
