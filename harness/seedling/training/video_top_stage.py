@@ -30,8 +30,8 @@ from harness.seedling.training.video_stage import (
 def train_video_top(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the last layers of the video model, the others frozen; resumes from ``out/video_top.pt``.
 
-    What lies below costs a forward pass only: a step takes half the time of one of the whole model although each of
-    its clips is drawn for it alone.
+    What lies below costs a forward pass only: with two layers a step takes half the time of one of the whole model,
+    although each of its clips is drawn for it alone.
 
     Its heads for times begin as copies of another and are fitted first. Where the recipe fits none, the model has them:
     that of ``video.pt``, and where there is no such file the shipped one.
