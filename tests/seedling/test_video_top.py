@@ -23,7 +23,7 @@ from harness.seedling.training.video import see, show, visual_tokens
 from harness.seedling.training.video_drills import Talk, talks_about
 from harness.seedling.training.video_gaze import evidence, gaze_loss, of_times, time_heads_loss
 from harness.seedling.training.video_packing import pack_talks, video_hidden
-from harness.seedling.training.video_stage import prepared, video_target
+from harness.seedling.training.video_stage import prepared, train_stage, video_target
 from harness.seedling.training.video_top_stage import (
     fit_time_heads,
     share_head,
@@ -239,6 +239,36 @@ def test_without_a_fit_the_stage_goes_on_from_what_is_there(tmp_path):
     trained = load_checkpoint(tmp_path / "other" / "video_top.pt")["model"]
     for name, value in trained.items():
         assert torch.equal(value, other[name]), name
+
+
+def test_a_stage_ends_with_the_share_that_it_keeps_of_its_start(tmp_path):
+    """Also where it went on from a checkpoint, and in the layers that learned alone."""
+    small = {**TOP, "steps": 2, "save_every": 1, "validate_every": 2}
+    torch.manual_seed(0)
+    first = {k: v.clone() for k, v in build_video_model("seedling_video", 2).state_dict().items()}
+    ends = {}
+    for kept in (0.0, 0.25):
+        for steps in (1, 2):
+            model = build_video_model("seedling_video", 2)
+            model.load_state_dict(first)
+            prepared(model).requires_grad_(False)
+            model.model.language_model.layers[1].requires_grad_(True)
+            # A run that is cut off behind its first step has mixed nothing yet.
+            plan = {
+                **TINY,
+                **small,
+                "kept": kept if steps == 2 else 0.0,
+                "steps": steps,
+                "lr": 0.01,
+            }
+            train_stage(Worker(0, 1), model, plan, 0, tmp_path / str(kept), "video_top")
+        ends[kept] = load_checkpoint(tmp_path / str(kept) / "video_top.pt")["model"]
+    moved = 0
+    for name, end in ends[0.0].items():
+        mixed = 0.75 * end + 0.25 * first[name]
+        moved += not torch.equal(end, first[name])
+        torch.testing.assert_close(ends[0.25][name], mixed, rtol=1e-5, atol=1e-6)
+    assert moved > 5
 
 
 @pytest.mark.parametrize(

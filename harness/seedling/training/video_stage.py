@@ -104,6 +104,9 @@ def train_stage(
 ) -> None:
     """Trains those parameters of the video model that learn; resumes from ``out/STAGE.pt``.
 
+    What it ends with is a mean of the weights at the start and at the last step, where the recipe keeps a share of the
+    former: both lie in one valley, and between them the answers are better than at either end (docs/log/training.md).
+
     Args:
         worker: This process.
         model: The model as the stage starts with it.
@@ -118,6 +121,7 @@ def train_stage(
     model.to(worker.device)
     namers.to(worker.device)
     learned = [p for p in model.parameters() if p.requires_grad]
+    at_start = [p.detach().clone() for p in learned]
     parameters = [*learned, *(namers.parameters() if plan["named_after"] else [])]
     optimisers = make_optimisers(learned, matrices_of(model) if plan["muon"] else [], plan)
     # Namers are not shipped: they start anew, and learn while the model's rate is still low.
@@ -150,6 +154,9 @@ def train_stage(
             optimiser.step()
 
         done = step + 1
+        if done == plan["steps"]:
+            for parameter, before in zip(learned, at_start, strict=True):
+                parameter.data.lerp_(before, plan["kept"])
         if not worker.leads:
             continue
         if done % plan["log_every"] == 0:
