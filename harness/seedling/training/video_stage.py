@@ -104,8 +104,8 @@ def train_stage(
 ) -> None:
     """Trains those parameters of the video model that learn; resumes from ``out/STAGE.pt``.
 
-    What it ends with is a mean of the weights at the start and at the last step, where the recipe keeps a share of the
-    former: both lie in one valley, and between them the answers are better than at either end (docs/log/training.md).
+    Where the recipe keeps a share of the weights at the start ("kept"), it ends with their mean with those of the last
+    step; what that did is in docs/log/training.md.
 
     Args:
         worker: This process.
