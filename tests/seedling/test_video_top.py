@@ -47,6 +47,7 @@ TINY = {
 }
 TOP = {
     **RECIPE["video_top"],
+    "kept": 0.25,
     "layers": [1],
     "steps": 4,
     "parts": 2,

@@ -133,6 +133,7 @@ def train_stage(
     if checkpoint := load_checkpoint(out / f"{stage}.pt"):
         model.load_state_dict(checkpoint["model"])
         namers.load_state_dict(checkpoint["namers"])
+        at_start = [value.to(worker.device) for value in checkpoint["at_start"]]
         for optimiser, state in zip(optimisers, checkpoint["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         first_step = checkpoint["step"]
@@ -167,7 +168,9 @@ def train_stage(
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namers": namers.state_dict(), "step": done}
             states = [optimiser.state_dict() for optimiser in optimisers]
-            save_checkpoint(out / f"{stage}.pt", {**state, "optimisers": states})
+            # A stage may fit heads before its first step, so its start cannot be had from the recipe again.
+            state |= {"optimisers": states, "at_start": at_start}
+            save_checkpoint(out / f"{stage}.pt", state)
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_video(model, plan["validation"]))
             began = time.monotonic()
