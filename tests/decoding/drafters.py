@@ -6,10 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.decoding.drafts import Draft
 
 STEP = 0.03
+
+#: Seconds after which a side no longer waits for the other.
+MEETING = 60.0
 
 
 def work(seconds: float) -> None:
@@ -17,6 +21,17 @@ def work(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def meet(folder: Path, side: str, other: str) -> bool:
+    """Return whether the other side is at work, too: each leaves a file and waits for the other's."""
+    (folder / side).touch()
+    end = time.monotonic() + MEETING
+    while not (folder / other).exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def following(tokens: Sequence[int]) -> int:
@@ -70,6 +85,20 @@ def dying() -> Guesser:
 
 def hanging() -> Guesser:
     return Guesser(hang_at=9)
+
+
+class Meeting(Guesser):
+    """Its second draft waits until the target verifies."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._drafts = folder, 0
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        self._drafts += 1
+        if self._drafts == 2:
+            meet(self._folder, "drafting", "verifying")
+        return super().draft(tokens, count)
 
 
 def broken() -> Guesser:

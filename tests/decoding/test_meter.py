@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,24 +13,38 @@ import torch
 from harness.decoding.meter import Meter
 from harness.decoding.transports import Sequential, alone
 from harness.measure.clock import Clock
-from tests.decoding.drafters import work
 
 ONE, TWO = torch.device("cuda:0"), torch.device("cuda:1")
 
 
-class Stream:
-    """A queue whose work takes time after its launch; nobody waits for it but who asks."""
+class Time:
+    """The clocks of one thread: seconds pass when it works or waits, and never otherwise."""
 
     def __init__(self) -> None:
+        self.wall = self.processor = 0.0
+
+    def work(self, seconds: float) -> None:
+        self.wall += seconds
+        self.processor += seconds
+
+    def wait(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+class Stream:
+    """A queue of kernels that run after their launch; `synchronize` waits for the last of them."""
+
+    def __init__(self, clock: Time) -> None:
+        self.clock = clock
         self.free = 0.0
         self.waited = 0
 
     def launch(self, seconds: float) -> None:
-        self.free = max(self.free, time.perf_counter()) + seconds
+        self.free = max(self.free, self.clock.wall) + seconds
 
     def synchronize(self) -> None:
         self.waited += 1
-        time.sleep(max(self.free - time.perf_counter(), 0.0))
+        self.clock.wait(max(self.free - self.clock.wall, 0.0))
 
 
 class Event:
@@ -37,7 +52,7 @@ class Event:
         assert enable_timing
 
     def record(self, stream: Stream) -> None:
-        self.stream, self.at = stream, max(stream.free, time.perf_counter())
+        self.stream, self.at = stream, max(stream.free, stream.clock.wall)
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -47,32 +62,52 @@ class Event:
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, Stream]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The clocks that meters, transports and the clock of phases read."""
+    clock = Time()
+    clocks = SimpleNamespace(perf_counter=lambda: clock.wall, thread_time=lambda: clock.processor)
+    monkeypatch.setattr("harness.decoding.meter.time", clocks)
+    monkeypatch.setattr("harness.decoding.transports.time", clocks)
+    monkeypatch.setattr(
+        "harness.measure.clock.perf_counter_ns", lambda: round(clock.wall * 1_000_000_000)
+    )
+    return clock
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch, clock: Time) -> dict[torch.device, Stream]:
     """The streams that the calling thread uses on each of two GPUs."""
-    found = {ONE: Stream(), TWO: Stream()}
-    monkeypatch.setattr(torch.cuda, "current_stream", found.__getitem__)
+    streams = {ONE: Stream(clock), TWO: Stream(clock)}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    return found
+    return streams
 
 
-def test_waiting_is_no_work() -> None:
+def test_waiting_is_no_work(clock: Time) -> None:
     def both() -> str:
-        work(0.02)
-        time.sleep(0.05)
+        clock.work(0.02)
+        clock.wait(0.05)
         return "done"
 
-    found, lap = Meter().run(both)
-    assert found == "done"
-    assert lap.wall >= 0.07
-    assert 0.02 <= lap.busy < 0.05
+    result, lap = Meter().run(both)
+    assert result == "done"
+    assert lap.wall == pytest.approx(0.07)
+    assert lap.busy == pytest.approx(0.02)
+
+
+def test_a_processor_that_is_taken_away_is_no_work() -> None:
+    """The real clocks: a thread that sleeps uses no processor time."""
+    _, lap = Meter().run(lambda: time.sleep(0.2))
+    assert lap.wall >= 0.2
+    assert lap.busy < 0.1
 
 
 def test_work_that_was_only_launched_is_waited_for(streams: dict[torch.device, Stream]) -> None:
     """As with sampling, whose rows stay on the device."""
     meter = Meter.of([ONE])
     _, lap = meter.run(lambda: streams[ONE].launch(0.05))
-    assert lap.wall >= 0.05
-    assert lap.busy == pytest.approx(0.05, abs=0.02)
+    assert lap.wall == pytest.approx(0.05)
+    assert lap.busy == pytest.approx(0.05)
     assert streams[TWO].waited == 0
 
 
@@ -85,8 +120,8 @@ def test_a_spread_side_works_as_long_as_its_last_device(
         streams[TWO].launch(0.05)  # it gets its input from the first, and waits for it
 
     _, lap = Meter.of(devices).run(forward)
-    assert lap.wall >= 0.05
-    assert lap.busy == pytest.approx(0.05, abs=0.02)
+    assert lap.wall == pytest.approx(0.05)
+    assert lap.busy == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("play", ["alone", "in turn"])
@@ -103,9 +138,9 @@ def test_transports_time_the_target_to_its_end(
         "in turn": lambda: Sequential(target, draft).in_turn(lambda: None, rows),
     }
     done = plays[play]()
-    assert done.verifying.wall >= 0.05
-    assert done.seconds >= 0.05
-    assert done.drafting.wall < 0.05
+    assert done.verifying.wall == pytest.approx(0.05)
+    assert done.seconds == pytest.approx(0.05)
+    assert done.drafting.wall == 0
 
 
 def test_the_clock_waits_for_its_own_stream_alone(
@@ -115,17 +150,16 @@ def test_the_clock_waits_for_its_own_stream_alone(
     stalled: list[object] = []
     all_of: Callable[..., None] = stalled.append
     monkeypatch.setattr(torch.cuda, "synchronize", all_of)
-    clock = Clock(ONE)
-    with clock.phase("prefill"):
+    phases = Clock(ONE)
+    with phases.phase("prefill"):
         streams[ONE].launch(0.03)
-    assert clock.totals_ms()["prefill"] >= 30
+    assert phases.totals_ms()["prefill"] == pytest.approx(30)
     assert not stalled
 
 
-def test_a_prefill_ends_with_its_kernels(streams: dict[torch.device, Stream]) -> None:
+def test_a_prefill_ends_with_its_kernels(streams: dict[torch.device, Stream], clock: Time) -> None:
     streams[ONE].launch(0.03)
-    start = time.perf_counter()
     Meter.of([ONE]).rest()
-    assert time.perf_counter() - start >= 0.02
+    assert clock.wall == pytest.approx(0.03)
     Meter.of([torch.device("cpu")]).rest()
     assert streams[TWO].waited == 0

@@ -6,14 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from harness.decoding.drafts import Draft
-from harness.decoding.machine import READING, DrafterLost, Machine
+from harness.decoding.machine import DrafterLost, Machine
 from harness.decoding.processes import Factory, Processes
 from harness.decoding.rules import Greedy
 from tests.decoding import drafters as drafters
@@ -59,50 +59,39 @@ def test_the_answer_is_the_targets(overlap: bool) -> None:
     assert trace.rollbacks > 3
 
 
-def overlap(core: int, other: int) -> float:
-    """How far two equally busy sides work at the same time on these cores."""
-    gamma = 2
-    target = Target(gamma * drafters.STEP)
-    with Processes(drafters.slow, cores=((core,), (other,))) as transport:
-        trace = Machine(transport.drafter, target, Greedy(), transport, gamma, True).run(8)
+class MeetingTarget(Target):
+    """Its second verification waits until the drafter drafts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._verifications = folder, 0
+        self.met: bool | None = None
+
+    def rows(self, tokens: Sequence[int], draft: Draft) -> list[torch.Tensor]:
+        self._verifications += 1
+        if self._verifications == 2:
+            self.met = drafters.meet(self._folder, "verifying", "drafting")
+        return super().rows(tokens, draft)
+
+
+def test_both_sides_work_at_once(tmp_path: Path) -> None:
+    """Each waits for the other in the middle of its work: in turn, neither would go on."""
+    target = MeetingTarget(tmp_path)
+    with Processes(partial(drafters.Meeting, tmp_path)) as transport:
+        trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
     assert trace.tokens == plain()[:8]
-    assert trace.overlap is not None
-    return trace.overlap
-
-
-def share_of(core: int) -> float:
-    """What part of a core's time one busy process gets just now."""
-    os.sched_setaffinity(0, (core,))
-    start = time.perf_counter()
-    drafters.work(0.2)
-    return 0.2 / (time.perf_counter() - start)
-
-
-def possible(core: int, other: int) -> float:
-    """What two busy processes that know nothing of each other get of these cores at once.
-
-    Asked of one core at a time, a third process would always stand on the one that is not looked at.
-    """
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        list(pool.map(abs, range(2)))  # both have started
-        return min(pool.map(share_of, (core, other)))
+    assert target.met
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_sides_overlap_on_two_cores_and_not_on_one() -> None:
-    """However long each side takes; on one core only one works at a time."""
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    assert overlap(first, first) < 0.3
-    found: list[tuple[float, float]] = []
-    for _ in range(3):
-        share = overlap(first, second)
-        if share > 0.6:
-            return
-        found.append((share, possible(first, second)))
-    free = [share for share, at_once in found if at_once > 0.9]
-    assert len(free) < len(found), f"both cores were free each time, and the sides shared {free}"
-    pytest.skip(f"other work keeps the cores busy (overlap, possible): {found}")
+def test_two_sides_on_one_core_share_its_time() -> None:
+    core = min(os.sched_getaffinity(0))
+    target = Target(2 * drafters.STEP)
+    with Processes(drafters.slow, cores=((core,), (core,))) as transport:
+        trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
+    assert trace.tokens == plain()[:8]
+    assert trace.overlap is not None
+    assert trace.overlap < 0.3
 
 
 def test_sides_in_turn_do_not_overlap() -> None:
@@ -112,17 +101,16 @@ def test_sides_in_turn_do_not_overlap() -> None:
 
 
 def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_round() -> None:
-    """Both take longer than a round may; a draft behind that takes no longer than one."""
-    patience = 0.4
+    """Both take longer than a round may; a later draft that hangs is given up after one round's patience."""
+    patience = 2.0
     with Processes(drafters.hanging, patience=patience) as transport:
         transport.drafter.begin(1.5 * patience)
         machine = Machine(transport.drafter, Target(), Greedy(), transport, 3, True)
-        start = time.perf_counter()
         trace = machine.run(LIMIT)
     assert trace.tokens == plain()
-    assert trace.degraded == "the drafter did not answer within 0.4 s"
+    # The patience with a prompt, READING times as long, is over with the first draft.
+    assert trace.degraded == "the drafter did not answer within 2 s"
     assert len(trace.rounds) > 3  # some were drafted for before it hung
-    assert time.perf_counter() - start < patience * READING  # that much a prompt alone may take
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -133,11 +121,9 @@ def test_a_killed_drafter_loses_nothing(overlap: bool) -> None:
 
 
 def test_a_hung_drafter_is_given_up() -> None:
-    start = time.perf_counter()
-    trace = decode(drafters.hanging, 3, True, patience=0.5)
+    trace = decode(drafters.hanging, 3, True, patience=2.0)
     assert trace.tokens == plain()
-    assert trace.degraded == "the drafter did not answer within 0.5 s"
-    assert time.perf_counter() - start < 50  # it would have slept a minute
+    assert trace.degraded == "the drafter did not answer within 2 s"
 
 
 def test_a_drafter_that_cannot_be_built_is_an_error_at_once() -> None:
