@@ -68,7 +68,7 @@ def test_no_more_is_made_than_fits_ahead(ahead: int) -> None:
 
     with Feeder(make, range(12), ahead) as feeder:
         for taken in range(4):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while len(begun) < taken + ahead and time.monotonic() < deadline:
                 time.sleep(0.005)
             time.sleep(0.05)  # room for one too many
@@ -83,12 +83,12 @@ def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.Monke
     hang = threading.Event()
 
     def make(item: int, between: Callable[[], None]) -> None:
-        hang.wait(60)
+        hang.wait(600)
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Feeder(make, [1, 2], 1):
         raise KeyboardInterrupt
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
     hang.set()
 
 
@@ -329,7 +329,7 @@ def test_a_signal_stops_at_once_and_keeps_what_is_finished(tmp_path: Path, numbe
                 time.sleep(0.05)
             process.send_signal(number)
             # The reader sleeps for ten minutes.
-            assert process.wait(120) == 128 + number
+            assert process.wait(300) == 128 + number
         finally:
             process.kill()
     assert [entry["doc_id"] for entry in journal.entries()][:4] == [0, 1, 2, 3]

@@ -77,7 +77,7 @@ def on_terminal(
             first = min(first, time.monotonic() - start)
             parts.append(part)
     os.close(ours)
-    code = job.wait(timeout=60)
+    code = job.wait(timeout=300)
     raw = b"".join(parts).decode(errors="replace")
     return Shown(code, raw, first, screen(raw, width))
 

@@ -55,7 +55,7 @@ def launch(script: Path, *arguments: str) -> Launched:
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=240,
+        timeout=600,
         check=False,
     )
     return Launched(done.returncode, done.stdout, done.stderr)
@@ -82,7 +82,7 @@ def first_of_two(script: Path, *arguments: str) -> tuple[int, str]:
         for rank in "01"
     ]
     try:
-        _, complaint = both[0].communicate(timeout=50)
+        _, complaint = both[0].communicate(timeout=300)
     finally:
         for process in both:
             process.kill()
@@ -405,7 +405,7 @@ import datetime, os, sys, time
 import harness.ranks
 from harness.ranks import join
 
-harness.ranks.TIMEOUT = datetime.timedelta(seconds=5)
+harness.ranks.TIMEOUT = datetime.timedelta(seconds=20)
 
 def meet():
     ranks.gather(0)
@@ -420,7 +420,7 @@ with join() as ranks:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "how"), [(0, "dies"), (60, "hangs")])
+@pytest.mark.parametrize(("seconds", "how"), [(0, "dies"), (1800, "hangs")])
 def test_no_process_waits_for_one_that(tmp_path: Path, seconds: int, how: str) -> None:
     script = tmp_path / "lost.py"
     script.write_text(LOST)

@@ -50,7 +50,7 @@ def begin(*command: str, **more: Any) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(found: Callable[[], object], seconds: float = 90) -> None:
+def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end
@@ -74,11 +74,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (path,) = root.glob("runs/*/journal.jsonl")
             before = len(path.read_text().splitlines())
             first.send_signal(signal.SIGTERM)
-            complaint = first.communicate(timeout=60)[1]
+            complaint = first.communicate(timeout=300)[1]
             assert first.returncode == 143
             advice = "terminated; finished samples are kept, the same command goes on from them"
             assert complaint.splitlines() == [f"error: {advice}"]
-            assert second.wait(timeout=120) == 0
+            assert second.wait(timeout=300) == 0
         finally:
             first.kill()
             second.kill()
@@ -108,11 +108,11 @@ def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
         ascii_only = {"PYTHONIOENCODING": "ascii"}
         plain = begin(*command, stdout=subprocess.PIPE, env=ascii_only)
         for reason, job in jobs.items():
-            complaint = job.communicate(timeout=120)[1]
+            complaint = job.communicate(timeout=300)[1]
             advice = "finished rows are in the store, the same command prints them"
             assert complaint.splitlines() == [f"error: standard output: {reason}; {advice}"]
             assert job.returncode == 1
-        out, complaint = plain.communicate(timeout=120)
+        out, complaint = plain.communicate(timeout=300)
     assert (plain.returncode, complaint) == (0, "")
     assert "\\xb1" in out  # the sign before a standard error
 

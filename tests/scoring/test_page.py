@@ -161,9 +161,9 @@ BAD = [
 
 @pytest.mark.parametrize("number", range(len(BAD)))
 def test_bad_answers_are_wrong_in_bounded_time(number: int) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     found = score_page(PAGE, BAD[number])
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert found.text_edit is not None
     assert found.text_edit > 0.5
     assert found.table_teds is not None

@@ -120,9 +120,9 @@ def test_what_is_no_table_is_wrong_and_raises_nothing(broken: str) -> None:
 
 def test_a_table_that_never_ends_costs_little_and_is_worth_nothing() -> None:
     endless = html([["0"] * 20] * 1000)
-    start = time.perf_counter()
+    start = time.process_time()
     assert similarity(endless, html([["a", "b"], ["c", "d"]])) == (0, 0)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_cells_are_the_texts_of_a_table() -> None:

@@ -144,7 +144,7 @@ def test_a_formula_stands_in_itself(latex: str) -> None:
     ],
 )
 def test_bad_answers_fail_in_bounded_time(answer: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     tests = (
         asked("present", text="not on the page", max_diffs=2),
         asked("order", before="not on it", after="nor this one", max_diffs=3),
@@ -152,7 +152,7 @@ def test_bad_answers_fail_in_bounded_time(answer: str) -> None:
         asked("math", math="x^2"),
     )
     assert not any(passes(test, answer) for test in tests)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_test_of_another_kind_is_named() -> None:

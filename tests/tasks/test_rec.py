@@ -157,9 +157,9 @@ def test_what_is_written_as_a_box_is_read_as_one(numbers: list[float], around: s
 
 @pytest.mark.parametrize("piece", ["[", "[1,", "[1 , 2 , 3 ", "(1,2),(", "1", " "])
 def test_long_answers_are_read_in_time(piece: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     judge(piece * 50_000, "unit")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_pictures_are_fetched_when_a_sample_is_read(tmp_path: Path) -> None:
