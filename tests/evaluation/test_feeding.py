@@ -174,13 +174,28 @@ def test_nothing_behind_the_limit_is_read(tmp_path: Path) -> None:
 
 def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> None:
     class Slow(Calculator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reads = 0
+            self.another_read = threading.Condition()
+
         def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
             time.sleep(0.1)
+            with self.another_read:
+                self.reads += 1
+                self.another_read.notify()
             return super().encode(messages)
 
     class Busy(Slow):
+        answers = 0
+
         def generate(self, *given: Any, **more: Any) -> Any:
-            time.sleep(0.4)
+            """Take until the next of the four batches is read."""
+            self.answers += 1
+            with self.another_read:
+                assert self.another_read.wait_for(
+                    lambda: self.reads >= min(self.answers + 1, 4), timeout=300
+                )
             return super().generate(*given, **more)
 
     def reading(model: Calculator, ahead: int) -> Mapping[str, float]:
