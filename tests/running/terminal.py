@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ class Shown:
     Attributes:
         code: the exit code.
         raw: everything that was written, in order.
-        first: seconds from the start to the first byte.
+        first: processor seconds from the start to the first byte: other work on the machine does not count.
         lines: what is left on the screen and above it.
     """
 
@@ -61,7 +60,6 @@ def on_terminal(
     environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         out = theirs if piped is None else stack.enter_context(piped.open("wb"))
-        start = time.monotonic()
         job = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=theirs,
@@ -74,12 +72,20 @@ def on_terminal(
     first, parts = float("inf"), []
     with suppress(OSError):  # nobody holds the other end any more
         while part := os.read(ours, 65536):
-            first = min(first, time.monotonic() - start)
+            first = min(first, processor_seconds(job.pid))
             parts.append(part)
     os.close(ours)
     code = job.wait(timeout=300)
     raw = b"".join(parts).decode(errors="replace")
     return Shown(code, raw, first, screen(raw, width))
+
+
+def processor_seconds(process: int) -> float:
+    """Return what a process has used of its processors so far."""
+    with suppress(OSError):  # it may have ended
+        user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return float("inf")
 
 
 def screen(raw: str, width: int) -> list[str]:

@@ -101,12 +101,10 @@ def test_the_first_line_stands_before_anything_heavy_is_loaded(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "code"), [("ratio=1.5", 2), ("method=fastw", 2), ("--cfg job", 0)]
 )
-def test_the_first_byte_comes_within_a_second(tmp_path: Path, line: str, code: int) -> None:
+def test_the_first_byte_costs_less_than_a_second(tmp_path: Path, line: str, code: int) -> None:
     shown = on_terminal("run.py", f"store={tmp_path}", *line.split())
     assert shown.code == code
-    # A machine that does other things at the same time may need another try.
-    again = shown if shown.first < 1 else on_terminal("run.py", f"store={tmp_path}", *line.split())
-    assert again.first < 1
+    assert 0 < shown.first < 1
     if code:
         (only,) = filter(None, shown.raw.replace("\r\x1b[K", "").splitlines()[-1:])
         assert only.startswith("error: ")
