@@ -43,8 +43,11 @@ A cell that was measured is **near** its printed number if the two differ by at 
 **FAR**; times, speeds and sizes are another machine's and not judged. Averages are given by the paper's own rule and
 over the benchmarks that all rows of a model have; a printed one that does not follow from the cells beside it, whatever
 rounding took, is marked. Rows that cannot stand in one table are named and left out: of another schema, another number
-of samples (`--limit`), another position policy (`--positions`), damaged ones, runs that are not finished. Of rows of
-one cell the newest counts, which is said; so are several versions of code in one table.
+of samples (`--limit`), another position policy (`--positions`), damaged ones, runs that are not finished. A row fills a
+cell if it has every setting that the preset's run has: its overrides, and weights, prompt set, pixels, frames,
+generation, text, draft and hyper-parameters as the files of `conf/` have them where the preset sets none; a cell for
+which there are rows of other settings alone names them. Precision, kernels and batch sizes count where a preset sets
+them. Of rows of one cell the newest counts, which is said; so are several versions of code in one table.
 
 The columns *run*, *formula* and *embedded model* say what can rebuild a table: how many cells a run fills, which takes
 a published checkpoint; whether a formula gives some of them; which embedded model the grid runs on offline.

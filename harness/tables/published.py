@@ -32,6 +32,9 @@ MEASURE = ("metric", "of", "scale", "unlike")
 #: What every wanted run states, in the order of a command line.
 FIRST = ("model", "method", "budget", "ratio", "benchmark")
 
+#: Sections of overrides that rows tell of, so that a table can compare them.
+SECTIONS = ("model", "method", "benchmark", "engine", "judge")
+
 #: Parts of a paper's file whose entries are looked up by the names of a cell.
 PARTS = ("models", "methods", "budgets", "benchmarks", "metrics")
 
@@ -269,13 +272,14 @@ def _entries(paper: Paper) -> Iterator[tuple[str, Any]]:
 
 
 def _check_keys(where: str, entry: Any, plain: Sequence[str]) -> None:
-    """Raise UserError unless an entry is a reason, or a table of overrides with dots in their keys and `plain` keys."""
+    """Raise UserError unless an entry is a reason, or a table of `plain` keys and overrides that tables compare."""
     if isinstance(entry, str):
         return
     for key in _table(where, entry):
-        if key not in plain and ("." not in str(key) or " " in str(key)):
+        section, dot, _ = str(key).lstrip("+").partition(".")
+        if key not in plain and (section not in SECTIONS or not dot):
             raise UserError(
-                f"{where}: key={key!r} is unknown; valid: {', '.join(plain)}, or an override such as model.prompt"
+                f"{where}: key={key!r} is unknown; valid: {', '.join(plain)}, or an override of {', '.join(SECTIONS)}"
             )
 
 
