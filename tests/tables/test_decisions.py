@@ -1,4 +1,4 @@
-"""What stands in two files about the same paper: pages, prompt sets, presets, settings and formulas agree with its tables."""
+"""What stands in two files about one paper: pages, prompt sets, presets, settings and formulas agree with its tables."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ WHOLE_COUNTS = {
 
 
 def test_counts_in_the_names_of_budgets_are_the_shares_that_run() -> None:
-    """`75% (192 tokens)`, `dynamic, avg=214 tokens`: of the mode's count, and `typical` of the dynamic ratio as well."""
+    """`75% (192 tokens)`, `dynamic, avg=214 tokens`: of the mode's count, and `typical` of the dynamic ratio too."""
     counted = 0
     for cell, run in all_runs():
         found = re.search(r"(\d+)(?: visual)? tokens", cell.budget)
