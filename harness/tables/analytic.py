@@ -1,4 +1,4 @@
-"""Which printed figures do formulas give, derived or fitted? `python -m harness.tables analytic [--cells] [--write FOLDER]`.
+"""Which printed figures do formulas give? `python -m harness.tables analytic [--cells] [--write FOLDER]`.
 
 Published cells are read from results/papers/*.csv, known misprints from misprints.csv beside them; no model is needed.
 Exit status 0: every cell is the formula's within its tolerance, or a known misprint. 1: some cell is not, and standard

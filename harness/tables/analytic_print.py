@@ -89,7 +89,7 @@ def total(judged: Sequence[Judged]) -> str:
     """Return how many cells there are, what was found of them, and what the reproduced ones rest on."""
     counts = Counter(one.verdict for one in judged)
     different = len({one.claim.cell.key for one in judged})
-    bases = Counter(one.claim.basis for one in judged if one.verdict == "reproduced")
+    bases = Counter(str(one.claim.basis) for one in judged if one.verdict == "reproduced")
     return (
         f"{len(judged)} verdicts on {different} printed cells: {counts['reproduced']} reproduced, "
         f"{counts['misprint']} known misprints, {counts['off']} off; "

@@ -26,7 +26,7 @@ def rows_of(store: str) -> list[Mapping[str, Any]]:
 
 
 def outliers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield times over `MOST` medians of their kind: of one model, draft and batch size; of choosing tokens, one method."""
+    """Yield times over `MOST` medians of their kind: one model, draft and batch size; of choosing, one method."""
     kinds = defaultdict(list)
     for row in rows:
         kind = (row["model"], row["settings"]["engine"].get("batch_size"))

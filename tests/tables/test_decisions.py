@@ -1,4 +1,4 @@
-"""What stands in two files about one paper: pages, prompt sets, presets, settings and formulas agree with its tables."""
+"""What stands in two files about one paper: pages, prompt sets, presets and formulas agree with its tables."""
 
 from __future__ import annotations
 
