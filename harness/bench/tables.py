@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from harness.tables.__main__ import asked, rebuild
 from harness.tables.formats import FORMATS
 from harness.tables.presets import runs_of
 from harness.tables.published import read_paper
+from harness.tables.settings import compared
 from harness.tables.wanted import Wanted, choice, method_of
 
 #: Rows whose blocks the synthetic ones have.
@@ -68,10 +69,19 @@ def rows() -> Iterator[dict[str, Any]]:
             },
             "settings": {
                 **settings,
-                "method": {**settings["method"], "params": dict(params)},
-                "benchmark": {**settings["benchmark"], "limit": None},
+                **_compared(run),
+                "method": {"params": dict(params)},
             },
         }
+
+
+def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that tables compare of a run, by section."""
+    found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
+    for key, value in compared(Wanted(run, "", 1.0)).values.items():
+        section, _, name = key.partition(".")
+        found.setdefault(section, {})[name] = value
+    return found
 
 
 def tables(folder: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.config.stand_ins import stand_ins
 from harness.pages.writing import print_or_write, table
@@ -43,8 +43,11 @@ A cell that was measured is **near** its printed number if the two differ by at 
 **FAR**; times, speeds and sizes are another machine's and not judged. Averages are given by the paper's own rule and
 over the benchmarks that all rows of a model have; a printed one that does not follow from the cells beside it, whatever
 rounding took, is marked. Rows that cannot stand in one table are named and left out: of another schema, another number
-of samples (`--limit`), another position policy (`--positions`), damaged ones, runs that are not finished. Of rows of
-one cell the newest counts, which is said; so are several versions of code in one table.
+of samples (`--limit`), another position policy (`--positions`), damaged ones, runs that are not finished. A row fills a
+cell if it has every setting that the preset's run has: its overrides, and weights, prompt set, pixels, frames,
+generation, text, draft and hyper-parameters as the files of `conf/` have them where the preset sets none; a cell for
+which there are rows of other settings alone names them. Precision, kernels and batch sizes count where a preset sets
+them. Of rows of one cell the newest counts, which is said; so are several versions of code in one table.
 
 The columns *run*, *formula* and *embedded model* say what can rebuild a table: how many cells a run fills, which takes
 a published checkpoint; whether a formula gives some of them; which embedded model the grid runs on offline.
@@ -71,7 +74,7 @@ def page() -> str:
             f"## {paper.paper}\n\n{paper.title} ({paper.venue}, "
             f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})).\n\n" + table(head, rows)
         )
-        parts.append(_reasons(paper))
+        parts += filter(None, (_reasons(paper), _uncompared(paper)))
     return "\n".join(parts)
 
 
@@ -105,19 +108,36 @@ def _denoises(model: str) -> bool:
 
 
 def _reasons(paper: Paper) -> str:
+    return _listed(
+        "Cells that no run fills",
+        paper,
+        lambda run: run if isinstance(run, str) else "",
+    )
+
+
+def _uncompared(paper: Paper) -> str:
+    return _listed(
+        "Cells that a run fills, not to be compared with print",
+        paper,
+        lambda run: run.unlike if isinstance(run, Wanted) else "",
+    )
+
+
+def _listed(title: str, paper: Paper, reason_of: Callable[[Wanted | str], str]) -> str:
+    """Return how many printed cells have which reason, by table; nothing where none has one."""
     found: dict[str, dict[str, int]] = {}
     for number in paper.tables:
         for cell in read_cells(paper, number):
-            run = wanted(paper, cell)
-            if isinstance(run, str) and cell.value:
-                counts = found.setdefault(run, {})
+            reason = reason_of(wanted(paper, cell)) if cell.value else ""
+            if reason:
+                counts = found.setdefault(reason, {})
                 counts[number] = counts.get(number, 0) + 1
     lines = [
         f"- {reason}: "
         + ", ".join(f"{count} of {called(number).lower()}" for number, count in counts.items())
         for reason, counts in found.items()
     ]
-    return "Cells that no run fills:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    return f"{title}:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Which printed figures follow from formulas alone? `python -m harness.tables analytic [--cells] [--write FOLDER]`.
+"""Which printed figures do formulas give? `python -m harness.tables analytic [--cells] [--write FOLDER]`.
 
 Published cells are read from results/papers/*.csv, known misprints from misprints.csv beside them; no model is needed.
 Exit status 0: every cell is the formula's within its tolerance, or a known misprint. 1: some cell is not, and standard
@@ -54,8 +54,9 @@ def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], Formula]:
     """
     found: dict[tuple[str, ...], Formula] = {}
     for one in verdicts(folder)[0]:
-        wrong = "" if one.verdict == "reproduced" else one.note
-        found.setdefault(one.claim.cell.key, Formula(one.claim.value, one.claim.source, wrong))
+        wrong, claim = "" if one.verdict == "reproduced" else one.note, one.claim
+        source = f"{claim.source}, fitted: {claim.fitted}" if claim.fitted else claim.source
+        found.setdefault(claim.cell.key, Formula(claim.value, source, wrong))
     return found
 
 
@@ -63,8 +64,8 @@ def write(judged: Sequence[Judged], folder: Path) -> None:
     """Write analytic.md (both tables) and analytic.csv (a line a cell) into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     page = f"{summary_table(judged)}\n{cells_table(judged)}"
-    (folder / "analytic.md").write_text(page)
-    (folder / "analytic.csv").write_text(csv_lines(judged))
+    (folder / "analytic.md").write_text(page, encoding="utf-8")
+    (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,6 +29,9 @@ PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
 K = 3
 LABEL = re.compile(r"D3ToM \(merge layer index (\d+), fitted\)")
 
+#: What of the TFLOPs columns was fitted to them.
+SIZES = "visual tokens, words, steps, MLP width"
+
 #: TFLOPs; a share printed as 33.3 % may have been counted with more digits, and PDrop takes its cube.
 TOLERANCE, OF_PDROP = 0.0055, 0.0085
 WHY = "rounding of the printed cell, and of the share kept"
@@ -58,7 +61,10 @@ def claims(folder: Path) -> Iterator[Claim]:
         for cell in sheet.column("TFLOPs"):
             allowed = OF_PDROP if cell.method == "PDrop" else TOLERANCE
             count = tera(exact, cell)
-            yield Claim(cell, tera(PAPER, cell), allowed, "TFLOPs", "(12) to (26)", WHY, count)
+            sizes = SIZES if sheet is second else f"{SIZES}, labels of layers"
+            yield Claim(
+                cell, tera(PAPER, cell), allowed, "TFLOPs", "(12) to (26)", WHY, count, sizes
+            )
         for metric in ("TFLOPs relative", "time relative"):
             for cell in sheet.column(metric):
                 own = sheet.beside(cell, metric=metric.removesuffix(" relative"))

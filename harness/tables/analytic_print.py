@@ -15,13 +15,21 @@ SUMMARY = (
     "table",
     "column",
     "cells",
-    "reproduced",
+    "derived",
+    "fitted",
     "misprints",
     "off",
     "largest residual",
     "allowed",
+    "what was fitted",
 )
-CELLS = ("cell", "printed", "formula", "residual", "allowed", "exact count", "verdict", "source")
+CELLS = (
+    *("cell", "printed", "formula", "residual", "allowed", "exact count"),
+    *("verdict", "basis", "source"),
+)
+
+#: What a reproduced cell may rest on: a formula with what the paper states, or with what was fitted to such cells.
+BASES = ("derived", "fitted")
 
 
 def summary(judged: Iterable[Judged]) -> list[tuple[str, ...]]:
@@ -37,9 +45,11 @@ def summary(judged: Iterable[Judged]) -> list[tuple[str, ...]]:
                 table,
                 column,
                 str(len(members)),
-                *(str(counts[verdict]) for verdict in ("reproduced", "misprint", "off")),
+                *(str(sum(claim.basis == one for claim in good)) for one in BASES),
+                *(str(counts[verdict]) for verdict in ("misprint", "off")),
                 "" if worst is None else f"{worst.residual:+.3g} {worst.cell.unit}",
                 "" if worst is None else f"{worst.tolerance:.3g} ({worst.why})",
+                "; ".join(dict.fromkeys(claim.fitted for claim in good if claim.fitted)),
             )
         )
     return lines
@@ -56,6 +66,7 @@ def cells(judged: Iterable[Judged]) -> list[tuple[str, ...]]:
             f"{one.claim.tolerance:.3g}",
             "" if one.claim.exact is None else f"{one.claim.exact:.6g}",
             f"{one.verdict}: {one.note}" if one.note else one.verdict,
+            f"fitted: {one.claim.fitted}" if one.claim.fitted else "derived",
             one.claim.source,
         )
         for one in judged
@@ -75,12 +86,14 @@ def console(judged: Sequence[Judged], every: bool) -> str:
 
 
 def total(judged: Sequence[Judged]) -> str:
-    """Return how many cells there are, and what was found of them."""
+    """Return how many cells there are, what was found of them, and what the reproduced ones rest on."""
     counts = Counter(one.verdict for one in judged)
     different = len({one.claim.cell.key for one in judged})
+    bases = Counter(str(one.claim.basis) for one in judged if one.verdict == "reproduced")
     return (
         f"{len(judged)} verdicts on {different} printed cells: {counts['reproduced']} reproduced, "
-        f"{counts['misprint']} known misprints, {counts['off']} off"
+        f"{counts['misprint']} known misprints, {counts['off']} off; "
+        f"reproduced: {', '.join(f'{bases[one]} {one}' for one in BASES)}"
     )
 
 
@@ -110,6 +123,7 @@ def csv_lines(judged: Iterable[Judged]) -> str:
             "verdict",
             "source",
             "note",
+            "fitted",
         )
     )
     for one in judged:
@@ -117,7 +131,10 @@ def csv_lines(judged: Iterable[Judged]) -> str:
         exact = "" if claim.exact is None else repr(claim.exact)
         found = (repr(claim.value), repr(claim.residual), repr(claim.tolerance), exact)
         out.writerow(
-            (*cell.key, cell.unit, cell.value, *found, one.verdict, claim.source, one.note)
+            (
+                *(*cell.key, cell.unit, cell.value, *found),
+                *(one.verdict, claim.source, one.note, claim.fitted),
+            )
         )
     return text.getvalue()
 

@@ -33,6 +33,7 @@ class Claim:
         source: the formula, by its equation.
         why: where the tolerance comes from.
         exact: the exact count of the same setting in the same unit, where there is one.
+        fitted: what of it was fitted to the printed cells, a constant or the tolerance; empty where nothing was.
     """
 
     cell: Cell
@@ -42,6 +43,12 @@ class Claim:
     source: str
     why: str = ROUNDING
     exact: float | None = None
+    fitted: str = ""
+
+    @property
+    def basis(self) -> Literal["derived", "fitted"]:
+        """Whether the claim could be wrong of the cell, or was fitted to such cells."""
+        return "fitted" if self.fitted else "derived"
 
     @property
     def residual(self) -> float:
@@ -80,12 +87,13 @@ def column(
     tolerance: float | None = None,
     why: str = ROUNDING,
     exact: Callable[[Cell], float] | None = None,
+    fitted: str = "",
 ) -> Iterator[Claim]:
     """Yield a claim of what `model` says for each cell of a column, within rounding if no tolerance is given."""
     for cell in sheet.column(metric):
         allowed = cell.half if tolerance is None else tolerance
         count = None if exact is None else exact(cell)
-        yield Claim(cell, model(cell), allowed, metric, source, why, count)
+        yield Claim(cell, model(cell), allowed, metric, source, why, count, fitted)
 
 
 def quotient(cell: Cell, over: Cell, under: Cell, column: str | None = None) -> Claim:

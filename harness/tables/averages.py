@@ -29,6 +29,7 @@ class Averaged:
         consistent: the same over the benchmarks that all lines of the model have.
         own: the paper's rule on what was measured; None unless all that it takes is.
         shared: how many benchmarks all lines have.
+        unlike: why the measured average need not be the printed one: the reasons of the cells that it takes.
     """
 
     cell: Cell
@@ -37,6 +38,7 @@ class Averaged:
     consistent: float | None
     own: float | None
     shared: int
+    unlike: str = ""
 
     @property
     def remark(self) -> str:
@@ -59,16 +61,8 @@ def averages(filled: Sequence[Filled], rule: Average | None) -> list[Averaged]:
     return [one for group in printed.values() for one in _of_group(group, filled, rule)]
 
 
-def with_averages(
-    filled: Sequence[Filled], found: Iterable[Averaged], apart: str = ""
-) -> list[Filled]:
-    """Return the cells, printed averages with what was measured of them and what is wrong in print.
-
-    Args:
-        filled: of a table.
-        found: its averages.
-        apart: why measured ones need not be the printed ones.
-    """
+def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[Filled]:
+    """Return the cells of a table, printed averages with what was measured of them and what is wrong in print."""
     by_key = {one.cell.key: one for one in found}
     out = []
     for one in filled:
@@ -76,7 +70,7 @@ def with_averages(
         if average is None:
             out.append(one)
         else:
-            out.append(replace(one, value=average.own, remark=average.remark, apart=apart))
+            out.append(replace(one, value=average.own, remark=average.remark, apart=average.unlike))
     return out
 
 
@@ -128,7 +122,18 @@ def _averaged(
         mean(sorted(shared), False),
         mean(printed, True),
         len(shared),
+        "; ".join(_reasons(line, reference, printed)),
     )
+
+
+def _reasons(line: Line, reference: Line, places: Sequence[Place]) -> list[str]:
+    """Return why the cells of an average, or those that they are divided by, need not be the printed ones."""
+    found: dict[str, str] = {}
+    for place in places:
+        for one in (line[place], reference.get(place)):
+            if one is not None and one.unlike:
+                found.setdefault(one.unlike, f"with {one.cell.benchmark}: {one.unlike}")
+    return list(found.values())
 
 
 def _share(one: Filled, whole: Filled | None, rule: Average, measured: bool) -> float | None:

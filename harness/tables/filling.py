@@ -9,6 +9,7 @@ from typing import Any
 from harness.tables.cells import UNITS, Cell
 from harness.tables.published import Paper
 from harness.tables.rows import Measured, Notes
+from harness.tables.settings import compared
 from harness.tables.wanted import Wanted, method_of, wanted
 
 #: Standard errors on either side of a 95 % interval.
@@ -98,22 +99,24 @@ class Shelf:
 
     def find(self, run: Wanted, notes: Notes) -> Measured | None:
         """Return the newest row of a run; rows of the same cell that give way to it are noted."""
-        name, variant, params = method_of(run)
+        name, variant, _ = method_of(run)
         asked = run.overrides
         ratio = round(float(asked["ratio"]), 6)
         cell = (asked["model"], asked["benchmark"], name, variant, ratio, asked["budget"])
-        settings = {f"method.params.{key}": value for key, value in params.items()}
-        settings |= {key: value for key, value in asked.items() if key in TOLD}
-        # A cached prompt is another model to a table that does not ask for it.
-        settings[CACHED] = asked.get(f"+{CACHED}", False)
-        groups = [
-            group
-            for group in self._by_cell.get(cell, {}).values()
-            if _agrees(group[0].settings, settings)
-        ]
-        if not groups:
+        found = []
+        apart = {}
+        for group in self._by_cell.get(cell, {}).values():
+            difference = compared(run).difference(group[0].settings)
+            if difference:
+                apart[group[0].key] = difference
+            else:
+                found += group
+        if not found:
+            for key, difference in apart.items():
+                notes.add(
+                    "rows of other settings than a cell's, which none fills", f"{key} {difference}"
+                )
             return None
-        found = [row for group in groups for row in group]
         newest = max(found, key=lambda row: (row.committed, row.key))
         for other in found:
             if other is not newest:
@@ -123,25 +126,6 @@ class Shelf:
                     f"{other.key} gives way to {newest.key} ({why})",
                 )
         return newest
-
-
-#: Whether a model that denoises keeps its prompt.
-CACHED = "model.generation.prefix_cache"
-
-#: Overrides that a row tells under `settings`.
-TOLD = frozenset(
-    {
-        "method.draft",
-        "model.attention",
-        "model.weights",
-        "model.prompt",
-        "model.video.frames",
-        "benchmark.prompt_tokens",
-        "benchmark.new_tokens",
-        "engine.batch_size",
-        "engine.rescore",
-    }
-)
 
 
 def fill(
@@ -193,13 +177,3 @@ def _measured(one: Filled, run: Wanted, row: Measured) -> Filled:
 def error_of(path: str) -> str:
     """Return where a row has the standard error of a number, if it has one."""
     return f"{path.removesuffix('value')}stderr"
-
-
-def _agrees(found: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    return all(_same(found.get(key), value) for key, value in asked.items())
-
-
-def _same(found: Any, asked: Any) -> bool:
-    if isinstance(asked, float | int) and isinstance(found, float | int):
-        return abs(found - asked) <= 1e-9
-    return bool(found == (list(asked) if isinstance(asked, tuple) else asked))

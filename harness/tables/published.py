@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,22 @@ from harness.tables.cells import COLUMNS, UNITS, Cell, place
 from harness.tables.panels import Panel, name_of, points
 
 FOLDER = ROOT / "results" / "papers"
+
+#: The key of an entry that adds to it for some cells: by column and by name in that column.
+AT = "at"
+
+#: Keys of an entry that are no overrides: where the number stands in a row, by what tables multiply it, and why it is
+#: not the printed one's equal.
+MEASURE = ("metric", "of", "scale", "unlike")
+
+#: What every wanted run states, in the order of a command line.
+FIRST = ("model", "method", "budget", "ratio", "benchmark")
+
+#: Sections of overrides that rows tell of, so that a table can compare them.
+SECTIONS = ("model", "method", "benchmark", "engine", "judge")
+
+#: Parts of a paper's file whose entries are looked up by the names of a cell.
+PARTS = ("models", "methods", "budgets", "benchmarks", "metrics")
 
 
 @dataclass(frozen=True)
@@ -127,7 +143,9 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     path = folder / f"{slug}.yaml"
     found = read_yaml(path.read_text(encoding="utf-8"), path)
     tables = {str(number): _printed(path, one) for number, one in found.pop("tables", {}).items()}
-    return _made(Paper, path, {**found, "slug": slug, "tables": tables})
+    paper = _made(Paper, path, {**found, "slug": slug, "tables": tables})
+    _check_entries(path, paper)
+    return paper
 
 
 def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, ...]:
@@ -215,6 +233,60 @@ def _check(cell: Cell, paper: Paper, where: str) -> None:
         raise UserError(
             f"{where}: value={cell.value!r} is not a number; valid: a number or nothing"
         )
+
+
+def _check_entries(path: Path, paper: Paper) -> None:
+    """Raise UserError unless entries hold overrides and `MEASURE` alone, and `at` names columns and names of these."""
+    methods = {*paper.methods, *(name for one in paper.tables.values() for name in one.methods)}
+    columns: dict[str, Collection[str]] = {
+        "model": paper.models,
+        "method": methods,
+        "budget": paper.budgets,
+        "benchmark": paper.benchmarks,
+        "metric": paper.metrics,
+    }
+    for key, entry in _entries(paper):
+        _check_keys(f"{path}: {key}", entry, (*MEASURE, *FIRST, AT))
+        added = {} if isinstance(entry, str) else entry.get(AT, {})
+        for column, names in _table(f"{path}: {key}.{AT}", added).items():
+            if column not in columns:
+                raise UserError(
+                    f"{path}: {unknown_name(f'column of {key}.{AT}', str(column), columns)}"
+                )
+            where = f"{key}.{AT}.{column}"
+            for name, more in _table(f"{path}: {where}", names).items():
+                if name not in columns[column]:
+                    raise UserError(f"{path}: {unknown_name(where, str(name), columns[column])}")
+                _check_keys(f"{path}: {where}.{name}", more, (*MEASURE, *FIRST))
+
+
+def _entries(paper: Paper) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a paper's file that cells are looked up in, each with its key."""
+    for part in PARTS:
+        for name, entry in getattr(paper, part).items():
+            yield f"{part}.{name}", entry
+    for number, table in paper.tables.items():
+        yield f"tables.{number}.overrides", table.overrides
+        for name, entry in table.methods.items():
+            yield f"tables.{number}.methods.{name}", entry
+
+
+def _check_keys(where: str, entry: Any, plain: Sequence[str]) -> None:
+    """Raise UserError unless an entry is a reason, or a table of `plain` keys and overrides that tables compare."""
+    if isinstance(entry, str):
+        return
+    for key in _table(where, entry):
+        section, dot, _ = str(key).lstrip("+").partition(".")
+        if key not in plain and (section not in SECTIONS or not dot):
+            raise UserError(
+                f"{where}: key={key!r} is unknown; valid: {', '.join(plain)}, or an override of {', '.join(SECTIONS)}"
+            )
+
+
+def _table(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}={value!r} is no table; valid: names and what each of them adds")
+    return value
 
 
 def _is_number(text: str) -> bool:

@@ -13,6 +13,7 @@ from harness.config.listing import read_choice
 from harness.store.blocks import block_at, remembered
 from harness.store.reading import walk
 from harness.store.tables import dated_rows, is_table
+from harness.tables.settings import told_of
 
 #: What names the cell that a row fills.
 CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
@@ -39,7 +40,7 @@ class Measured:
         positions: the position policy; None where it does not concern the method.
         code: commit and the versions of the packages that matter.
         committed: when, in seconds.
-        settings: of the model, the method, the draft and the benchmark, by dotted key.
+        settings: by dotted key, as harness/tables/settings.py compares them.
         numbers: by dotted path.
     """
 
@@ -148,7 +149,7 @@ def choose(
     chosen = []
     for row in fitting:
         # A batch of composed prompts is as many samples as it was asked to be.
-        composed = row.settings["benchmark.prompt_tokens"] is not None
+        composed = row.settings.get("benchmark.prompt_tokens") is not None
         if composed or row.samples == counts[row.cell[:2]]:
             chosen.append(row)
         else:
@@ -197,22 +198,8 @@ class _Told:
 
 
 def _told(given: Mapping[str, Any]) -> _Told:
-    model, benchmark, engine = given["model"], given["benchmark"], given["engine"]
-    # Of the model only what tables may ask for: facts and processors are long.
-    settings = {
-        **{f"method.params.{key}": value for key, value in given["method"]["params"].items()},
-        "method.draft": (given.get("draft") or {}).get("name"),
-        "model.attention": model.get("attention"),
-        "model.weights": model.get("weights"),
-        "model.generation.prefix_cache": bool((model.get("generation") or {}).get("prefix_cache")),
-        "model.prompt": model.get("prompt"),
-        "model.video.frames": (model.get("video") or {}).get("frames"),
-        "benchmark.prompt_tokens": benchmark.get("prompt_tokens"),
-        "benchmark.new_tokens": benchmark.get("new_tokens"),
-        "engine.batch_size": engine.get("batch_size"),
-        "engine.rescore": engine.get("rescore"),
-    }
-    return _Told(benchmark.get("limit") is None, engine.get("positions"), settings)
+    whole = given["benchmark"].get("limit") is None
+    return _Told(whole, given["engine"].get("positions"), told_of(given))
 
 
 def _code(environment: Mapping[str, Any]) -> str:

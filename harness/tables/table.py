@@ -75,6 +75,10 @@ class Table:
             for others, benchmarks in missing.items()
         ]
 
+    def uncompared(self) -> dict[str, int]:
+        """Return how many printed cells are not compared with what is measured of them, by the reason."""
+        return dict(Counter(one.unlike for one in self.filled if one.cell.value and one.unlike))
+
     def unreachable(self) -> dict[str, int]:
         """Return how many printed cells neither a run nor a formula fills, by the reason."""
         reasons = Counter(
@@ -130,8 +134,7 @@ def build(
     entry = paper.tables[number]
     filled = fill(paper, cells, shelf, notes, model, analytic)
     averaged = averages(filled, entry.average)
-    apart = "" if model is None else f"{model} in place of the printed models"
-    filled = with_averages(filled, averaged, apart)
+    filled = with_averages(filled, averaged)
     columns = _telling(filled, entry.columns)
     leading = _telling(filled, entry.rows)
     # A line is named by the innermost key, even where those before it would tell it.

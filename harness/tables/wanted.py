@@ -16,17 +16,10 @@ from harness.config.listing import CONF, read_choice
 from harness.config.presets import register
 from harness.config.stand_ins import stand_ins
 from harness.tables.cells import Cell, place
-from harness.tables.published import Paper
+from harness.tables.published import AT, FIRST, MEASURE, Paper
 
 #: The budget rule where a paper's file names none.
 RULE = "kept"
-
-#: Entries of a paper's file that are no overrides: where the number stands in a row, by what tables multiply it, and
-#: why it is not the printed one's equal.
-MEASURE = ("metric", "of", "scale", "unlike")
-
-#: What every wanted run states, in the order of a command line.
-FIRST = ("model", "method", "budget", "ratio", "benchmark")
 
 
 @dataclass(frozen=True)
@@ -107,10 +100,13 @@ def _parts(part: str | Mapping[str, Any], cell: Cell) -> Iterator[str | Mapping[
     if isinstance(part, str):
         yield part
         return
-    yield {key: value for key, value in part.items() if key != "at"}
-    for name, more in part.get("at", {}).items():
-        if name in cell.key:
-            yield more
+    yield {key: value for key, value in part.items() if key != AT}
+    for column, names in part.get(AT, {}).items():
+        name = getattr(cell, column)
+        if column == "benchmark" and place(cell) in names:
+            name = place(cell)
+        if name in names:
+            yield names[name]
 
 
 def _number(found: Mapping[str, Any], benchmark: str) -> tuple[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from harness.tables.filling import Filled
@@ -119,13 +119,16 @@ def said(table: Table) -> Iterator[tuple[str, list[str]]]:
     )
     if wrong:
         yield "Misprints", _counted(wrong)
+    if table.model is None and table.uncompared():
+        yield "Cells that are not compared with print", _listed(table.uncompared())
     if table.unreachable():
-        yield (
-            "Cells that no run fills",
-            [f"{count}: {reason}" for reason, count in table.unreachable().items()],
-        )
+        yield "Cells that no run fills", _listed(table.unreachable())
     if table.commands():
         yield "Missing cells, and what fills them", table.commands()
+
+
+def _listed(found: Mapping[str, int]) -> list[str]:
+    return [f"{count}: {reason}" for reason, count in found.items()]
 
 
 def _counted(found: Counter[str]) -> list[str]:
