@@ -28,6 +28,7 @@ from harness.adapters.random_weights import SPECIAL, build_random, byte_tokenize
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
+from harness.engine.positions import ORDER
 from harness.errors import UserError, unknown_name
 from harness.paths import rooted
 from harness.registry import Registry
@@ -293,6 +294,7 @@ class Adapter(Parts):
             "rendered": self.written(chat, media_of(0, chat, self.spec.video)),
             "template_sha256": sha256_of(self.processor.chat_template),
             "checkpoint_template_sha256": sha256_of(self.shipped),
+            **({"positions": ORDER} if self.facts.rotary_axes > 1 else {}),
         }
 
     def placed(self, sight: Sight) -> Box:

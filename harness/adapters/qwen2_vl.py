@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from harness.adapters.base import Adapter
 from harness.adapters.conversations import BARE
 from harness.adapters.loading import load_part
 from harness.adapters.qwen_geometry import merged_item
+from harness.adapters.qwen_positions import released_positions
 from harness.adapters.qwen_processing import BOUNDS, bounded, new_processor, run_processor
 from harness.adapters.random_weights import text_config
 from harness.engine.items import Item
@@ -42,6 +44,17 @@ class Qwen2VLAdapter(Adapter):
     inline = None
     lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
     settings = tuple(BOUNDS)
+
+    #: Whether the library's positions are the released model's, those of videos, too.
+    library_positions: ClassVar[bool] = False
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Give the model the released rule for the positions of videos, where the library has another."""
+        super().__init__(model, processor, spec)
+        if self.library_positions:
+            return
+        side = model.config.vision_config.spatial_merge_size
+        model.model.get_rope_index = partial(released_positions, side=side, pace=self.pace)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -85,6 +98,11 @@ class Qwen2VLAdapter(Adapter):
         return new_processor(cls.processor_class, spec, tokenizer)
 
     # ------------------------------------------------------------------ parts
+
+    @property
+    def pace(self) -> float | None:
+        """Position steps a second of a video; None: one step a pair of frames."""
+        return None
 
     @property
     def tower(self) -> nn.Module:

@@ -363,7 +363,7 @@ def prompt_positions(adapter, inputs):
 
 
 def expected_positions(adapter, inputs, row, seconds):
-    """Time, height and width by hand: a picture or video starts after what came before and is as long as it is wide."""
+    """Time, height and width by hand: whatever follows starts after the largest position of what came before."""
     config = adapter.model.config
     ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()].tolist()
     shapes = {
@@ -386,7 +386,7 @@ def expected_positions(adapter, inputs, row, seconds):
                 for r in range(rows)
                 for c in range(columns)
             ]
-        at, start = at + frames * rows * columns, start + max(rows, columns)
+        at, start = at + frames * rows * columns, max(map(max, found)) + 1
     return torch.tensor(found).T
 
 
