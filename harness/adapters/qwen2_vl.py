@@ -20,7 +20,7 @@ from harness.adapters.conversations import BARE
 from harness.adapters.loading import load_part
 from harness.adapters.qwen_geometry import merged_item
 from harness.adapters.qwen_positions import released_positions
-from harness.adapters.qwen_processing import BOUNDS, bounded, new_processor, run_processor
+from harness.adapters.qwen_processing import BOUNDS, CAP, bounded, new_processor, run_processor
 from harness.adapters.random_weights import text_config
 from harness.engine.items import Item
 from harness.errors import UserError
@@ -43,7 +43,7 @@ class Qwen2VLAdapter(Adapter):
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     inline = None
     lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
-    settings = tuple(BOUNDS)
+    settings = (*BOUNDS, CAP)
 
     #: Whether the library's positions are the released model's, those of videos, too.
     library_positions: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class Qwen2VLAdapter(Adapter):
 
     @classmethod
     def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Set the picture sizes of `model.processor`; the frames of a video share a budget of pixels."""
+        """Set the picture sizes of `model.processor`; all else is as whoever loaded it has it."""
         return bounded(processor, spec)
 
     @classmethod
