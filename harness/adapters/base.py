@@ -16,6 +16,7 @@ from harness.adapters.batches import check_context, moved, refuse_videos
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from harness.adapters.heads import settle_head
 from harness.adapters.loading import (
     check_type,
     load_checkpoint,
@@ -200,6 +201,7 @@ class Adapter(Parts):
         else:
             check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
+            settle_head(config, spec, cls.renames)
             processor = cls.load_processor(spec)
         # Judged before memory is taken: what the configuration would build, without weights.
         skeleton = build_skeleton(cls.model_class, config, spec)
