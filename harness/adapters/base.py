@@ -16,6 +16,7 @@ from harness.adapters.batches import check_context, moved, refuse_videos
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from harness.adapters.heads import settle_head
 from harness.adapters.loading import (
     check_type,
     load_checkpoint,
@@ -28,6 +29,7 @@ from harness.adapters.random_weights import SPECIAL, build_random, byte_tokenize
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
+from harness.engine.positions import ORDER
 from harness.errors import UserError, unknown_name
 from harness.paths import rooted
 from harness.registry import Registry
@@ -199,6 +201,7 @@ class Adapter(Parts):
         else:
             check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
+            settle_head(config, spec, cls.renames)
             processor = cls.load_processor(spec)
         # Judged before memory is taken: what the configuration would build, without weights.
         skeleton = build_skeleton(cls.model_class, config, spec)
@@ -293,6 +296,7 @@ class Adapter(Parts):
             "rendered": self.written(chat, media_of(0, chat, self.spec.video)),
             "template_sha256": sha256_of(self.processor.chat_template),
             "checkpoint_template_sha256": sha256_of(self.shipped),
+            **({"positions": ORDER} if self.facts.rotary_axes > 1 else {}),
         }
 
     def placed(self, sight: Sight) -> Box:

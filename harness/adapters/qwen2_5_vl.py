@@ -42,6 +42,11 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
             ],
         }
 
+    @property
+    def pace(self) -> float | None:
+        """Position steps a second of a video, which the checkpoint's configuration gives."""
+        return float(self.model.config.vision_config.tokens_per_second)
+
     def global_blocks(self) -> Sequence[int]:
         """Return the numbers of the blocks with full attention."""
         numbers: Sequence[int] = self.model.config.vision_config.fullatt_block_indexes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,8 @@ from harness.adapters.base import Adapter
 from harness.adapters.conversations import BARE
 from harness.adapters.loading import load_part
 from harness.adapters.qwen_geometry import merged_item
-from harness.adapters.qwen_processing import BOUNDS, bounded, new_processor, run_processor
+from harness.adapters.qwen_positions import released_positions
+from harness.adapters.qwen_processing import BOUNDS, CAP, bounded, new_processor, run_processor
 from harness.adapters.random_weights import text_config
 from harness.engine.items import Item
 from harness.errors import UserError
@@ -41,7 +43,18 @@ class Qwen2VLAdapter(Adapter):
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     inline = None
     lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
-    settings = tuple(BOUNDS)
+    settings = (*BOUNDS, CAP)
+
+    #: Whether the library's positions are the released model's, those of videos, too.
+    library_positions: ClassVar[bool] = False
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Give the model the released rule for the positions of videos, where the library has another."""
+        super().__init__(model, processor, spec)
+        if self.library_positions:
+            return
+        side = model.config.vision_config.spatial_merge_size
+        model.model.get_rope_index = partial(released_positions, side=side, pace=self.pace)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -50,7 +63,7 @@ class Qwen2VLAdapter(Adapter):
 
     @classmethod
     def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Set the picture sizes of `model.processor`; the frames of a video share a budget of pixels."""
+        """Set the picture sizes of `model.processor`; all else is as whoever loaded it has it."""
         return bounded(processor, spec)
 
     @classmethod
@@ -85,6 +98,11 @@ class Qwen2VLAdapter(Adapter):
         return new_processor(cls.processor_class, spec, tokenizer)
 
     # ------------------------------------------------------------------ parts
+
+    @property
+    def pace(self) -> float | None:
+        """Position steps a second of a video; None: one step a pair of frames."""
+        return None
 
     @property
     def tower(self) -> nn.Module:

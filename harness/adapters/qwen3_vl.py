@@ -30,6 +30,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
     processor_class = Qwen3VLProcessor
     conversation: ClassVar[str] = "qwen3"
     media = TIMED
+    library_positions = True  # each pair of frames stands alone, behind its time in words
 
     @classmethod
     def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:

@@ -20,6 +20,10 @@ BOUNDS = {
     "video_max_pixels": ("video_processor", "longest_edge"),
 }
 
+#: Key of `model.processor`: whether each frame of a video is bounded, too, as in Qwen's own package (qwen-vl-utils),
+#: which lmms-eval runs. No checkpoint states it; the library's processors bound frames only if it is asked for.
+CAP = "cap_pixels_per_frame"
+
 
 def new_processor(
     processor_class: Any,
@@ -70,9 +74,11 @@ def run_processor(
 
 
 def bounded(processor: Any, spec: ModelSpec) -> Any:
-    """Set the bounds of `model.processor`; the frames of a video share a budget of pixels, as in Qwen's own code."""
-    for key, value in spec.processor.items():
+    """Set what `model.processor` says of picture sizes; the rest stays as the processor has it."""
+    videos = processor.video_processor
+    settings = {CAP: bool(getattr(videos, CAP, None)), **spec.processor}
+    videos.cap_pixels_per_frame = fields.flag(f"model.processor.{CAP}", settings.pop(CAP))
+    for key, value in settings.items():
         part, edge = BOUNDS[key]
         getattr(processor, part).size[edge] = fields.integer(f"model.processor.{key}", value, 1)
-    processor.video_processor.cap_pixels_per_frame = True
     return processor

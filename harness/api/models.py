@@ -119,7 +119,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
 
     The family follows from the model's own `config.model_type`, and its sizes are read off its modules. Both objects
     are left as they are: the processor is copied, and what a `with` of `apply` changes of the model (inference mode,
-    generation settings, attention functions) is put back at its end.
+    generation settings, attention functions, the rule for positions of videos) is put back at its end.
 
     Args:
         hf_model: a model with `generate`, such as `LlavaForConditionalGeneration`; where it is and in which precision.
@@ -163,6 +163,8 @@ def borrowed(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
     `processor` is a copy of theirs; its own attributes are kept from the adapter, too.
     """
     generation, config = model.generation_config, dict(vars(model.config))
+    # An adapter may lay its family's rule of positions over the library's, and answers leave offsets behind.
+    inside = dict(vars(model.model))
     training = [(module, module.training) for module in model.modules()]
     try:
         yield ADAPTERS.load(spec.adapter)(model, copy(processor), spec)
@@ -170,6 +172,8 @@ def borrowed(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
         model.generation_config = generation
         vars(model.config).clear()
         vars(model.config).update(config)
+        vars(model.model).clear()
+        vars(model.model).update(inside)
         for module, mode in training:
             module.training = mode
 

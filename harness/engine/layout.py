@@ -68,6 +68,13 @@ class Layout:
                 repeated[one.name] = tuple(entry for entry in value for _ in range(times))
         return replace(self, **repeated)
 
+    def pictured(self) -> Tensor:
+        """Return (B, L): which tokens are visual."""
+        marks = torch.zeros_like(self.valid)
+        for row, count in enumerate(self.counts):
+            marks[row, self.visual[row, :count]] = True
+        return marks
+
     def followed_by(self, count: int) -> Layout:
         """Return the layout of the same prompts with `count` tokens more behind each, which are text and no words."""
         new = self.valid.new_ones(self.rows, count)

@@ -15,6 +15,7 @@ from harness.engine.finite import FiniteLogits
 from harness.engine.guards import require_one_beam
 from harness.engine.layers import LayerHooks
 from harness.engine.layout import Layout, Stage
+from harness.engine.positions import check_order
 from harness.engine.prefill import Prefill
 from harness.engine.prompt import Prompt
 from harness.engine.record import Generated, Record, answer_lengths, ended
@@ -142,6 +143,7 @@ class Pass:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             return args, self._steps.arguments(kwargs)
+        self._check_order(kwargs)
         self.clock.start("prefill")
         self._vision.over()
         features = self._vision.features()
@@ -156,6 +158,13 @@ class Pass:
         self.positions = kwargs["position_ids"]
         self._handles += self._layers.install()
         return args, kwargs
+
+    def _check_order(self, kwargs: Arguments) -> None:
+        """Hold positions on several axes to the rule of the released models; outside every phase that is timed."""
+        axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
+        if axes > 1:
+            layout = self._prefill.layout
+            check_order(kwargs["position_ids"], layout.repeat(rows // layout.rows), axes)
 
     def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._prefill.running:

@@ -6,11 +6,49 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from harness.engine.layout import Layout
 from harness.errors import UserError
 from harness.facts import ModelFacts
 from harness.specs import PositionPolicy
 from methods.base import TokenReducer
+
+#: How positions on several axes go on, in the words of a row; `check_order` holds every prompt to it.
+ORDER = "text behind the largest position"
+
+
+class MisplacedText(RuntimeError):
+    """A prompt's text has other positions than the released models give it, so that answers would not be theirs."""
+
+
+def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
+    """Check that every text token of a prompt stands directly behind the largest position before it, on all axes.
+
+    Args:
+        positions: (axes, B, L) as they enter the decoder; rows ahead of the axes' own are left out.
+        layout: of the batch, beams repeated.
+        axes: position axes of the decoder.
+
+    Raises:
+        MisplacedText: some text token does not; the line names the row and the token.
+
+    Cost: a few sums over B L integers; the device is waited for once.
+    """
+    places = positions[-axes:]
+    valid = layout.valid.to(places.device)
+    reached = places.amax(0).masked_fill(~valid, -1).cummax(1).values
+    expected = pad(reached[:, :-1] + 1, (1, 0))
+    text = valid & ~layout.pictured().to(places.device)
+    misplaced = (places != expected).any(0) & text
+    if not misplaced.any():
+        return
+    row, token = misplaced.nonzero()[0].tolist()
+    raise MisplacedText(
+        f"text token {token} of prompt {row} stands at {places[:, row, token].tolist()} and belongs at "
+        f"{int(expected[row, token])}, behind the largest position before it: the installed transformers places text "
+        "otherwise than the released model; valid: the version of constraints.txt"
+    )
 
 
 def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:

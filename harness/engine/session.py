@@ -241,10 +241,11 @@ class Session:
     def _prefilled(self, start: Start, cache: Cache, sample: str) -> Prefilled:
         inputs = start.inputs
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-        if (
-            self.adapter.facts.rotary_axes == 1
-        ):  # with more, the model derives them from the pictures
-            arguments["position_ids"] = inputs["attention_mask"].long().cumsum(1) - 1
+        axes = self.adapter.facts.rotary_axes
+        # On several axes the model derives the positions from the pictures, where there are any.
+        if axes == 1 or not any(start.layout.counts):
+            counted = inputs["attention_mask"].long().cumsum(1) - 1
+            arguments["position_ids"] = counted if axes == 1 else counted.expand(axes, -1, -1)
         with self._run(start, (sample,)) as this:
             output = self.adapter.model(**arguments)
             if this.needs_steps:

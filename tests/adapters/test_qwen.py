@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.vision_utils import get_vision_window_index
 
@@ -363,7 +364,7 @@ def prompt_positions(adapter, inputs):
 
 
 def expected_positions(adapter, inputs, row, seconds):
-    """Time, height and width by hand: a picture or video starts after what came before and is as long as it is wide."""
+    """Time, height and width by hand: whatever follows starts after the largest position of what came before."""
     config = adapter.model.config
     ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()].tolist()
     shapes = {
@@ -386,7 +387,7 @@ def expected_positions(adapter, inputs, row, seconds):
                 for r in range(rows)
                 for c in range(columns)
             ]
-        at, start = at + frames * rows * columns, start + max(rows, columns)
+        at, start = at + frames * rows * columns, max(map(max, found)) + 1
     return torch.tensor(found).T
 
 
@@ -501,7 +502,49 @@ def test_bounds_of_the_processor_are_kept(name, source, folders):
     assert adapter.layout(adapter.encode([video_chat("w1", clip(5, 42, 56))])).counts == (12,)
 
 
+def test_each_frame_is_bounded_where_that_is_asked_for(folders):
+    """Four frames of 560x560 pixels, 14x14 a token: whole under a video's bound, 27x27 tokens under a frame's."""
+    wide = {**BOUNDS, "video_max_pixels": 4 * 560 * 560}
+    for setting, counts in (({}, 2 * 40**2), ({"cap_pixels_per_frame": True}, 2 * 27**2)):
+        adapter = load_tiny(replace(QWEN3, processor={**wide, **setting}), folders["qwen3_vl"])
+        assert adapter.layout(adapter.encode([video_chat("w1", clip(5, 560, 560))])).counts == (
+            counts,
+        )
+
+
+@pytest.mark.parametrize("stated", [None, False, True])
+def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise(
+    name, stated, folders, tmp_path
+):
+    """In a checkpoint's files and in memory; the library's own default bounds no frame."""
+    folder = shutil.copytree(folders[name], tmp_path / "model")
+    files = [path for path in folder.glob("*.json") if "video_processor" in path.read_text()]
+    assert files
+    for file in files:
+        held = json.loads(file.read_text())
+        held.get("video_processor", held)["cap_pixels_per_frame"] = stated
+        file.write_text(json.dumps(held))
+    for setting in (None, False, True):
+        chosen = {} if setting is None else {"cap_pixels_per_frame": setting}
+        spec = replace(SPECS[name], processor={**BOUNDS, **chosen})
+        loaded = load_tiny(spec, folder)
+        adopted = type(loaded).adopted(AutoProcessor.from_pretrained(folder), spec)
+        for processor in (loaded.processor, adopted):
+            bounds = processor.video_processor.cap_pixels_per_frame
+            assert bounds is (bool(stated) if setting is None else setting)
+
+
+@pytest.mark.parametrize("file", ["qwen2_vl_7b", "qwen2_5_vl_3b", "qwen3_vl_2b"])
+def test_models_bound_frames_as_lmms_eval_does_and_qwen3_under_hub_as_released(file):
+    command = read_command(("-m", f"model={file}", "model.prompt=original,lmms_eval,hub"))
+    assert command is not None
+    bounds = [build_spec(cell).model.processor["cap_pixels_per_frame"] for cell in command.cells]
+    assert bounds == [True, True, file != "qwen3_vl_2b"]
+
+
 def test_unknown_and_impossible_settings_of_the_processor_are_refused(name):
+    with pytest.raises(UserError, match=r"cap_pixels_per_frame='yes' must be true or false"):
+        fresh(name, processor={**BOUNDS, "cap_pixels_per_frame": "yes"})
     with pytest.raises(UserError, match=r"model\.processor='max_pixel' is unknown .*max_pixels"):
         fresh(name, processor={**BOUNDS, "max_pixel": 4})
     with pytest.raises(UserError, match=r"model\.processor\.min_pixels='few' must be"):
