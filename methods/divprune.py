@@ -35,6 +35,11 @@ class DivPrune(TokenReducer):
 
     layer: int = 0
 
+    @property
+    def takes_separators(self) -> bool:
+        """Projected tokens are compared, as in the released code."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""
         return (early_site(self.layer, depth),)
