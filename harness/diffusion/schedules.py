@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 
@@ -33,7 +33,11 @@ def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[
     if schedule == "linear":
         each, left = divmod(places, steps)
         return tuple(each + (step < left) for step in range(steps))
-    curves = {"shift": partial(_shifted, shift), "cosine": _cosine, "maskgit": _maskgit}
+    curves: Mapping[str, Callable[[float], float]] = {
+        "shift": partial(_shifted, shift),
+        "cosine": _cosine,
+        "maskgit": _maskgit,
+    }
     return tuple(reversed(_along(curves[schedule], places, steps)))
 
 
