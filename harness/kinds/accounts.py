@@ -116,7 +116,7 @@ def _attended(records: Sequence[Record]) -> float | None:
 def position_means(
     records: Sequence[Record], kept: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Return the mean positions of the prompt that images take: visual tokens, newlines and separators; and those left.
+    """Return the mean positions of the prompt that images take, newlines and separators too, those left, their share.
 
     Args:
         records: of the samples.
@@ -124,9 +124,7 @@ def position_means(
     """
     if kept is None:
         kept = [(record.kept or (record.visual,))[-1] for record in records]
-    return {
-        "positions": fmean(record.visual + record.special for record in records),
-        "positions_kept": fmean(
-            left + record.special for left, record in zip(kept, records, strict=True)
-        ),
-    }
+    every = fmean(record.visual + record.special for record in records)
+    left = fmean(own + record.special for own, record in zip(kept, records, strict=True))
+    share = left / every if every else 1.0
+    return {"positions": every, "positions_kept": left, "positions_share": share}

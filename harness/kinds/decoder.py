@@ -65,7 +65,9 @@ class SpeculativeDecoder:
         found = account_of(asked, NoReduction(), records)
         decodings = [record.decoding for record in records if record.decoding is not None]
         block = speculative_block(decodings, method.overlap)
-        block["draft_positions"] = fmean(map(_draft_positions, records))
+        seen, every = fmean(map(_draft_positions, records)), found.tokens["positions"]
+        block["draft_positions"] = seen
+        block["draft_positions_share"] = seen / every if every else 0.0
         return replace(found, extra={**found.extra, "speculative": block})
 
     def identity(self, asked: Asked, method: Decoder) -> Identity:

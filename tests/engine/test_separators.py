@@ -170,6 +170,7 @@ def taking(name):
                 yield label, method
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
     labels = []
@@ -318,6 +319,7 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     else:
         assert told["draft_positions"] == seen.draft_visual == math.floor(positions / 2 + 0.5)
     assert block.tokens["positions"] == positions
+    assert told["draft_positions_share"] == told["draft_positions"] / positions
 
 
 # ------------------------------------------------------------------------------------ rows, pages
@@ -333,6 +335,7 @@ def test_a_row_counts_the_positions_that_reducers_leave():
         special = sum(record.special for record in records) / len(records)
         assert tokens["positions_kept"] == pytest.approx(tokens["kept_final"] + special)
         assert tokens["positions"] == pytest.approx(tokens["visual"] + special)
+        assert tokens["positions_share"] == tokens["positions_kept"] / tokens["positions"]
         assert (special == 0) == (separators == "candidates")
 
 
