@@ -37,6 +37,9 @@ DECODE_LOOPS: tuple[DecodeLoop, ...] = get_args(DecodeLoop)
 
 PositionPolicy = Literal["original", "renumbered", "method"]
 POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
+#: `engine.separators`: newline and separator tokens of pictures stay, or may go like any visual token.
+Separators = Literal["keep", "candidates"]
+SEPARATORS: tuple[Separators, ...] = get_args(Separators)
 #: Stands for `engine.batch_size=auto`: the largest batch that fits.
 AUTO_BATCH = 0
 #: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
@@ -203,7 +206,8 @@ class EngineSpec:
     """How the run is carried out.
 
     `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
-    the method's released code does). `decode` is whose loop says answers: the engine's own, or the library's
+    the method's released code does). `separators` says whether newline and separator tokens of pictures may go, too.
+    `decode` is whose loop says answers: the engine's own, or the library's
     `generate`, which beams always take. `threads=None` leaves torch's default. Up to `max_errors` failed samples are
     left out and counted; one more fails the run. `warmup` is the number of untimed batches before the first, `prefetch`
     that of batches read while the model answers the one before (0: none; AUTO_PREFETCH: as the machine allows).
@@ -219,6 +223,7 @@ class EngineSpec:
     backend: Backend = "drop"
     batch_size: int = 8
     positions: PositionPolicy = "original"
+    separators: Separators = "keep"
     decode: DecodeLoop = "loop"
     threads: int | None = None
     max_errors: int = 0

@@ -1,12 +1,19 @@
 """AirCache: "Activating Inter-modal Relevancy KV Cache Compression" (Huang et al., ICCV 2025, arXiv 2503.23956).
 
-Elite window (3.3): among the words behind the picture alone, the last one's attention names those that matter,
+Elite window (3.3): among the words of the instruction alone, the last one's attention names those that matter,
 
     E = {j : A_text[last, j] >= alpha max A_text[last]}.                                     (4), (5)
 
 They vote over visual and elite keys, mean over the window:
 
-    I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D))[i, j].                      (6) to (8)
+    I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D) + M)[i, j],                  (6) to (8)
+    M_ij = 0 if j stands at i or before it in the prompt, else -infinity.
+
+(7) is printed without M. The model's own attention is causal, and so is that of (4): a word reads no key behind it.
+
+The instruction is all text but the system prompt. Here it is the text behind the last picture, or, with `text=between`,
+that behind the first one, where some words stand between pictures; what stands before the first picture cannot be told
+from a system prompt.
 
 Layer budgets (3.4): r_l = (s'_t + s'_k) / 2 * r from the strength, sum I, and the skewness of a layer's importance,
 each with mean one over layers (9) to (11). Heads are not spoken of: attention is averaged over all of them and a layer
@@ -27,6 +34,7 @@ from methods.select.attention import by_kv_head, logits, paid
 from methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
+TEXTS = ("behind", "between")
 #: So that ties at the threshold are kept whatever their last bit.
 SLACK = 1e-12
 
@@ -37,8 +45,10 @@ class AirCache(CacheCompressor):
 
     Attributes:
         alpha: part of the largest attention from which a word belongs to the window.
-        window: `elite`, or for ablations all words, the last `size` of them, or the last `size` visual tokens.
+        window: `elite`, or for ablations all words, the last `size` of them, or the last `size` visual tokens of the
+            last picture or video.
         size: of a continuous or visual window.
+        text: which words make up the instruction: those `behind` the last picture, or those `between` pictures, too.
         per_head: whether each KV head has a choice of its own.
         merged: share of the entries that go which are averaged into the nearest that stays (Table 11: it hurts).
     """
@@ -47,6 +57,7 @@ class AirCache(CacheCompressor):
     alpha: float = 0.9
     window: Literal["elite", "all", "continuous", "visual"] = "elite"
     size: int = 32
+    text: Literal["behind", "between"] = "behind"
     per_head: bool = False
     merged: float = 0.0
 
@@ -56,6 +67,7 @@ class AirCache(CacheCompressor):
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "0 to 1")
         require(self.window in WINDOWS, "window", self.window, ", ".join(WINDOWS))
         require(self.size >= 1, "size", self.size, "1 or more")
+        require(self.text in TEXTS, "text", self.text, ", ".join(TEXTS))
         require(0 <= self.merged <= 1, "merged", self.merged, "0 to 1")
 
     @property
@@ -79,18 +91,25 @@ class AirCache(CacheCompressor):
     def observers(self, view: CacheView) -> Tensor:
         """Return the slots of the window."""
         if self.window == "visual":
-            return view.visual[-self.size :]
+            return view.last_picture[-self.size :]
+        words = self.instruction(view)
         if self.window == "continuous":
-            return view.words[-self.size :]
+            return words[-self.size :]
         if self.window == "all":
-            return view.words
-        return view.words[elite(self.attention_of_last_word(view), self.alpha)]
+            return words
+        return words[elite(self.attention_of_last_word(view), self.alpha)]
 
-    @staticmethod
-    def attention_of_last_word(view: CacheView) -> Tensor:
+    def instruction(self, view: CacheView) -> Tensor:
+        """Return (T,) the slots of the words that may vote."""
+        if self.text == "behind" or view.between is None:
+            return view.words
+        return torch.cat([view.between, view.words])
+
+    def attention_of_last_word(self, view: CacheView) -> Tensor:
         """Return (T,): what the last word pays each word, among words alone, mean over heads. Equation (4)."""
-        last, words = view.queries[:, view.words[-1:]], view.keys[:, view.words]
-        return logits(last, words, view.scaling).softmax(dim=-1).mean(dim=(0, 1))
+        words = self.instruction(view)
+        last, keys = view.queries[:, words[-1:]], view.keys[:, words]
+        return logits(last, keys, view.scaling).softmax(dim=-1).mean(dim=(0, 1))
 
 
 def elite(attention: Tensor, alpha: float) -> Tensor:

@@ -53,6 +53,11 @@ class CDPruner(TokenReducer):
         valid = get_args(Relevance)
         require(self.relevance in valid, "relevance", self.relevance, ", ".join(valid))
 
+    @property
+    def takes_separators(self) -> bool:
+        """Projected tokens are compared."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the projected tokens, before the decoder."""
         del depth

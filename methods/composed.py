@@ -23,6 +23,11 @@ class Composed(Method):
     cache_ratio: float = 0.0
 
     @property
+    def takes_separators(self) -> bool:
+        """If both do."""
+        return all(part.takes_separators for part in self.parts)
+
+    @property
     def parts(self) -> tuple[Method, ...]:
         """Return both, in the order in which they act."""
         return (self.reducer, self.compressor)

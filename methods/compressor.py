@@ -34,6 +34,9 @@ class CacheView:
         visual: (V,) ascending slots of visual tokens.
         words: (T,) ascending slots of the words behind the last visual token, the last prompt token included.
         generator: random numbers of this sample, for those that need any.
+        between: ascending slots of the words behind the first visual token that are none of `words`; None: there are
+            none.
+        pictures: (V,) number of the image or video of each visual token, ascending; None: there is one.
     """
 
     layer: int
@@ -44,6 +47,15 @@ class CacheView:
     visual: Tensor
     words: Tensor
     generator: torch.Generator | None = None
+    between: Tensor | None = None
+    pictures: Tensor | None = None
+
+    @property
+    def last_picture(self) -> Tensor:
+        """Ascending slots of the visual tokens of the last image or video."""
+        if self.pictures is None:
+            return self.visual
+        return self.visual[self.pictures == self.pictures[-1]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,11 @@ class CacheCompressor(Method):
         require(self.allocation in RULES, "allocation", self.allocation, ", ".join(RULES))
         scopes = get_args(Scope)
         require(self.scope in scopes, "scope", self.scope, ", ".join(scopes))
+
+    @property
+    def takes_separators(self) -> bool:
+        """Every entry has keys and is attended to."""
+        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the cache of every layer."""
@@ -87,6 +104,14 @@ class CacheCompressor(Method):
     def exempt(self) -> tuple[int, int]:
         """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
         return (0, 1)
+
+    @property
+    def merge_shift(self) -> int:
+        """How many slots before an entry that goes lies the one that `merge` averages in its place; 0: itself.
+
+        Not 0 of released codes alone.
+        """
+        return 0
 
     def slack(self, depth: int) -> int:
         """Return by how many entries `allocate` may exceed its total in a decoder of `depth` layers.

@@ -76,6 +76,11 @@ class D3ToM(DenoisingReducer):
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention and states of the decoder."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the inside of layer K."""
         valid = f"0 to {depth - 2} (the model has {depth} decoder layers)"

@@ -51,6 +51,11 @@ class DART(TokenReducer):
         )
         require(self.pivot_text_token >= 0, "pivot_text_token", self.pivot_text_token, "0 or more")
 
+    @property
+    def takes_separators(self) -> bool:
+        """Keys and states of the decoder."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""
         return (layer_site("K", self.K, depth),)

@@ -11,8 +11,8 @@ duplicates what is kept), a kept token is never picked again here.
 On models that end each row of crops with a newline token (LLaVA-NeXT, LLaVA-OneVision) the released code runs over the
 whole visual sequence: newlines are candidates, may push patches out, and count among what is kept. Here they are always
 kept, are no candidates and do not count: of LLaVA-NeXT's 2,880 patches and 48 newlines, a share of 0.098 is 287 tokens
-in the released code and 282 patches and the 48 newlines here. A newline has no place in the grid that methods see, so
-there is no switch; in a row, `tokens.positions` counts newlines and `tokens.visual` does not.
+in the released code and 282 patches and the 48 newlines here. With engine.separators=candidates it is those 287 here,
+too. In a row, `tokens.positions` counts newlines in either case, and `tokens.visual` where they are candidates.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class DivPrune(TokenReducer):
     """
 
     layer: int = 0
+
+    @property
+    def takes_separators(self) -> bool:
+        """Projected tokens are compared, as in the released code."""
+        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

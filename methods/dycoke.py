@@ -26,7 +26,9 @@ that the newest token attends to most in layer l - 1, mean over heads. Let a be 
               entry is attended to. The first step has none before it, and its cosine is 0
 
 (The released code never forgets a, so that only the first sample of a process starts like this, and any other with the
-attention of the sample before. No answer depends on its neighbours here: every sample starts like the first.)
+attention of the sample before. No answer depends on its neighbours here: every sample starts like the first.
+Its count of visual entries is one short, so that the last one is always attended to and P is of the others; here the
+last is chosen like any other.)
 
 Any entry may come back, so the cache keeps them all: this part saves no memory, and arithmetic
 only in kernels that skip masked entries. Text and what has

@@ -5,7 +5,10 @@ a layer keep the same entries. Those that go are merged: each is averaged, keys 
 to it in the sequence. AirCache (arXiv 2503.23956, Table 11) finds that merging hurts and leaves it out: `merged=0`.
 
 official: the released code takes the values of an argsort for ranks, so that what it keeps is not the top: entry j goes
-if the index of the j-th smallest score is among the first f.
+if the index of the j-th smallest score is among the first f. And it counts entries that go from behind the protected
+first slot, but reads them from slot 0 on: in place of entry j the one before it, which may be one that stays, is
+averaged into the kept entry nearest to j - 1. Not followed: one entry more goes than the ratio asks for, positions go
+on from the length that is left, and while it decodes one entry at a fixed place goes for each new token or so.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ class Elastic(CacheCompressor):
     Attributes:
         merged: share of the entries that go which are averaged into the nearest that stays, the highest scores first;
             the rest is dropped.
-        argsort_as_rank: the released code's mistake.
+        argsort_as_rank: the released code's mistake in what stays.
+        shifted_merge: its mistake in what is merged: the entry before each that goes, into the one nearest to that.
     """
 
     merged: float = 1.0
     argsort_as_rank: bool = False
+    shifted_merge: bool = False
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -44,6 +49,11 @@ class Elastic(CacheCompressor):
         """The first slot and the last."""
         return (1, 1)
 
+    @property
+    def merge_shift(self) -> int:
+        """As released: by the protected first slot."""
+        return 1 if self.shifted_merge else 0
+
     def score(self, view: CacheView) -> Tensor:
         """Return (1, N). Cost: O(H L^2 D) time in blocks of rows, no map is held."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
@@ -54,4 +64,4 @@ class Elastic(CacheCompressor):
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (1, N): the nearest kept candidate of the best of those that go."""
-        return into_nearest(scores, kept, self.merged)
+        return into_nearest(scores, kept, self.merged, self.merge_shift)

@@ -39,6 +39,11 @@ class FastV(TokenReducer):
         require(self.K >= 1, "K", self.K, "1 or more (the attention of layer K-1 is read)")
         require(self.queries in SIGNAL_OF, "queries", self.queries, ", ".join(SIGNAL_OF))
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""
         return (layer_site("K", self.K, depth),)

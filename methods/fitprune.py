@@ -58,6 +58,11 @@ class FitPrune(TokenReducer):
             require(bool(row) and falls and fits, f"scheme[{number}]", list(row), valid)
             above = row
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites before every layer but the first."""
         if self.scheme:

@@ -17,7 +17,8 @@ and the global view keeps the share R by s_G.
 Attention sums to 1 over the view, so with tau = 10 it gives all crops the same share; only logits tell them apart.
 The code keeps the global view's tokens by descending score; here all stay in order. It cuts the view into equal
 rectangles; here padding is gone, and regions are those of the image. Counts are exact: what a full crop cannot take
-goes to the others, fractions by largest remainders. Several images, and frames of a video, get the same share each.
+goes to the others, fractions by largest remainders. Several images, and frames of a video, get the same share each; the
+code reads the wrong attention where there are several, which is not followed.
 
 An image of one view is that view's top `keep`; the authors define the method for cropped images only.
 """

@@ -8,8 +8,9 @@ and the highest stay, for each KV head by itself. Here it chooses once, after pr
 compares it: nothing is evicted while the answer is decoded, and no recent window is needed where words are never
 evicted. A KV head has one copy, chosen by the mean over the query heads that read it.
 
-official: the released code repeats keys and values for every query head before it chooses, so that the cache of a model
-with grouped heads grows by the size of a group, whatever is evicted.
+official: code released for comparisons (KVCache-Factory) repeats keys and values for every query head before it
+chooses, so that the cache of a model with grouped heads grows by the size of a group, whatever is evicted. The authors'
+own code does not run on grouped heads, and evicts at every step of decoding, which is not followed.
 """
 
 from __future__ import annotations

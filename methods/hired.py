@@ -10,8 +10,9 @@ keeps the patches to which its class token pays the most attention in the layer 
 
 The released code cuts the flat map into runs, which are horizontal stripes and not the crops' regions. It also selects
 before padding is cut off, so that fewer tokens come out; padding is gone here before the method is asked, regions are
-those of the image itself, and all counts are exact: a view that is full passes on what it cannot take, and fractions
-go by largest remainders instead of being cut off. Several images, and frames of a video, get the same share each.
+those of the image itself, and all counts are exact: a view that is full passes on what it cannot take, and fractions go
+by largest remainders instead of being cut off. It puts no newline tokens behind rows; here they stay. Several images,
+and frames of a video, get the same share each.
 
 An image of one view is that view's top `keep`, as the authors do for LLaVA-1.5.
 """

@@ -24,6 +24,14 @@ class Method(ABC):
         return False
 
     @property
+    def takes_separators(self) -> bool:
+        """Whether newline and separator tokens of pictures may be candidates (`engine.separators`).
+
+        False where the vision tower or places in the patch grid (`View.grid`) are read, where these have none.
+        """
+        return False
+
+    @property
     def parts(self) -> tuple[Method, ...]:
         """Return the methods that it is made of: itself, unless it is a composition."""
         return (self,)

@@ -66,6 +66,11 @@ class ParallelVLM(AtOnce):
         self._rule()  # some criteria ask more of L
 
     @property
+    def takes_separators(self) -> bool:
+        """As what chooses for the draft does."""
+        return (self.reducer or self._rule()).takes_separators
+
+    @property
     def guided(self) -> bool:
         """Whether the choice is made on the target's side."""
         return self.guidance not in ("none", "self")

@@ -5,9 +5,11 @@ attention: sorted and summed up, a layer's scores make a Lorenz curve, and one t
 halving, gives each the shortest prefix that reaches p. Here the search runs on each sample; the paper averages over
 a few samples beforehand. Nothing is merged.
 
-official: the released search ends where the entries that go are within five of those asked for, scales each layer's
-number to the total and cuts off its fraction, so that up to an entry a layer stays too many. It does not end where
-no threshold comes that near; here it gives up after 50 halvings.
+official: the released curves hold the first slot and the last, which always stay, and count them out behind the
+threshold: of a layer of L entries, max(0, L - n(p) - 2) go. Here these two are the first and the last of what may go.
+The search ends where the entries that go are within five of those asked for, scales each layer's number to the total
+and cuts off its fraction, so that up to an entry a layer stays too many. It does not end where no threshold comes that
+near; here it gives up after 50 halvings. Not followed: averages over samples, and what goes during decoding.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from methods.select.budgets import lorenz_curves, reaching
 
 #: Of the released search: entries that it may be off, and halvings after which it would go on for ever.
 TOLERANCE, ATTEMPTS = 5, 50
+#: Entries of a layer that it never lets go: the first and the last.
+PROTECTED = 2
 
 
 @dataclass(frozen=True)
@@ -31,19 +35,25 @@ class PrefixKV(Elastic):
     """Elastic Cache's ranking under layer budgets that retain the same part of the attention.
 
     Attributes:
-        truncated: the released code's search and its rounding, which miss the budget by a few entries.
+        truncated: the released code's protected ends, its search and its rounding, which miss the budget by a few
+            entries.
     """
 
     allocation: Allocation = "lorenz"
     merged: float = 0.0
     truncated: bool = False
 
+    @property
+    def exempt(self) -> tuple[int, int]:
+        """The first slot and the last; where the released code counts, they are among what may go."""
+        return (0, 0) if self.truncated else super().exempt
+
     def slack(self, depth: int) -> int:
         """Return what may stay too many: a fraction a layer, and what the search is off where nothing scales it."""
         return 2 * depth + TOLERANCE if self.truncated else 0
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return (layers,) whole numbers: the base's, or the released ones, at least one of each layer."""
+        """Return (layers,) whole numbers: the base's, or the released ones, with the two protected entries."""
         if not self.truncated or self.allocation != "lorenz":
             return super().allocate(scores, total)
         curves = lorenz_curves(scores)
@@ -52,9 +62,16 @@ class PrefixKV(Elastic):
         low, high = 0.0, 1.0
         for _ in range(ATTEMPTS):
             middle = (low + high) / 2
-            gone = most - reaching(curves, middle)
+            gone = (most - reaching(curves, middle) - PROTECTED).clamp(min=0)
             if abs(float(gone.sum()) - asked) < TOLERANCE:
                 break
             low, high = (middle, high) if float(gone.sum()) > asked else (low, middle)
         gone = (gone * (asked / max(float(gone.sum()), 1))).floor()
-        return (most - gone).clamp(min=1).long()
+        return (most - gone).maximum(most.clamp(max=PROTECTED)).long()
+
+    def keep(self, scores: Tensor, count: int) -> Tensor:
+        """Return (H, count) ascending candidates: the highest, after the first and the last where these are counted."""
+        if self.truncated:
+            scores = scores.clone()
+            scores[:, [0, -1]] = scores.amax() + 1
+        return super().keep(scores, count)

@@ -60,6 +60,11 @@ class PyramidDrop(TokenReducer):
         require(self.ranking in SIGNAL_OF, "ranking", self.ranking, ", ".join(SIGNAL_OF))
         require(0 <= self.ratio < 1, "ratio", self.ratio, "0 <= ratio < 1")
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
         if self.layers:

@@ -42,6 +42,11 @@ class PyramidDropDenoising(DenoisingReducer):
         require(self.S >= 2, "S", self.S, "2 or more (tokens go between stages)")
         require(self.excess > 0, "excess", self.excess, "a number above 0")
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
         valid = f"2 to {depth} (the model has {depth} decoder layers)"

@@ -10,7 +10,7 @@ layer on average, n candidates and L layers,
     layer l keeps high - l floor((high - low) / (L - 1)).
 
 With 128 entries in 32 layers (8 of them the window) that is 4 % too many. Prompts shorter than 2 k share evenly. Keys
-and values are repeated for every query head, as in SnapKV's.
+and values are repeated for every query head, as in SnapKV's, and its window is not followed into the picture either.
 """
 
 from __future__ import annotations

@@ -27,6 +27,11 @@ class Random(TokenReducer):
 
     layer: int = 0
 
+    @property
+    def takes_separators(self) -> bool:
+        """Chance alone, and which image or view a token is of."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""
         return (early_site(self.layer, depth),)

@@ -8,7 +8,8 @@ votes are pooled along the sequence so that neighbours of a hit stay too, and ea
 chosen by the mean vote of the query heads that read it.
 
 official: the released code chooses after it has repeated keys and values for every query head, so that the cache of a
-model with grouped heads grows by the size of a group, whatever is evicted.
+model with grouped heads grows by the size of a group, whatever is evicted. Not followed: its window is the last w
+tokens of the prompt, whatever they are; where fewer words stand behind the picture, here it is these words.
 """
 
 from __future__ import annotations

@@ -89,6 +89,11 @@ class SparseVLM(TokenReducer):
             value = getattr(self, key)
             require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention and states of the decoder."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites behind `layers`, at the same shares of the depth, no two of them the same."""
         found: list[int] = [0]

@@ -51,6 +51,11 @@ class SpecVLM(TokenReducer):
         valid = get_args(Guidance)
         require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
 
+    @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before `layer`."""
         return (layer_site("layer", self.layer, depth),)

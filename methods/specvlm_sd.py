@@ -54,6 +54,11 @@ class SpecVLMSD(InTurn):
         require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")
 
     @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
+    @property
     def tree(self) -> tuple[int, ...]:
         """Parents of EAGLE's 25 nodes; empty for a chain."""
         return parents_of(EAGLE) if self.shape == "tree" else ()

@@ -35,6 +35,11 @@ class STD(InTurn):
     gamma: int = 9
 
     @property
+    def takes_separators(self) -> bool:
+        """Attention alone ranks."""
+        return True
+
+    @property
     def guided(self) -> bool:
         """The target's prefill chooses the entries."""
         return True

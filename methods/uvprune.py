@@ -62,6 +62,11 @@ class UVPrune(TokenReducer):
         require(fits, "L", self.L, f"{self._least} or more ({why} are compared)")
 
     @property
+    def takes_separators(self) -> bool:
+        """States and attention of the decoder."""
+        return True
+
+    @property
     def _least(self) -> int:
         return 2 if self.criterion == "attention_variation" else 1
 

@@ -11,7 +11,8 @@ cosine with its own:
 The authors count the class token itself as one dominant token and hand it to the language model. Here the class
 token never reaches the projector, so its slot goes to the next dominant patch. A contextual token stands at its
 target's place in raster order (as in the authors' code for Qwen2.5-VL; their code for LLaVA puts them behind all
-dominant ones).
+dominant ones). On LLaVA-NeXT their code neither cuts padding off nor puts newline tokens between rows; here padding is
+gone and newlines stay.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "SHARE": ([1e-9, 1], [0, 1.001, NAN, True]),
     "SHARE_FROM_ZERO": ([0, 1], [-1e-9, 1.001, NAN, False]),
     "BELOW_ONE": ([0, 0.999], [1, -1e-9, NAN, False]),
-    "SCHEDULE": (["linear", "shift", "cosine"], ["square", 1, True, ["linear"]]),
+    "SCHEDULE": (["linear", "shift", "cosine", "maskgit"], ["square", 1, True, ["linear"]]),
     "STOPPING": ([True, False, "never"], ["always", 1, 0]),
 }
 

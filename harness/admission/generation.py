@@ -44,7 +44,10 @@ FROM_ZERO = Valid("a number of at least 0", lambda value: _number(value) and val
 SHARE = Valid("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
 SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
 BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
-SCHEDULE = Valid("linear, shift or cosine", lambda value: value in ("linear", "shift", "cosine"))
+SCHEDULE = Valid(
+    "linear, shift, cosine or maskgit",
+    lambda value: value in ("linear", "shift", "cosine", "maskgit"),
+)
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
 
 #: Of settings not listed here the library's own check, at the first sample, has to do.

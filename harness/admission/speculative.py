@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.adapters.base import ADAPTERS
 from harness.admission.checkpoints import check_model
+from harness.admission.separators import check_separators, without_separators
 from harness.admission.signals import check_frames, check_signals
 from harness.artifacts.priors import require_prior
 from harness.budget import Budget
@@ -57,11 +58,14 @@ def settled(spec: Settled, method: Decoder) -> Settled:
         raise Refused(
             "ratio=1 leaves the draft no visual token; valid: below 1, or method=onsd, or method.params.text_only=true"
         )
+    if not method.guided and method.reducer is None:
+        spec = without_separators(spec)
+    check_separators(spec, method)
     if method.text_only:
         budget = Budget("kept", 1)
     elif not method.guided and method.reducer is None:
         budget = Budget("kept", 0)
-    return replace(spec, budget=budget, engine=replace(engine, batch_size=1))
+    return replace(spec, budget=budget, engine=replace(spec.engine, batch_size=1))
 
 
 def leaves_gaps(method: Decoder) -> bool:

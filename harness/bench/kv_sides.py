@@ -55,6 +55,11 @@ class WatchedEviction:
         """As the other has them."""
         return self.inner.held
 
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries likewise."""
+        return self.inner.held_special
+
     def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer."""
         started = perf_counter()

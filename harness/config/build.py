@@ -32,6 +32,7 @@ from harness.specs import (
     LOGS,
     POSITIONS,
     REFUSED,
+    SEPARATORS,
     SHARES,
     TRANSPORTS,
     VARIANTS,
@@ -54,8 +55,8 @@ SECTIONS = {
     "compressor": "name variant params ratio",
     "budget": "rule",
     "engine": (
-        "backend batch_size positions decode threads max_errors warmup prefetch transport patience compare graphs "
-        "rescore paired share"
+        "backend batch_size positions separators decode threads max_errors warmup prefetch transport patience compare "
+        "graphs rescore paired share"
     ),
     "log": "name options samples",
     "judge": JUDGE,
@@ -209,6 +210,7 @@ def _engine(part: Mapping[str, Any]) -> EngineSpec:
         backend=fields.choice("engine.backend", part["backend"], BACKENDS),
         batch_size=fields.batch_size("engine.batch_size", part["batch_size"], auto=AUTO_BATCH),
         positions=fields.choice("engine.positions", part["positions"], POSITIONS),
+        separators=fields.choice("engine.separators", part["separators"], SEPARATORS),
         decode=fields.choice("engine.decode", part["decode"], DECODE_LOOPS),
         threads=_threads(part["threads"]),
         max_errors=fields.integer("engine.max_errors", part["max_errors"], at_least=0),

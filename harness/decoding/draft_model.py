@@ -27,7 +27,7 @@ from harness.decoding.vocabulary import common_ids
 from harness.engine.session import Session
 from harness.engine.text.graphs import graphs_for
 from harness.engine.text.text_only import text_only_prefill
-from harness.specs import Asked, ModelSpec, PositionPolicy
+from harness.specs import Asked, ModelSpec, PositionPolicy, Separators
 from harness.wording import in_words_of_the_draft
 from methods.base import Decoder, TokenReducer
 from methods.none import NoReduction
@@ -63,6 +63,7 @@ class DraftSpec:
         seed: of the run.
         common: ids that target and draft share, from 0 on.
         positions: `engine.positions`, of the tokens that a guided draft sees.
+        separators: `engine.separators`.
         threads: for torch, in a process of its own; None leaves the setting alone.
         graphs: `engine.graphs`.
     """
@@ -73,6 +74,7 @@ class DraftSpec:
     seed: int
     common: int
     positions: PositionPolicy = "original"
+    separators: Separators = "keep"
     threads: int | None = None
     graphs: bool | None = False
 
@@ -92,6 +94,7 @@ def draft_of(asked: Asked, decoder: Decoder) -> DraftSpec | None:
     return DraftSpec(
         *(asked.method.draft, decoder, asked.budget, asked.seed, common),
         positions=engine.positions,
+        separators=engine.separators,
         threads=engine.threads,
         graphs=engine.graphs,
     )
@@ -180,6 +183,7 @@ class DraftModel(Drafter):
             seed=spec.seed,
             positions=spec.positions if spec.decoder.guided else "original",
             timed=False,
+            separators=spec.separators,
         ) as session:
             return session.prefill(inputs, cache, sample)
 

@@ -85,7 +85,7 @@ class Target:
 
         sampler = sampler_of(adapter, question.config, inputs["input_ids"])
         self.side = CachedModel(adapter, sampler, room, prefill, graphs)
-        layout = adapter.layout(inputs)
+        layout = session.layout(inputs)
         #: (N,) places of the visual tokens in the prompt.
         self.visual = layout.visual[0, : layout.counts[0]]
 

@@ -67,12 +67,14 @@ class Speculation:
         """Open the target's sessions, and start whoever drafts."""
         spec, method, adapter = self._spec, self._method, self._adapter
         self._graphs = graphs_for(adapter, spec.engine.graphs)
-        plain = Session(adapter, NoReduction(), Budget("kept", 0.0), seed=spec.seed)
+        separators = spec.engine.separators
+        opened_as = partial(Session, adapter, seed=spec.seed, separators=separators)
+        plain = opened_as(NoReduction(), Budget("kept", 0.0))
         self._plain = self._stack.enter_context(plain)
         self._looking = self._plain
         if method.guided:
             onlooker = Onlooker(method, self._tell)
-            looking = Session(adapter, onlooker, spec.budget, seed=spec.seed)
+            looking = opened_as(onlooker, spec.budget)
             self._looking = self._stack.enter_context(looking)
         engine, draft = spec.engine, draft_of(spec, method)
         self.transport = "sequential"

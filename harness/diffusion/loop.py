@@ -179,6 +179,7 @@ def denoising(
         backend=asked.engine.backend,
         positions=asked.engine.positions,
         prior=prior,
+        separators=asked.engine.separators,
     )
     with session:
         yield Denoiser(session, adapter, method, budget, asked.seed)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 
 #: Names of the schedules.
-SCHEDULES = ("linear", "shift", "cosine")
+SCHEDULES = ("linear", "shift", "cosine", "maskgit")
 
 
 def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[int, ...]:
@@ -18,10 +18,11 @@ def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[
     t = n / steps: differences of floor(sigma(t) places), each at least 1; what is then too much is taken one by one
     from the front, round and round; and the whole is reversed in time, so that a curve that rises early unveils late.
 
-    | schedule | sigma(t)                                                                      |
-    | -------- | ----------------------------------------------------------------------------- |
-    | `shift`  | s t / (1 + (s - 1) t): with s above 1 few at first, below 1 many (LaViDa)      |
-    | `cosine` | sin(pi t / 2), so that cos(pi t / 2) of the places are masked after a share t |
+    | schedule  | sigma(t)                                                                               |
+    | --------- | -------------------------------------------------------------------------------------- |
+    | `shift`   | s t / (1 + (s - 1) t): with s above 1 few at first, below 1 many (LaViDa)               |
+    | `cosine`  | (1 - cos(pi t)) / 2: few at first and at last, many between (LaViDa)                    |
+    | `maskgit` | sin(pi t / 2), so that cos(pi t / 2) of the places are masked after a share t (MaskGIT) |
 
     Args:
         schedule: one of SCHEDULES.
@@ -32,8 +33,12 @@ def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[
     if schedule == "linear":
         each, left = divmod(places, steps)
         return tuple(each + (step < left) for step in range(steps))
-    curve = partial(_shifted, shift) if schedule == "shift" else _cosine
-    return tuple(reversed(_along(curve, places, steps)))
+    curves: Mapping[str, Callable[[float], float]] = {
+        "shift": partial(_shifted, shift),
+        "cosine": _cosine,
+        "maskgit": _maskgit,
+    }
+    return tuple(reversed(_along(curves[schedule], places, steps)))
 
 
 def _shifted(shift: float, t: float) -> float:
@@ -41,6 +46,10 @@ def _shifted(shift: float, t: float) -> float:
 
 
 def _cosine(t: float) -> float:
+    return (1 - math.cos(math.pi * t)) / 2
+
+
+def _maskgit(t: float) -> float:
     return math.sin(math.pi * t / 2)
 
 

@@ -20,6 +20,10 @@ class Eviction(Protocol):
     def held(self) -> Sequence[Sequence[int]]:
         """Visual entries that each layer holds, for each row of the batch; filled by `carry_out`."""
 
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries likewise; empty where they all stay."""
+
     def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from harness.engine.layout import Stage, left_padded
+from harness.engine.layout import Layout, Stage, left_padded
 from harness.engine.prefill import Prefill
 from harness.engine.reduce import row_generators
 from harness.engine.text.cache import IndexedLayer
@@ -50,13 +50,17 @@ class Row:
 
     Attributes:
         start: slot of its first token.
-        candidates, visual, words: as in `CacheView`.
+        candidates, visual, words, between, pictures: as in `CacheView`.
+        special: slots of newline and separator tokens that are no visual tokens, where all of the prompt may go.
     """
 
     start: int
     candidates: Tensor
     visual: Tensor
     words: Tensor
+    between: Tensor
+    pictures: Tensor
+    special: Tensor
 
 
 class ScoredEviction:
@@ -78,11 +82,17 @@ class ScoredEviction:
         self._placed: list[list[Row]] = []
         self._generators: list[torch.Generator] = []
         self._held: list[tuple[int, ...]] = []
+        self._held_special: list[tuple[int, ...]] = []
 
     @property
     def held(self) -> Sequence[Sequence[int]]:
         """Visual entries that each layer holds, for each row of the batch; empty before `carry_out`."""
         return self._held
+
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries that each layer holds, likewise; empty where they are no candidates."""
+        return self._held_special if self._evicting.compressor.scope == "prompt" else ()
 
     def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D). Cost: the method's, row by row."""
@@ -104,6 +114,8 @@ class ScoredEviction:
                 visual=row.visual,
                 words=row.words,
                 generator=self._generators[number],
+                between=row.between,
+                pictures=row.pictures,
             )
             found.append(self._evicting.compressor.score(view) if len(row.candidates) else None)
         self._scores.append(found)
@@ -113,20 +125,26 @@ class ScoredEviction:
         """Return where the tokens of each row are, read off a stage once."""
         key = (id(stage), device)
         if key not in self._rows:
-            text = self._prefill.layout.repeat(self._prefill.beams).text
-            self._rows[key] = [
-                self._row(stage, number, text[number]) for number in range(len(text))
-            ]
+            layout = self._prefill.layout.repeat(self._prefill.beams)
+            self._rows[key] = [self._row(stage, number, layout) for number in range(layout.rows)]
         return self._rows[key]
 
-    def _row(self, stage: Stage, number: int, text: int) -> Row:
+    def _row(self, stage: Stage, number: int, layout: Layout) -> Row:
         count, width = stage.counts[number], stage.valid.shape[1]
-        length = text + count
+        length = layout.text[number] + count
         start = width - length
         visual = stage.slots[number, :count] - start
         words = stage.words[number]
         words = words[words >= 0] - start
+        special = visual[:0]
+        if layout.special[number] and self._evicting.compressor.scope == "prompt":
+            others = torch.ones(length, dtype=torch.bool, device=visual.device)
+            others[torch.cat([visual, words])] = False
+            special = others.nonzero().squeeze(1)
+        pictures = layout.picture[number].to(visual.device)[stage.origin[number, :count]]
+        between = words[:0]
         if count:
+            between = words[(words > visual[0]) & (words < visual[-1])]
             words = words[words > visual[-1]]
         name = f"sample {self._prefill.samples[number // self._prefill.beams]}"
         if len(words) == 0:
@@ -143,7 +161,7 @@ class ScoredEviction:
                     f"{name}: none of its {length} prompt tokens may go, since the first {first} and the last {last} "
                     "never do; valid: method.params.scope=visual, or a smaller method.params.window or recent"
                 )
-        return Row(start, candidates, visual, words)
+        return Row(start, candidates, visual, words, between, pictures, special)
 
     # ------------------------------------------------------------------ when the prompt has run
 
@@ -185,22 +203,25 @@ class ScoredEviction:
             keys, values = self._repeated(held, heads // kv_heads)
             kv_heads = heads
         alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
-        lengths, visuals = [], []
+        lengths, visuals, specials = [], [], []
         for number, (row, scored, budget) in enumerate(zip(rows, scores, budgets, strict=True)):
             own = alive[number, :, row.start :]
             own[:] = True
             lengths.append(own.shape[1] - len(row.candidates) + budget)
             if scored is None:
                 visuals.append(len(row.visual))
+                specials.append(len(row.special))
                 continue
             kept = self._evicting.compressor.keep(scored, budget)
             onto = self._evicting.compressor.merge(scored, kept)
             if onto is not None:
-                merge_into(keys[number, :, row.start :], row.candidates, onto)
-                merge_into(values[number, :, row.start :], row.candidates, onto)
+                shift = self._evicting.compressor.merge_shift
+                for store in (keys, values):
+                    merge_into(store[number, :, row.start :], row.candidates, onto, shift)
             own[:, row.candidates] = False
             own.scatter_(1, row.candidates[kept].expand(heads, -1), True)
             visuals.append(int(own[:, row.visual].sum()) // heads)
+            specials.append(int(own[:, row.special].sum()) // heads)
         flat = [length for length in lengths for _ in range(heads)]
         index, valid, padded = left_padded(alive.flatten(0, 1), flat)
         slots = index.view(n_rows, heads, -1, 1)
@@ -211,6 +232,7 @@ class ScoredEviction:
         del keys, values
         _replace(held, *left)
         self._held.append(tuple(visuals))
+        self._held_special.append(tuple(specials))
         none = index.new_zeros(n_rows, 0)
         own_valid = valid.view(n_rows, heads, -1)[:, 0]
         return Stage(layer, own_valid, padded, none, tuple(visuals), none, none)
@@ -246,17 +268,22 @@ def _replace(held: Any, keys: Tensor, values: Tensor) -> None:
         )
 
 
-def merge_into(store: Tensor, candidates: Tensor, onto: Tensor) -> None:
+def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) -> None:
     """Average entries of a layer into others, in place.
 
     Args:
         store: (H_kv, L, D) keys or values of one sample.
         candidates: (N,) slots.
         onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
+        shift: slots before a candidate that goes at which what is averaged in its place lies, the first slot at least.
     """
     exact = torch.promote_types(store.dtype, torch.float32)
     moved = store[:, candidates].to(exact)
     onto = onto.expand(moved.shape[0], -1)
+    if shift:
+        places = torch.arange(len(candidates), device=onto.device)
+        before = store[:, (candidates - shift).clamp(min=0)].to(exact)
+        moved = torch.where((onto == places).unsqueeze(-1), moved, before)
     goes = onto >= 0
     target = onto.clamp(min=0).unsqueeze(-1)
     total = torch.zeros_like(moved).scatter_add_(

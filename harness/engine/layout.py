@@ -30,6 +30,7 @@ class Layout:
         words: (B, T) sequence index of each token that is neither padding nor a placeholder, -1 where a row has fewer.
         grid: (B, N, 4) image or frame, view, row and column of each visual token. Tokens of one (image, view) stand
             together and form one rectangle.
+        picture: (B, N) number of the image or video that each visual token belongs to, in the row's order.
         tile: (B, N) crop that each visual token lies in, 0 for a global view.
         source: (B, N, S) projector units that each visual token is a mixture of.
         share: (B, N, S) weight of each; None for one unit each.
@@ -44,6 +45,7 @@ class Layout:
     special: tuple[int, ...]
     words: Tensor
     grid: Tensor
+    picture: Tensor
     tile: Tensor
     source: Tensor
     share: Tensor | None

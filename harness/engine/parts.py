@@ -17,7 +17,7 @@ from harness.engine.luma import Pictures
 from harness.engine.reading import read_layout
 from harness.errors import UserError
 from harness.facts import ModelFacts
-from harness.specs import ModelSpec
+from harness.specs import ModelSpec, Separators
 
 
 class Parts(ABC):
@@ -121,10 +121,14 @@ class Parts(ABC):
         Units are numbered over all calls of the projector in their order.
         """
 
-    def layout(self, inputs: Mapping[str, Any]) -> Layout:
-        """Read visual positions, grid coordinates and projector units off encoded inputs."""
+    def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
+        """Read visual positions, grid coordinates and projector units off encoded inputs.
+
+        With `separators="candidates"` newline and separator tokens are visual tokens, too, and have no place in the
+        grid and no units.
+        """
         valid = inputs["attention_mask"].bool()
-        return read_layout(inputs["input_ids"], valid, self.items(inputs))
+        return read_layout(inputs["input_ids"], valid, self.items(inputs), separators)
 
     def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs of a batch whose pictures have been seen: enough for its prompts and their positions."""

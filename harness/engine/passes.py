@@ -260,6 +260,7 @@ class Pass:
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
             held=None if self._eviction is None else self._eviction.held,
+            held_special=None if self._eviction is None else self._eviction.held_special,
             loop=loop,
         )
         records = records_of(self._prefill, self._sites, told)

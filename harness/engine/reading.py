@@ -14,15 +14,19 @@ from harness.engine.items import Item
 from harness.engine.layout import Layout
 from harness.errors import UserError
 from harness.measure.work import Work
+from harness.specs import Separators
 
 
-def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]]) -> Layout:
+def read_layout(
+    ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]], separators: Separators = "keep"
+) -> Layout:
     """Find every image's and video's placeholders in a batch of prompts.
 
     Args:
         ids: (B, L) prompts.
         valid: (B, L) False for padding.
         items: for each placeholder id, the batch's images or videos in the order of their placeholders.
+        separators: whether newline and separator tokens stay, or count as visual tokens like any other.
 
     Raises:
         UserError: a row whose placeholders do not add up to whole images or videos.
@@ -32,7 +36,7 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
     host, real = ids.cpu().numpy(), valid.cpu().numpy()
     units = max((item.source.shape[1] for found in items.values() for item in found), default=1)
     queues = {token: deque(found) for token, found in items.items()}
-    rows = [_row(n, host[n], real[n], queues, units) for n in range(host.shape[0])]
+    rows = [_row(n, host[n], real[n], queues, units, separators) for n in range(host.shape[0])]
     left = sum(map(len, queues.values()))
     if left:
         raise UserError(
@@ -55,6 +59,7 @@ def read_layout(ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]])
         special=tuple(row.length - len(row.visual) - len(row.words) for row in rows),
         words=stack("words", -1),
         grid=stack("grid"),
+        picture=stack("picture"),
         tile=stack("tile"),
         source=stack("source"),
         share=stack("share") if units > 1 else None,
@@ -71,6 +76,7 @@ class _Row:
     words: np.ndarray
     visual: np.ndarray
     grid: np.ndarray
+    picture: np.ndarray
     tile: np.ndarray
     source: np.ndarray
     share: np.ndarray
@@ -84,6 +90,7 @@ def _row(
     valid: np.ndarray,
     queues: Mapping[int, deque[Item]],
     units: int,
+    separators: Separators,
 ) -> _Row:
     """Take the row's images and videos off the queues and find their places."""
     placed: list[tuple[np.ndarray, Item]] = []
@@ -112,6 +119,8 @@ def _row(
         image += int(grid[-1, 0]) + 1
         work = work.plus(item.work)
     prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, found)])
+    if separators == "candidates":
+        prunable[:] = True
 
     def join(parts: list[np.ndarray], like: np.ndarray) -> np.ndarray:
         joined: np.ndarray = np.concatenate([like, *parts])[prunable]
@@ -124,6 +133,7 @@ def _row(
         words=words.nonzero()[0],
         visual=join([places for places, _ in placed], none),
         grid=np.concatenate(grids)[prunable],
+        picture=join([np.full(len(item), n) for n, item in enumerate(found)], none),
         tile=join([tile.numpy() for tile in tiles], none),
         source=join(
             [_widened(item.source.numpy(), units) for item in found],

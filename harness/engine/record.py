@@ -33,6 +33,7 @@ class Record:
         ended: whether the answer ends by itself, so that the last of `new_tokens` is its end; None if nobody looked.
         held: visual entries that each layer's cache holds after prefill, where something evicts them or merges them at
             each step; their sum is `kv_entries`. None: those of `entering`.
+        held_special: the same of newline and separator entries, where these may be evicted; None: all of `special`.
         spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
@@ -61,6 +62,7 @@ class Record:
     attended: float | None = None
     ended: bool | None = None
     held: tuple[int, ...] | None = None
+    held_special: tuple[int, ...] | None = None
     spare: int | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)

@@ -24,6 +24,7 @@ class Told:
         cache_bytes: of the whole cache after the prefill.
         shared: phases that a kept prompt had behind it.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        held_special: newline and separator entries likewise; None: all.
         loop: as in `Record`.
     """
 
@@ -34,6 +35,7 @@ class Told:
     cache_bytes: int
     shared: tuple[str, ...] = ()
     held: Sequence[Sequence[int]] | None = None
+    held_special: Sequence[Sequence[int]] | None = None
     loop: str | None = None
 
 
@@ -53,6 +55,7 @@ def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Re
         beam = row * beams
         entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
         held = entering if told.held is None else tuple(layer[beam] for layer in told.held)
+        special = tuple(layer[beam] for layer in told.held_special or ())
         record = Record(
             sample=sample,
             visual=layout.counts[row],
@@ -64,6 +67,7 @@ def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Re
             entering=entering,
             kv_entries=sum(held),
             held=None if told.held is None else held,
+            held_special=special or None,
             kv_bytes=told.cache_bytes // (layout.rows * beams),
             new_tokens=told.new_tokens[row],
             ended=told.ended[row],

@@ -27,7 +27,7 @@ from harness.engine.trunk import Replay, untouched
 from harness.engine.watching import Current, install
 from harness.errors import UserError
 from harness.measure.clock import Clock
-from harness.specs import Backend, DecodeLoop, PositionPolicy
+from harness.specs import Backend, DecodeLoop, PositionPolicy, Separators
 from methods.base import MethodError, TokenReducer
 
 
@@ -73,6 +73,7 @@ class Session:
         timed: whether phases are timed (the device is synchronised at both ends of each).
         evicting: what leaves the cache after each prefill; with a ratio of 0, or None: nothing.
         decode: `loop` says answers by the engine's own loop, `generate` by the library's, which beams always take.
+        separators: `keep` leaves newline and separator tokens of pictures, `candidates` makes them visual tokens.
 
     Raises:
         MethodError: the model cannot carry the method.
@@ -95,6 +96,7 @@ class Session:
         timed: bool = True,
         evicting: Evicting | None = None,
         decode: DecodeLoop = "loop",
+        separators: Separators = "keep",
     ) -> None:
         if not method.in_one_prefill and not self.steps:
             raise MethodError(
@@ -109,6 +111,7 @@ class Session:
         self.method = method
         self.budget = budget
         self._decode = decode
+        self._separators = separators
         self._current = Current()
         self.setup, self._tap = install(
             adapter,
@@ -139,6 +142,10 @@ class Session:
         """Restore the model."""
         self._open = False
         self._tap.__exit__(kind, error, trace)
+
+    def layout(self, inputs: Mapping[str, Any]) -> Layout:
+        """Return the layout of a batch, with the candidates that this session has."""
+        return self.adapter.layout(inputs, self._separators)
 
     @torch.inference_mode()
     def generate(
@@ -273,7 +280,7 @@ class Session:
         if not self._open:
             raise RuntimeError(f"Session.{name} was called outside its `with` block")
         if not isinstance(inputs, Prompt):
-            return Start(inputs, self.adapter.layout(inputs))
+            return Start(inputs, self.layout(inputs))
         inputs.check(self.setup)
         return Start(inputs.inputs, inputs.layout, inputs)
 

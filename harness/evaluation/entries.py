@@ -64,6 +64,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "attended": _number,
     "spare": _count,
     "held": _counts,
+    "held_special": _counts,
     "work": _counts,
     "times_ms": _numbers,
     "shared": _texts,

@@ -28,7 +28,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
     """
     facts = asked.model.facts
     return Account(
-        tokens={**token_means(records), "positions": positions(records)},
+        tokens={**token_means(records), **position_means(records)},
         flops=flops_block(flops_of(facts, records)),
         kv_bytes=sum(record.kv_bytes for record in records) / len(records),
         extra={
@@ -113,6 +113,18 @@ def _attended(records: Sequence[Record]) -> float | None:
     return fmean(found) if found else None
 
 
-def positions(records: Sequence[Record]) -> float:
-    """Return the mean positions of the prompt that images take: visual tokens, newlines and separators."""
-    return fmean(record.visual + record.special for record in records)
+def position_means(
+    records: Sequence[Record], kept: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Return the mean positions of the prompt that images take, newlines and separators too, those left, their share.
+
+    Args:
+        records: of the samples.
+        kept: visual tokens left behind the last site, for each; None: as the records have them.
+    """
+    if kept is None:
+        kept = [(record.kept or (record.visual,))[-1] for record in records]
+    every = fmean(record.visual + record.special for record in records)
+    left = fmean(own + record.special for own, record in zip(kept, records, strict=True))
+    share = left / every if every else 1.0
+    return {"positions": every, "positions_kept": left, "positions_share": share}

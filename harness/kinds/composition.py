@@ -29,8 +29,10 @@ class Composition:
 
     def settle(self, spec: Settled, method: Composed) -> Settled:
         """Let both refuse; the ratio is the reducer's."""
-        COMPRESSOR.settle(_behind(spec), method.compressor)
-        return REDUCER.settle(spec, method.reducer)
+        behind = COMPRESSOR.settle(_behind(spec), method.compressor)
+        found = REDUCER.settle(spec, method.reducer)
+        # A reducer that drops nothing has no candidates; the compressor may have some.
+        return found if behind.engine.separators == "keep" else replace(found, engine=spec.engine)
 
     def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
         """Let the reducer be checked and filled in; a compressor reads no file."""
@@ -54,6 +56,7 @@ class Composition:
             prior=prior,
             evicting=_evicting(asked, method),
             decode=asked.engine.decode,
+            separators=asked.engine.separators,
         )
         plainly = Session(
             adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from harness.admission.separators import check_separators, without_separators
 from harness.budget import BudgetMismatch
 from harness.engine.eviction import CacheBudget
 from harness.errors import Refused
@@ -34,7 +35,8 @@ class Compressor:
     def settle(self, spec: Settled, method: CacheCompressor) -> Settled:
         """Refuse settings of prompts that get shorter; what acts nowhere has the ratio 0."""
         if not method.sites(spec.model.facts.text.layers):
-            return replace(spec, budget=WHOLE)
+            return without_separators(replace(spec, budget=WHOLE))
+        check_separators(spec, method)
         if spec.budget.rule != "kept":
             raise Refused(
                 f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries behind a whole "
@@ -66,11 +68,10 @@ class Compressor:
 
         del prior
         evicting = CacheBudget(method, asked.budget.ratio)
-        run = partial(
-            Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
-        )
-        with run(evicting=evicting) as session, run() as plain:
-            yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
+        engine = asked.engine
+        run = partial(Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
+        with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
+            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:
         """Time nothing where nothing is evicted."""
@@ -129,17 +130,26 @@ def check_held(evicting: CacheBudget, record: Record) -> None:
 def cache_blocks(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
     """Return what a row says of its caches, and whether its answers can tell one way of evicting from another.
 
-    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them.
+    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them,
+    `positions_share` what is left where entries of newlines and separators count as well.
     An answer of one token was chosen behind the whole cache; what is left decides nothing but that it ends there.
     """
     entered = [fmean(layer) for layer in zip(*(one.entering for one in records), strict=True)]
     held = (one.entering if one.held is None else one.held for one in records)
     entries = [fmean(layer) for layer in zip(*held, strict=True)]
+    depth = len(entered)
+    special = depth * fmean(one.special for one in records)
+    beside = fmean(
+        depth * one.special if one.held_special is None else sum(one.held_special)
+        for one in records
+    )
+    whole = sum(entered) + special
     block = {
         "ratio": evicting.ratio,
         "entered": entered,
         "entries": entries,
         "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
+        "positions_share": (sum(entries) + beside) / whole if whole else 1.0,
     }
     return {"cache": block, "discriminates": first_token(records) < 1}
 

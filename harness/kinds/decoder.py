@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harness.admission import speculative
@@ -12,7 +13,7 @@ from harness.admission.signals import check_signals
 from harness.decoding.summary import speculative_block
 from harness.kinds.accounts import account_of
 from harness.kinds.base import Account, Admitted, Identity, Opened
-from harness.kinds.identities import identity_of
+from harness.kinds.identities import identity_of, separators_of
 from harness.specs import Asked, RunSpec, Settled
 from methods.base import Decoder
 from methods.none import NoReduction
@@ -64,6 +65,9 @@ class SpeculativeDecoder:
         found = account_of(asked, NoReduction(), records)
         decodings = [record.decoding for record in records if record.decoding is not None]
         block = speculative_block(decodings, method.overlap)
+        seen, every = fmean(map(_draft_positions, records)), found.tokens["positions"]
+        block["draft_positions"] = seen
+        block["draft_positions_share"] = seen / every if every else 0.0
         return replace(found, extra={**found.extra, "speculative": block})
 
     def identity(self, asked: Asked, method: Decoder) -> Identity:
@@ -71,11 +75,18 @@ class SpeculativeDecoder:
         engine = asked.engine
         concerning = {
             "positions": engine.positions if speculative.leaves_gaps(method) else None,
+            "separators": separators_of(engine),
             "transport": _transport(engine.transport, method),
             "compare": engine.compare,
             "graphs": "auto" if engine.graphs is None else engine.graphs,
         }
         return identity_of(asked, method, concerning, asked.method.draft)
+
+
+def _draft_positions(record: Record) -> float:
+    """Return the positions of images that a draft saw: newlines and separators stand wherever a visual token does."""
+    seen = 0.0 if record.decoding is None else float(record.decoding["draft_visual"])
+    return seen + record.special if seen else 0.0
 
 
 def _transport(asked: str, method: Decoder) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from harness.admission.separators import check_separators, without_separators
 from harness.admission.signals import check_signals
 from harness.diffusion.budgets import step_budgets
 from harness.diffusion.cached import check_prefix_cache
@@ -16,7 +17,7 @@ from harness.diffusion.settings import Denoising, fitting_length
 from harness.diffusion.summary import diffusion_block, last_of, run_flops, steps_of, verified
 from harness.engine.positions import closes_gaps
 from harness.errors import Refused
-from harness.kinds.accounts import positions
+from harness.kinds.accounts import position_means
 from harness.kinds.base import Account, Admitted, Identity, Opened
 from harness.kinds.identities import answering_settings, identity_of
 from harness.kinds.reducer import REDUCER, WHOLE
@@ -58,7 +59,10 @@ class Denoiser:
                 "valid: false"
             )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
-        return spec if method.all_sites(facts.tower.layers, depth) else replace(spec, budget=WHOLE)
+        if not method.all_sites(facts.tower.layers, depth):
+            return without_separators(replace(spec, budget=WHOLE))
+        check_separators(spec, method)
+        return spec
 
     def admit(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
@@ -97,14 +101,15 @@ class Denoiser:
         found = [verified(method, asked.budget, facts, record) for record in records]
         pairs = list(zip(told, records, strict=True))
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
+        kept = [_left(one.kept, r.visual) for one, r in pairs]
         return Account(
             tokens={
                 "visual": fmean(record.visual for record in records),
                 "requested_keep": fmean(_left(one.requested, r.visual) for one, r in pairs),
-                "kept_final": fmean(_left(one.kept, r.visual) for one, r in pairs),
+                "kept_final": fmean(kept),
                 "layer_average": fmean(fmean(one.entering) for one in told),
                 "kv_entries": fmean(record.kv_entries for record in records),
-                "positions": positions(records),
+                **position_means(records, kept),
             },
             flops=flops_block(run_flops(method, facts, record) for record in records),
             kv_bytes=fmean(record.kv_bytes for record in records),

@@ -13,7 +13,7 @@ from methods.base import Method
 
 #: Settings of the engine that make a difference to some kind, in the order of a row.
 CONCERNING = (
-    *("backend", "batch_size", "positions", "decode", "rescore"),
+    *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
     *("transport", "compare", "graphs"),
 )
 
@@ -47,6 +47,11 @@ def params_of(method: Method) -> dict[str, Any]:
     return {**{type(part).__qualname__: asdict(part) for part in method.parts}, **own}
 
 
+def separators_of(engine: EngineSpec) -> str | None:
+    """Return what a row says of separators; null where they stay, as in rows that do not know the setting."""
+    return None if engine.separators == "keep" else engine.separators
+
+
 def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
     """Return the settings that concern answers of one model.
 
@@ -59,6 +64,7 @@ def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
         # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
         "batch_size": engine.batch_size or "auto",
         "positions": engine.positions if acts else None,
+        "separators": separators_of(engine),
         "decode": engine.decode,
         "rescore": engine.rescore,
     }

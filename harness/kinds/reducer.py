@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from harness.admission.separators import check_separators, without_separators
 from harness.admission.signals import check_frames, check_signals
 from harness.artifacts.schemes import with_scheme
 from harness.budget import Budget
@@ -42,6 +43,9 @@ class Reducer:
         for site in sites:
             shortened_layer(site)  # raises what is refused
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
+        if not method.read_sites(facts.tower.layers, facts.text.layers):
+            spec = without_separators(spec)
+        check_separators(spec, method)
         return spec if sites else replace(spec, budget=WHOLE)
 
     def admit(
@@ -74,6 +78,7 @@ class Reducer:
             positions=engine.positions,
             prior=prior,
             decode=engine.decode,
+            separators=engine.separators,
         )
         plainly = Session(adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
         with session, plainly as plain:

@@ -17,6 +17,8 @@ def apart(spec: RunSpec, method: Method) -> str | None:
         return "engine.batch_size=auto is found for each cell"
     if engine.backend != "drop":
         return f"engine.backend={engine.backend} runs every layer by itself"
+    if engine.separators != "keep":
+        return f"engine.separators={engine.separators} counts other tokens than a whole prompt does"
     if engine.rescore:
         return "engine.rescore=true starts from pixels"
     if spec.benchmark.prompt_tokens is not None:

@@ -148,9 +148,12 @@ def _held(cache: Mapping[str, Any]) -> str:
     left, all_of_them = sum(cache["entries"]), sum(cache["entered"])
     low, high = min(cache["entries"]), max(cache["entries"])
     layers = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    # With newlines and separators, which stay unless they are candidates; rows of earlier versions do not say.
+    every = cache.get("positions_share", cache["share"])
+    beside = "" if every == cache["share"] else f", {every:.1%} of all positions of images"
     return (
         f"{left:.4g} of {all_of_them:.4g} left in the KV cache ({cache['share']:.1%}, asked "
-        f"{1 - cache['ratio']:.1%}), {layers} a layer"
+        f"{1 - cache['ratio']:.1%}{beside}), {layers} a layer"
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
+def into_nearest(scores: Tensor, kept: Tensor, share: float, shift: int = 0) -> Tensor | None:
     """Return (H, N): the nearest kept candidate of each that goes, the earlier one of two as near; itself if kept.
 
     Of those that go the given share is merged, the highest scores first; the rest is dropped (-1). None drops all.
@@ -15,6 +15,7 @@ def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
         scores: (H, N) of the candidates.
         kept: (H, K) ascending candidates that stay.
         share: 0 to 1.
+        shift: places by which nearness is measured too early: a candidate at j counts as one at j - shift.
 
     Cost: O(H N log N).
     """
@@ -22,14 +23,15 @@ def into_nearest(scores: Tensor, kept: Tensor, share: float) -> Tensor | None:
     if n_merged == 0:
         return None
     pairs = zip(scores, kept, strict=True)
-    return torch.stack([_of_head(own, stay, n_merged) for own, stay in pairs])
+    return torch.stack([_of_head(own, stay, n_merged, shift) for own, stay in pairs])
 
 
-def _of_head(scores: Tensor, kept: Tensor, n_merged: int) -> Tensor:
+def _of_head(scores: Tensor, kept: Tensor, n_merged: int, shift: int) -> Tensor:
     places = torch.arange(len(scores), device=scores.device)
-    behind = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
+    near = places - shift
+    behind = torch.searchsorted(kept, near).clamp(max=len(kept) - 1)
     right, left = kept[behind], kept[(behind - 1).clamp(min=0)]
-    nearest = torch.where((places - left).abs() <= (places - right).abs(), left, right)
+    nearest = torch.where((near - left).abs() <= (near - right).abs(), left, right)
     stays = torch.zeros_like(places, dtype=torch.bool).index_fill_(0, kept, True)
     best = scores.masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
     found = torch.full_like(places, -1)

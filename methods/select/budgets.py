@@ -22,6 +22,9 @@ FAINT = 1e-9
 #: Far above the error of a scale in doubles, far below what tells two shares apart.
 ROUNDING = 1e-6
 
+#: Shares and remainders that differ by less are equal.
+ALIKE = 1e-9
+
 
 def uniform(scores: Sequence[Tensor], keep: float) -> Tensor:
     """Return the same share for every layer."""
@@ -110,7 +113,7 @@ def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
     """Return (layers,) whole numbers that follow the shares and add up to `total`, each from 1 to what the layer has.
 
     What a bound takes from a layer goes to the others in proportion to their shares; the largest remainders get what
-    rounding leaves, the first layer first among equals.
+    rounding leaves, the first layer first among equals. Shares that differ in their last bits alone are equal.
 
     Args:
         shares: (layers,), none negative.
@@ -122,13 +125,20 @@ def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
     """
     if not len(shares) <= total <= sum(most):
         raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(most)}")
-    wanted = _bounded(shares.double().cpu(), float(total), torch.tensor(most).double())
+    wanted = _bounded(_levelled(shares.double().cpu()), float(total), torch.tensor(most).double())
     # A number that is whole but for the last bits of the scale counts as whole.
     whole = (wanted + ROUNDING).floor()
     left = total - int(whole.sum())
-    order = (wanted - whole).argsort(descending=True, stable=True)
+    order = _levelled(wanted - whole).argsort(descending=True, stable=True)
     whole[order[:left]] += 1
     return whole.long()
+
+
+def _levelled(values: Tensor) -> Tensor:
+    """Return values (N,), those that are alike but for rounding as the least of them."""
+    ranked, order = values.sort()
+    leads = ranked.diff(prepend=ranked[:1] - 1) > ALIKE
+    return torch.empty_like(values).scatter(0, order, ranked[leads][leads.cumsum(0) - 1])
 
 
 def _bounded(shares: Tensor, total: float, most: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def test_methods_of_denoising_steps_elsewhere(asked):
         ({"num_beams": 2}, "num_beams=2 is of models that say one token after another"),
         ({"temperature": -1.0}, "temperature=-1.0 must be a number of at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be a number of at least 0"),
-        ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift or cosine"),
+        ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift, cosine or maskgit"),
     ],
 )
 def test_settings_that_cannot_be_followed(model, asked, settings, line):

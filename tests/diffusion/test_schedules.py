@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -31,9 +33,32 @@ def test_even_counts_leave_the_rest_to_the_first_steps() -> None:
     assert counts("linear", 10, 4) == (3, 3, 2, 2)
 
 
-def test_a_cosine_unveils_few_places_at_first() -> None:
-    found = counts("cosine", 64, 8)
-    assert found[0] < found[-1]
+def test_the_cosine_of_the_released_code_is_slow_at_both_ends() -> None:
+    assert counts("cosine", 64, 8) == (3, 7, 10, 12, 13, 10, 7, 2)
+
+
+@pytest.mark.parametrize(("places", "steps"), [(64, 8), (32, 16), (12, 5), (128, 32), (7, 7)])
+def test_curves_are_dealt_out_place_by_place(places, steps) -> None:
+    def dealt(curve) -> list[int]:
+        reached = [int(places * curve(step / steps) + 1e-9) for step in range(steps + 1)]
+        found = [max(reached[n + 1] - reached[n], 1) for n in range(steps)]
+        while sum(found) > places:
+            for n in range(steps):
+                if found[n] > 1 and sum(found) > places:
+                    found[n] -= 1
+        return found[::-1]
+
+    curves = {
+        "cosine": lambda t: (1 - math.cos(math.pi * t)) / 2,
+        "maskgit": lambda t: math.sin(math.pi * t / 2),
+    }
+    for name, curve in curves.items():
+        assert list(counts(name, places, steps)) == dealt(curve)
+
+
+def test_maskgits_cosine_unveils_few_places_at_first() -> None:
+    found = counts("maskgit", 64, 8)
+    assert found == (2, 3, 6, 8, 10, 11, 12, 12)
     assert list(found) == sorted(found)
 
 

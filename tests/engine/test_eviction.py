@@ -289,6 +289,34 @@ def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
             assert groups[-1] == len(visual)
 
 
+def test_the_released_merge_averages_the_slot_before_each_that_goes(load, monkeypatch):
+    adapter, chats = load("llava"), FAMILIES["llava"].chats
+    official = {"argsort_as_rank": True, "shifted_merge": True}
+    for one in chats:
+        inputs = adapter.encode([one])
+        whole = DynamicCache()
+        with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+            session.prefill(inputs, whole)
+        with noted(monkeypatch) as left:
+            for merged in (0.0, 1.0):
+                method = build_method("elastic", {**official, "merged": merged})
+                run(adapter, method, [one], ratio=0.6)
+        visual = adapter.layout(inputs).visual[0].tolist()
+        for layer, plain, averaged in zip(whole.layers, *left, strict=True):
+            mask = places(layer.keys[0], plain[0][0])[0].tolist()
+            kept = [slot for slot in visual if mask[slot]]
+            groups = {slot: [slot] for slot in kept}
+            for slot in visual:
+                if not mask[slot]:
+                    before = slot - 1
+                    nearest = min(kept, key=lambda other: (abs(other - before), other))
+                    groups[nearest].append(before)
+            slots = [slot for slot in range(len(mask)) if mask[slot]]
+            for full, short in zip((layer.keys[0], layer.values[0]), averaged, strict=True):
+                means = [full[:, groups.get(slot, [slot])].mean(1) for slot in slots]
+                torch.testing.assert_close(short[0], torch.stack(means, 1), rtol=0, atol=1e-12)
+
+
 def test_a_reducer_and_a_compressor_act_one_behind_the_other(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
     method = built("aircache")

@@ -257,6 +257,27 @@ def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:
     assert budgets.entries(torch.tensor([0.9, 1.1]), 20, [100] * 2).tolist() == [9, 11]
 
 
+def test_layers_that_are_alike_but_for_the_last_bit_give_the_first_one_what_is_left_over() -> None:
+    noise = torch.Generator().manual_seed(0)
+    for trial in range(400):
+        depth, n = 2 + trial % 7, 5 + trial % 40
+        row = torch.rand(n, generator=noise, dtype=torch.float64) ** 3
+        layers = [row[torch.randperm(n, generator=noise)].unsqueeze(0) for _ in range(depth)]
+        total = depth * (1 + trial % (n - 1)) + trial % depth
+        for rule in ("strength", "skewness", "strength_and_skewness"):
+            found = built("h2o", allocation=rule).allocate(layers, total)
+            each, left = divmod(total, depth)
+            assert found.tolist() == [each + (layer < left) for layer in range(depth)], rule
+
+
+def test_remainders_that_are_equal_but_for_the_last_bit_go_to_the_first_layer() -> None:
+    shares = torch.tensor([0.3, 1.3, 0.7, 1.7], dtype=torch.float64)
+    # 0.75, 3.25, 1.75 and 4.25 of ten entries; 1.5, 6.5, 3.5 and 8.5 of twenty.
+    assert budgets.entries(shares, 20, [100] * 4).tolist() == [2, 7, 3, 8]
+    for scale in (1 / 3, 1 / 7, 0.1):
+        assert budgets.entries(shares * scale, 20, [100] * 4).tolist() == [2, 7, 3, 8]
+
+
 # ------------------------------------------------------------------------------------ merging
 
 

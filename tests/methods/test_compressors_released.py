@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.catalogue import build_method
+from harness.engine.eviction import merge_into
 from methods.compressor import CacheCompressor, CacheView
 
 
@@ -57,7 +60,7 @@ def test_layers_of_different_lengths_share_exactly() -> None:
 
 
 def released_prefix(scores: list[list[float]], total: int) -> list[int]:
-    """Entries of each layer: forgotten ones are searched for, scaled, and cut off."""
+    """Entries of each layer, two protected ones included: forgotten ones are searched for, scaled, and cut off."""
     size = sum(map(len, scores))
     asked = size - total
     low, high, forgotten = 0.0, 1.0, [0] * len(scores)
@@ -70,7 +73,7 @@ def released_prefix(scores: list[list[float]], total: int) -> list[int]:
             while count < len(layer) and (count == 0 or held / whole < p):
                 held += ranked[count]
                 count += 1
-            forgotten.append(len(layer) - count)
+            forgotten.append(max(0, len(layer) - count - 2))
         if abs(sum(forgotten) - asked) < 5:
             break
         if sum(forgotten) > asked:
@@ -79,7 +82,7 @@ def released_prefix(scores: list[list[float]], total: int) -> list[int]:
             high = p
     scale = asked / max(sum(forgotten), 1)
     return [
-        max(1, len(layer) - int(gone * scale))
+        max(min(2, len(layer)), len(layer) - int(gone * scale))
         for layer, gone in zip(scores, forgotten, strict=True)
     ]
 
@@ -114,6 +117,62 @@ def test_the_truncated_search_misses_the_budget_and_ends_where_layers_are_alike(
     for total in (100, 136, 200):
         found = method.allocate(alike, total)
         assert 0 <= int(found.sum()) - total <= method.slack(16)
+
+
+def test_the_ends_of_a_released_prefix_stay_whatever_their_scores() -> None:
+    method = built("prefixkv", truncated=True)
+    scores = torch.tensor([[0.0, 5, 1, 4, 2, 3, 0]])
+    assert method.keep(scores, 4).tolist() == [[0, 1, 3, 6]]
+    assert method.keep(scores, 2).tolist() == [[0, 6]]
+    assert built("prefixkv").keep(scores, 4).tolist() == [[1, 3, 4, 5]]
+    # They are counted among what may go, as the released code counts the whole prompt.
+    assert (method.exempt, built("prefixkv").exempt) == ((0, 0), (1, 1))
+    for n in (1, 2):
+        assert method.allocate([torch.rand(1, n)] * 4, 4).tolist() == [min(n, 2)] * 4
+
+
+def released_merge(scores: list[float], store: Tensor, gone: int) -> tuple[list[int], Tensor]:
+    """The slots that stay, the first and the last protected, and what (L, D) entries become of them, step by step."""
+    length = len(scores)
+    inner = scores[1 : length - 1]
+    order = sorted(range(len(inner)), key=lambda place: inner[place])
+    stays = [place + 1 for place, index in enumerate(order) if index >= gone]
+    leaves = [place for place, index in enumerate(order) if index < gone]
+    taken: dict[int, list[int]] = {slot: [slot] for slot in stays}
+    for place in leaves:  # counted from the first slot that is not protected, and read as a slot
+        nearest = min(stays, key=lambda slot: (abs(slot - place), slot))
+        taken[nearest].append(place)
+    means = {
+        slot: torch.stack([store[one] for one in slots]).mean(0) for slot, slots in taken.items()
+    }
+    kept = [0, *stays, length - 1]
+    return kept, torch.stack([means.get(slot, store[slot]) for slot in kept])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1000), st.integers(5, 40), st.floats(0.05, 0.95))
+def test_the_released_merge_takes_the_entry_before_each_that_goes(
+    seed: int, length: int, share: float
+) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    method = built("elastic", scope="prompt", argsort_as_rank=True, shifted_merge=True)
+    queries, keys, values = torch.randn(3, 2, length, 4, generator=noise, dtype=torch.float64)
+    candidates = torch.arange(1, length - 1)
+    kept_count = max(1, round(share * len(candidates)))
+    words = torch.arange(length - 2, length)
+    view = CacheView(0, queries, keys, 0.5, candidates, candidates[:2], words)
+    true = built("elastic", scope="prompt").score(replace(view, candidates=torch.arange(length)))
+    scores = method.score(view)
+    kept = method.keep(scores, kept_count)
+    onto = method.merge(scores, kept)
+    for store in (keys, values):
+        gone = len(candidates) - kept_count
+        slots, expected = released_merge(true[0].tolist(), store[0], gone)
+        assert [0, *candidates[kept[0]].tolist(), length - 1] == slots
+        merged = store.clone()
+        if onto is not None:
+            merge_into(merged, candidates, onto, method.merge_shift)
+        torch.testing.assert_close(merged[0, slots], expected)
 
 
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "pyramidkv"])

@@ -1,0 +1,64 @@
+"""Newline tokens of LaViDa as candidates at denoising steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.budget import Budget
+from harness.catalogue import build_method
+from harness.diffusion.loop import Denoiser
+from harness.engine.denoising import DenoisingSession
+from tests.families.llada import DENOISING, adapter_of
+
+HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
+CHATS = list(DENOISING["lavida"].chats)
+
+
+def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **how):
+    adapter, method = adapter_of("lavida"), build_method(label, {})
+    budget = Budget("kept", ratio)
+    with DenoisingSession(
+        adapter, method, budget, backend=backend, separators=separators
+    ) as session:
+        denoiser = Denoiser(session, adapter, method, budget)
+        names = [str(CHATS.index(one)) for one in chats]
+        return denoiser.generate(
+            adapter.encode(list(chats)), names, output_logits=True, **HOW, **how
+        )
+
+
+@pytest.mark.parametrize("label", ["fastv_denoising", "d3tom", "divprune"])
+def test_dropping_equals_hiding_and_a_batch_its_rows(label) -> None:
+    assert build_method(label, {}).takes_separators
+    drop = answers(label, CHATS)
+    layout = adapter_of("lavida").layout(adapter_of("lavida").encode(CHATS))
+    assert min(layout.special) > 0
+    positions = [n + m for n, m in zip(layout.counts, layout.special, strict=True)]
+    assert [record.visual for record in drop.records] == positions
+    assert [record.special for record in drop.records] == [0] * len(CHATS)
+    hidden = answers(label, CHATS, backend="emulate")
+    assert torch.equal(drop.ids, hidden.ids)
+    assert (drop.logits - hidden.logits).abs().max() < 2e-6 * hidden.logits.abs().max()
+    for row, one in enumerate(CHATS):
+        alone = answers(label, [one])
+        assert alone.ids[0].tolist() == drop.ids[row].tolist()
+        assert alone.records[0].denoising["kept"] == drop.records[row].denoising["kept"]
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_ratio_zero_is_bit_identical(prefix_cache) -> None:
+    plain = answers("none", CHATS, 0.0, "keep", prefix_cache=prefix_cache)
+    for label in ("d3tom", "fastv" if prefix_cache else "fastv_denoising"):
+        got = answers(label, CHATS, 0.0, prefix_cache=prefix_cache)
+        assert torch.equal(got.ids, plain.ids)
+        assert torch.equal(got.logits, plain.logits)
+
+
+def test_a_cached_prompt_merges_newlines_too() -> None:
+    drop = answers("d3tom", CHATS, prefix_cache=True)
+    for record in drop.records:
+        kept = record.denoising["kept"]
+        assert all(step[-1] == round(0.4 * record.visual) for step in kept[1:])
+    for row, one in enumerate(CHATS):
+        assert answers("d3tom", [one], prefix_cache=True).ids[0].tolist() == drop.ids[row].tolist()
