@@ -115,7 +115,7 @@ def revision(folder: Path, digests: Digests) -> str:
 
 def _remembered(memory: Path) -> dict[str, list[object]]:
     try:
-        found = json.loads(memory.read_text())
+        found = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -53,7 +53,14 @@ def upload(mark: Mark, row: dict[str, Any]) -> str | None:
     command = [sys.executable, "-m", "wandb", "sync", "--id", mark.key, str(folders[-1])]
     command += ["--project", said["project"]] if said.get("project") else []
     try:
-        subprocess.run(command, capture_output=True, text=True, timeout=UPLOAD, check=False)
+        subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=UPLOAD,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"`wandb sync` has not ended after {UPLOAD} s"
     trouble = missing_there(said.get("project"), mark.key, row)

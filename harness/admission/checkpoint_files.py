@@ -51,7 +51,7 @@ def check_checkpoint(path: Path, digests: Digests) -> None:
         problem = _damage(file)
         recorded = file.with_name(f"{file.name}.sha256")
         if problem is None and recorded.is_file():
-            expected = recorded.read_text().split()[:1]
+            expected = recorded.read_text(encoding="utf-8").split()[:1]
             if expected != [digests.file(file)]:
                 problem = f"its SHA-256 differs from {recorded.name}"
         if problem is not None:

@@ -50,7 +50,7 @@ def positions_of(model: ModelSpec) -> int | None:
         file = (
             cached_file(model, "config.json") if model.path is None else model.path / "config.json"
         )
-        table = {} if file is None else json.loads(file.read_text())
+        table = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
     for part in (table.get("text_config"), table.get("text"), table):
         if part and "max_position_embeddings" in part:
             return int(part["max_position_embeddings"])

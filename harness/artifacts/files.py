@@ -85,7 +85,7 @@ class Artifact:
     def _belongs(self, place: Path, digests: Digests | None) -> bool:
         """Say whether the description beside a file is whole and names these very weights."""
         try:
-            described = json.loads(place.with_suffix(".json").read_text())
+            described = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
             wanted = self._identity(digests)
             return all(described.get(name) == value for name, value in wanted.items())
         except (OSError, ValueError, AttributeError):
@@ -110,7 +110,7 @@ class Artifact:
                 f"model={self.model.name!r} has no {self.noun}{self.place}; run: {self._command(method)}"
             )
         try:
-            described = json.loads(described_in.read_text())
+            described = json.loads(described_in.read_text(encoding="utf-8"))
             key = described.pop("key")
         except (ValueError, KeyError, AttributeError) as error:
             raise self.broken("has no readable .json file beside it", method) from error

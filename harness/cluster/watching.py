@@ -183,6 +183,8 @@ def _jobs(folder: Path) -> Iterator[tuple[str, JobFile]]:
 
 def _last_error(log: Path) -> str | None:
     """Return the last line of a log that tells an error."""
-    lines: Sequence[str] = log.read_text(errors="replace").splitlines() if log.exists() else ()
+    lines: Sequence[str] = (
+        log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    )
     told = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
     return told[-1] if told else None

@@ -135,7 +135,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     shards = shards_of(source)
     shapes = shapes_of(shards)
     try:
-        release = json.loads((source / "config.json").read_text())
+        release = json.loads((source / "config.json").read_text(encoding="utf-8"))
         # The release's own configuration class is not part of transformers.
         tokenizer = AutoTokenizer.from_pretrained(source, config=Qwen2Config())
     except (OSError, ValueError) as error:

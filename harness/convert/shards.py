@@ -143,5 +143,5 @@ def rewrite(
         say(f"{number}/{len(shards)} {shard.name} -> {file}: {len(renamed)} tensors")
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps(index, indent=1, sort_keys=True)
+        json.dumps(index, indent=1, sort_keys=True), encoding="utf-8"
     )

@@ -194,7 +194,7 @@ def _limit(spec: BenchmarkSpec, leaves: Sequence[Leaf]) -> str:
 def _keys() -> list[tuple[str, str, str]]:
     """Return the defaults of every key with what is written behind them."""
     rows = []
-    for line in (CONF / "base" / "benchmark.yaml").read_text().splitlines():
+    for line in (CONF / "base" / "benchmark.yaml").read_text(encoding="utf-8").splitlines():
         code, _, what = line.partition(" # ")
         key, _, default = code.partition(":")
         if code.startswith("#") or not key:

@@ -92,7 +92,9 @@ agree.
 def page(root: Path = ROOT) -> str:
     """Return the page: a table of methods that remove tokens, one of each other kind, and one of config files."""
     folder = root / "tests" / "methods"
-    tests = {path.name: path.read_text() for path in sorted(folder.glob("test_*.py"))}
+    tests = {
+        path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py"))
+    }
     reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
     decoders = [_decoder_row(name) for name in names_of(Decoder)]
@@ -250,7 +252,7 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
 
 def _config_row(path: Path) -> tuple[str, ...]:
     part = OmegaConf.load(path)
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     comment = " ".join(line.lstrip("# ") for line in lines[:count])
     return f"`{path.stem}`", part.name, part.variant, comment

@@ -26,7 +26,7 @@ def cells(path: Path) -> list[str]:
         UserError: the file is no notebook of version 4.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in found["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -23,5 +23,5 @@ def print_or_write(
     if options.write is None:
         print(page(), end="")
     else:
-        options.write.write_text(page())
+        options.write.write_text(page(), encoding="utf-8")
     return 0

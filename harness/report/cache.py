@@ -99,7 +99,7 @@ def write_cache(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts))
+    page.write_text("\n".join(parts), encoding="utf-8")
     return [*written, page], missing
 
 

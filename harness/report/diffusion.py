@@ -85,7 +85,7 @@ def write_diffusion(
     parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
     parts.append(TABLES)
     parts += [_table(one, names) for dealt in found.values() for one in dealt]
-    page.write_text("\n".join(parts))
+    page.write_text("\n".join(parts), encoding="utf-8")
     return [png, svg, page]
 
 

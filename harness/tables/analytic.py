@@ -63,8 +63,8 @@ def write(judged: Sequence[Judged], folder: Path) -> None:
     """Write analytic.md (both tables) and analytic.csv (a line a cell) into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     page = f"{summary_table(judged)}\n{cells_table(judged)}"
-    (folder / "analytic.md").write_text(page)
-    (folder / "analytic.csv").write_text(csv_lines(judged))
+    (folder / "analytic.md").write_text(page, encoding="utf-8")
+    (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
