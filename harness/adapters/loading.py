@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from harness.adapters.conversations import sha256_of
 from harness.adapters.room import free_room, spread
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError, first_words
 from harness.specs import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: What transformers and its tokenizers raise for files that parse and make no sense.
-MALFORMED = (
-    *(OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError),
-    *(ArithmeticError, SafetensorError, StrictDataclassError),
-)
-#: Longest reason that an error line repeats; the library lists all models that it knows.
-LONGEST = 200
+MALFORMED = (*FOREIGN, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -156,17 +151,6 @@ def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
         f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
         f"give a local directory with model.path=<dir>{_conversion(spec)}"
     )
-
-
-def first_words(error: Exception) -> str:
-    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
-    said = " ".join(str(error).split())
-    named = (
-        said
-        if isinstance(error, OSError | ValueError) and said
-        else f"{type(error).__name__}: {said}"
-    )
-    return named if len(named) <= LONGEST else f"{named[:LONGEST]}..."
 
 
 def _conversion(spec: ModelSpec) -> str:

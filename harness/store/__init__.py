@@ -10,6 +10,7 @@ held while a process computes the run (harness/store/claims.py). `failed.json` s
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import durable
-from harness.errors import UserError, tell_once
+from harness.errors import FOREIGN, UserError, first_words, tell_once
 from harness.journal import Journal
 from harness.lease import USUAL, Terms
 from harness.store import failures
@@ -81,7 +82,7 @@ class RunDir:
     @property
     def finished(self) -> bool:
         """Whether a row is there; it may yet turn out to be damaged."""
-        return (self.path / "row.json").exists()
+        return os.path.exists(self.path / "row.json")
 
     @property
     def committed(self) -> float:
@@ -109,8 +110,10 @@ class RunDir:
                 f"store: {path} is of {error}; valid: the version that wrote it, force=true, which replaces it, "
                 "or another store"
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
-            problem, row = f"is damaged ({error})", {}
+        except PermissionError as error:
+            raise unopened(self.path, error) from error
+        except FOREIGN as error:
+            problem, row = f"is damaged ({first_words(error)})", {}
         if problem is None and row["run_key"] != self.path.name:
             problem = f"is the row of run {row['run_key']!r}"
         if problem is not None:
@@ -190,11 +193,49 @@ class Store:
 
     def folders(self) -> list[RunDir]:
         """Return the folders that have a row, whatever is in it, ordered by run key."""
-        return [RunDir(path.parent) for path in sorted(self.root.glob("runs/*/row.json"))]
+        found = []
+        for name in folders_in(self.root / "runs"):
+            run = RunDir(self.root / "runs" / name)
+            try:
+                os.stat(run.path / "row.json")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                tell_once(f"passed over: {unopened(run.path, error)}")
+                continue
+            found.append(run)
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all committed rows, ordered by run key; see `finished`."""
         return [row for _, row in self.finished()]
+
+
+def folders_in(runs: Path) -> list[str]:
+    """Return the names of a store's runs, in order; one that has no runs has none.
+
+    Raises:
+        UserError: the folder is not to be read.
+    """
+    try:
+        with os.scandir(runs) as found:
+            return sorted(one.name for one in found if os.path.isdir(one.path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(
+            f"store={str(runs.parent)!r} cannot be read: {first_words(error)}; valid: a store that you may read"
+        ) from error
+
+
+def unopened(folder: Path, error: OSError) -> Unreadable:
+    """Return the error for a run that the system does not let this process look into."""
+    remedy = "removing it"
+    if isinstance(error, PermissionError):
+        remedy = f"a store of your own, or its owner's `chmod -R a+rX {folder}`"
+    return Unreadable(
+        f"store: {folder / 'row.json'} cannot be read ({first_words(error)}); valid: {remedy}"
+    )
 
 
 def _unwritable(root: Path, error: OSError) -> UserError:
