@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import JudgeLost, StoreLost, UserError
+from harness.errors import JudgeLost, StoreLost, UserError, foreign
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
@@ -123,7 +123,10 @@ def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
     from harness.config.build import build_spec
     from harness.running.runner import Runner
 
-    specs = [build_spec(entry.config) for entry in entries]
+    with foreign(
+        f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
+    ):
+        specs = [build_spec(entry.config) for entry in entries]
     if not specs:
         return 0
     keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
@@ -228,9 +231,7 @@ def _one_line(error: Exception, kind: str = "") -> str:
 
 def complain(problem: object, code: int) -> int:
     """Print one line on stderr, once for all processes of a run, and return the exit code."""
-    if speaks():
-        streams.complain(problem)
-    return code
+    return streams.complain(problem, code) if speaks() else code
 
 
 if __name__ == "__main__":

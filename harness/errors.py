@@ -10,7 +10,7 @@ from functools import cache
 
 #: What opening, parsing and looking into a file can raise that this program has not written itself: it is not there, no
 #: file, a link to itself or not to be read; no text, no JSON, nested without end; too large; of another shape.
-FOREIGN = (
+FOREIGN: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, RecursionError, MemoryError, ArithmeticError),
     *(TypeError, LookupError, AttributeError),
 )
@@ -44,24 +44,29 @@ class JudgeLost(RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
 
 
+def brief(text: str) -> str:
+    """Return a text that a line can bear; of a long one the beginning."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 @contextmanager
-def foreign(what: str, remedy: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def foreign(problem: str, remedy: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn whatever a file of somebody else raises inside the block into one line; nothing but reading belongs there.
 
     Args:
-        what: the file and the key that names it, as the line begins.
+        problem: the key and the file, and that it cannot be read, as the line begins.
         remedy: what is valid.
         more: errors of a library that reads it.
 
     Raises:
-        UserError: `<what> cannot be read (<reason>); valid: <remedy>`; one of the block passes as it is.
+        UserError: `<problem> (<reason>); valid: <remedy>`; one of the block passes as it is.
     """
     try:
         yield
     except UserError:
         raise
     except (*FOREIGN, *more) as error:
-        raise UserError(f"{what} cannot be read ({first_words(error)}); valid: {remedy}") from error
+        raise UserError(f"{problem} ({first_words(error)}); valid: {remedy}") from error
 
 
 def first_words(error: Exception) -> str:
@@ -70,7 +75,7 @@ def first_words(error: Exception) -> str:
     words = " ".join((told or str(error)).split())
     plain = isinstance(error, OSError | ValueError) and words
     line = words if plain else f"{type(error).__name__}: {words}".removesuffix(": ")
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    return brief(line)
 
 
 @cache

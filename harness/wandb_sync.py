@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
 from harness.running.wandb_log import mode
@@ -113,6 +114,7 @@ def send(store: Path) -> int:
     return 1 if failed else 0
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """List, upload or rebuild; return the exit code."""
     options = _options(argv)

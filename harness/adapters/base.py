@@ -18,6 +18,7 @@ from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
 from harness.adapters.loading import (
     check_type,
+    held_back,
     load_checkpoint,
     load_part,
     template_beside,
@@ -335,6 +336,7 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     Raises:
         UserError: unknown family, missing or unfitting checkpoint.
     """
-    adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
+    with held_back():
+        adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
     warn_of_template(spec, adapter.shipped)
     return adapter

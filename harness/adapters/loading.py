@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: What transformers and its tokenizers raise for files that parse and make no sense.
-MALFORMED = (*FOREIGN, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
+MALFORMED: tuple[type[Exception], ...] = (
+    *FOREIGN,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -30,6 +37,28 @@ def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     if spec.path is not None:
         return str(spec.path), {}
     return str(spec.hub), {"revision": spec.revision}
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep what the library logs inside the block until that has ended well; an error has a line of its own."""
+    records: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    names = ("transformers", "huggingface_hub")
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+    for record in records:
+        logging.getLogger(record.name).handle(record)
 
 
 def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from harness.benchmark_spec import BenchmarkSpec
+from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.library import Index, Leaf, index_of, library
 from harness.config.listing import CONF, choices, comment, read_choice
@@ -204,6 +205,7 @@ def _keys() -> list[tuple[str, str, str]]:
     return rows
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.benchmarks", __doc__, argv)

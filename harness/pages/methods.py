@@ -13,6 +13,7 @@ from types import ModuleType
 from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
+from harness.commands import command
 from harness.config.compose import CONF
 from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
@@ -258,6 +259,7 @@ def _config_row(path: Path) -> tuple[str, ...]:
     return f"`{path.stem}`", part.name, part.variant, comment
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.methods", __doc__, argv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from harness.commands import command
 from harness.config.stand_ins import stand_ins
 from harness.pages.writing import print_or_write, table
 from harness.paths import ROOT
@@ -120,6 +121,7 @@ def _reasons(paper: Paper) -> str:
     return "Cells that no run fills:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.tables", __doc__, argv)

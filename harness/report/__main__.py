@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.report.data import read_panels
 from harness.report.stored import WHERE
 from harness.report.write import write_panels
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw curves from a store; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report", description=__doc__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from harness.budget import Budget
+from harness.commands import command
 from harness.errors import UserError
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
@@ -163,6 +164,7 @@ def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list
     return [png, svg]
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and a picture of a store's compressors; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.cache", description=__doc__)

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from harness.cells import passed_over
+from harness.commands import command
 from harness.errors import UserError
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
@@ -159,6 +160,7 @@ def _accepted(cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and pictures of a store's decoders; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.decoders", description=__doc__)

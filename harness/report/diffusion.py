@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from harness.budget import Budget
+from harness.commands import command
 from harness.errors import UserError
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
@@ -130,6 +131,7 @@ def _cost(spot: Spot) -> str:
     return f"{spot.point.score.percent}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and a picture of a store's denoised answers; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.diffusion", description=__doc__)

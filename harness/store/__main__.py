@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import StoreLost, UserError
+from harness.commands import command
+from harness.errors import UserError
 from harness.paths import ROOT
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
@@ -32,6 +33,7 @@ LIMIT = 20
 DAYS = 30.0
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Show answers; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.store", description=__doc__)
@@ -65,20 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="rows of any other commit go as well; four letters or more of it, may be repeated",
     )
     gc.add_argument("--purge", action="store_true", help="what gc moved away before, for good")
-    for command in (show, export, ls, verify, gc):
-        command.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    for asked in (show, export, ls, verify, gc):
+        asked.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
-    try:
-        return COMMANDS[options.command](options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except StoreLost as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # As `| head` leaves; nothing more can be written, not even at exit.
-        sys.stdout = None
+    return COMMANDS[options.command](options)
     return 0
 
 
@@ -152,7 +144,7 @@ def _gc(options: argparse.Namespace) -> int:
     for reason in moved.stayed:
         print(reason, file=sys.stderr)
     print(
-        f"moved {moved.count}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
+        f"moved {moved.things}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
         "gc --purge frees the disk",
         file=sys.stderr,
     )

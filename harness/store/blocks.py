@@ -11,8 +11,9 @@ import json.scanner
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from harness.files import refuse_constant
 from harness.store.schema import SCHEMA
-from harness.store.shape import check_extra, check_shape, refuse_constant
+from harness.store.shape import check_extra, check_shape
 
 Row = Mapping[str, Any]
 

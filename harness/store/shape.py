@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.files import read_json
 from harness.store.schema import upgraded
 
 #: What every row has, and what its blocks are; a file that differs is no row.
@@ -29,6 +29,11 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "time": ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"),
     "memory": ("kv_bytes", "peak_bytes"),
 }
+#: What entries of a row are where they are there; `variant` is null of a few.
+SOMETIMES: Mapping[str, type] = {
+    **dict.fromkeys(("variant", "budget_rule", "status"), str),
+    **{"settings": dict, "seed": int},
+}
 #: What entries of `extra` are where they are there, as far as overviews read them.
 EXTRA: Mapping[str, type] = {
     **dict.fromkeys(("headline", "label"), str),
@@ -39,10 +44,7 @@ EXTRA: Mapping[str, type] = {
 
 def read_row(path: Path) -> dict[str, Any]:
     """Return what a file holds if it has the shape of a row; raises ValueError with the reason if it has not."""
-    # A pipe would never end.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("not a file")
-    row = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+    row = read_json(path)
     if not isinstance(row, dict):
         raise ValueError("not a table")
     row = upgraded(row)
@@ -50,16 +52,14 @@ def read_row(path: Path) -> dict[str, Any]:
     return row
 
 
-def refuse_constant(name: str) -> Any:
-    """Refuse NaN and infinity, which Python reads and JSON has not."""
-    raise ValueError(f"it holds {name}, which is no JSON")
-
-
 def check_shape(row: Mapping[str, Any]) -> None:
     """Raise ValueError unless a row has what every row has, its blocks are tables, and what overviews read fits."""
     for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
         if not isinstance(row.get(name), kind) or isinstance(row[name], bool):
             raise ValueError(f"{name} is {row.get(name)!r}")
+    for name, kind in SOMETIMES.items():
+        if not isinstance(row.get(name), kind | None):
+            raise ValueError(f"{name} is {row[name]!r}")
     if row["n_samples"] < 0:
         raise ValueError(f"n_samples is {row['n_samples']}")
     if not math.isfinite(row["ratio"]):

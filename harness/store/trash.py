@@ -41,7 +41,7 @@ class Moved(NamedTuple):
     """What a move did: the folder that has it, how many things with how many bytes, and what stayed, with reasons."""
 
     folder: Path
-    count: int
+    things: int
     size: int
     stayed: Sequence[str]
 

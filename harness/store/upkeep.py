@@ -108,6 +108,9 @@ def faults(entry: Entry, mend: bool) -> Iterator[str]:
     """
     if entry.state == RUNNING:
         return
+    if entry.state == DAMAGED and not RunDir(entry.path).finished:
+        yield entry.summary["problem"]
+        return
     run = RunDir(entry.path)
     try:
         row = run.row(whole=True)
@@ -119,7 +122,10 @@ def faults(entry: Entry, mend: bool) -> Iterator[str]:
             yield from _quarantined(path, mend)
     if row is None:
         return
-    entries = run.journal.entries()
+    try:
+        entries = run.journal.entries()
+    except UserError:  # said above
+        return
     answers = answers_in(entries)
     if len(answers) < row["n_samples"]:
         yield f"{entry.path}: the journal has {len(answers)} answers, the row is of {row['n_samples']}"
@@ -164,11 +170,14 @@ def _other_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]])
     scores: dict[Any, dict[str, float]] = {}
     for entry in entries:
         if isinstance(entry.get("scores"), dict):
-            scores[entry.get("task"), entry.get("doc_id")] = entry["scores"]
+            scores[str(entry.get("task")), str(entry.get("doc_id"))] = entry["scores"]
     how = row["extra"].get("aggregation", {})
     for name, values in row["metrics"].items():
         of = [one[name] for one in scores.values() if name in one]
         if how.get(name, {}).get("how") != "mean" or not of or values["value"] is None:
+            continue
+        if not all(isinstance(score, int | float) for score in of):
+            yield f"{path}: the journal has scores of {name} that are no numbers"
             continue
         mean = fmean(of)
         if not math.isclose(mean, values["value"], rel_tol=ROUNDING, abs_tol=ROUNDING):

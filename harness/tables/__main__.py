@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.config.listing import choices
 from harness.errors import UserError, unknown_name
 from harness.paths import rooted
@@ -54,6 +55,7 @@ def rebuild(
     return [build(slug, number, shelf, model, said) for slug, number in tables], notes.lines()
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print tables or write them; exit code 2 and one line if that cannot be done."""
     given = sys.argv[1:] if argv is None else list(argv)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.tables import (
     analytic_aircache,
@@ -67,6 +68,7 @@ def write(judged: Sequence[Judged], folder: Path) -> None:
     (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]

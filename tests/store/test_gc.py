@@ -83,7 +83,7 @@ def test_several_commits_may_be_kept(store: Path, capsys: pytest.CaptureFixture[
     ("name", "reason"),
     [
         ("", "must be a commit, 4 letters or more"),
-        ("  ", "must be a commit"),
+        (" ", "must be a commit"),
         ("88e", "must be a commit"),
         ("-dirty", "must be a commit"),
         ("HEAD", "is the commit of no row, so that every row would go"),
@@ -132,7 +132,7 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     path = store / "runs" / "cc"
     with Store(store).run("cc").claim(0):
         moved = move(store, [Waste(path, "of other code", 1, path)])
-    assert moved.count == 0
+    assert moved.things == 0
     assert moved.stayed == [f"{path}: stays, a command computes the run now"]
     assert keys(store) == sorted(ROWS)
 

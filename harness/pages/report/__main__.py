@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.pages.report.assembly import LIMIT, assemble, collect
 from harness.paths import ROOT, rooted
@@ -17,6 +18,7 @@ from harness.tables.rows import usual_positions
 STORES = (ROOT / "results", ROOT / "results" / "demo")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.pages.report", description=__doc__)
