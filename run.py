@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands import check_environment, short_of_memory
 from harness.errors import JudgeLost, StoreLost, UserError, foreign
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
     try:
+        check_environment()
         with stoppable(), Waiting(quiet=not speaks()) as waiting:
             code = carry_out(list(sys.argv[1:] if argv is None else argv), waiting)
             flush()
@@ -53,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return complain(error, code=1)
+    except (ImportError, MemoryError) as error:
+        line = short_of_memory(error)
+        if line is None:
+            raise
+        return complain(line, code=1)
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         advice = "finished samples are kept, the same command goes on from them"

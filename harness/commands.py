@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 
 from harness.errors import StoreLost, UserError, first_words
+
+#: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
+THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -24,6 +28,7 @@ def command(main: Main) -> Callable[..., int]:
     def run(argv: Sequence[str] | None = None) -> int:
         speak_plainly()
         try:
+            check_environment()
             code = main(argv)
             sys.stdout.flush()
         except UserError as error:
@@ -52,6 +57,27 @@ def complain(problem: object, code: int = 1) -> int:
     except OSError:
         discard(sys.stderr)
     return code
+
+
+def check_environment() -> None:
+    """Raise UserError for a number of threads that is none: the libraries that read it stop at their import."""
+    for name in THREADS:
+        value = os.environ.get(name)
+        if value and not (value.strip().isdecimal() and int(value) > 0):
+            raise UserError(
+                f"{name}={value!r} must be a number of threads; valid: 1 and more, or unset"
+            )
+
+
+def short_of_memory(error: Exception) -> str | None:
+    """Return the line for an error that a limit of the shell explains (`ulimit -v`); None if there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return (
+        f"{first_words(error)}; the shell gives this process {limit / 2**30:.1f} GiB of address space (ulimit -v); "
+        "valid: ulimit -v unlimited"
+    )
 
 
 def speak_plainly() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from harness import hosts
+from harness import durable, hosts
 from harness.errors import UserError, tell_once
 
 #: An owner whose last heartbeat is this many times `expiry` older than a file made just now, by the file system's own
@@ -136,7 +136,9 @@ def _unopened(path: Path, error: OSError) -> Seen | None:
 
 
 def _no_lease(path: Path, reason: str) -> UserError:
-    return UserError(f"store: {path} cannot be read as a lease ({reason}); valid: removing it")
+    return UserError(
+        f"store: {path} cannot be read as a lease ({reason}); valid: removing it, or the right to read it"
+    )
 
 
 def file_time(folder: Path) -> float:
@@ -210,7 +212,7 @@ def create(path: Path, terms: Terms, more: Mapping[str, Any]) -> int:
         FileExistsError: there is one.
         OSError: the disk does not take it.
     """
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, durable.MODE)
     try:
         owner = {"id": uuid4().hex, **hosts.describe(), "beat": terms.beat, "expiry": terms.expiry}
         os.write(file, f"{json.dumps(owner | dict(more))}\n".encode())

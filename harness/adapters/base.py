@@ -17,10 +17,12 @@ from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
 from harness.adapters.loading import (
+    MALFORMED,
     check_type,
     held_back,
     load_checkpoint,
     load_part,
+    source_of,
     template_beside,
     warn_of_template,
 )
@@ -29,7 +31,7 @@ from harness.adapters.random_weights import SPECIAL, build_random, byte_tokenize
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
-from harness.errors import UserError, unknown_name
+from harness.errors import UserError, foreign, unknown_name
 from harness.paths import rooted
 from harness.registry import Registry
 from harness.specs import CHECKPOINT
@@ -200,7 +202,10 @@ class Adapter(Parts):
         else:
             check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
-            processor = cls.load_processor(spec)
+            problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
+            with foreign(problem, "the checkpoint's original files", MALFORMED):
+                processor = cls.load_processor(spec)
+                tokenizer = processor.tokenizer
         # Judged before memory is taken: what the configuration would build, without weights.
         skeleton = build_skeleton(cls.model_class, config, spec)
         # An adapter gives its processor the run's chat template: the one to come must still find the checkpoint's.

@@ -31,6 +31,7 @@ from harness.diffusion.loop import Denoiser
 from harness.engine.denoising import Answering, DenoisingSession
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
+from harness.folders import check_folder
 from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 from harness.seedling.questions import questions_for
@@ -181,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scene", type=int, default=3, help="number of the held-out scene")
     parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
     options = parser.parse_args(argv)
+    check_folder("--write", options.write)
     command = read_command([f"model={MODEL}", "model.device=cpu"])
     assert command is not None  # only requests for help compose nothing
     adapter = load_adapter(build_spec(command.cells[0]).model)

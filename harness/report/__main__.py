@@ -9,9 +9,10 @@ from pathlib import Path
 
 from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_files
 from harness.report.data import read_panels
 from harness.report.stored import WHERE
-from harness.report.write import write_panels
+from harness.report.write import SUFFIXES, write_panels
 
 
 @command
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_files("--out", options.out, SUFFIXES)
         benchmarks = [name for name in options.benchmarks.split(",") if name]
         panels = read_panels(
             options.store, benchmarks, options.model, options.rule, where=options.where

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from harness.budget import Budget
 from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
@@ -141,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_folder("--write", options.write)
         paths = write_diffusion(options.store, options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,6 +14,8 @@ from harness.report.table import markdown
 
 #: Dots per inch of the PNG.
 RESOLUTION = 150
+#: Suffixes of the files that are written.
+SUFFIXES = ("png", "svg", "md")
 
 
 def write_curves(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -130,6 +131,20 @@ class RunDir:
             tell_once(f"passed over: {error}")
             return None
 
+    def check_writable(self) -> None:
+        """Raise UserError if files of another user keep this one from computing the run, or from going on with it.
+
+        A row that is there can be read all the same.
+        """
+        for path in (self.path, *self.path.glob("*.jsonl")):
+            needed = os.W_OK | os.X_OK if path == self.path else os.W_OK
+            if path.exists() and not os.access(path, needed):
+                raise UserError(
+                    f"store={str(self.path.parent.parent)!r}: run {self.path.name} belongs to {_owner(path)}, and this "
+                    f"user may not write {path.relative_to(self.path.parent)}: it cannot be computed or gone on with; "
+                    "valid: a store of your own, or one that a group writes (umask 002, docs/scale.md)"
+                )
+
     def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
         """Hold the run for this process, so that no other one computes it at the same time; see `harness.store.claims`.
 
@@ -236,6 +251,15 @@ def unopened(folder: Path, error: OSError) -> Unreadable:
     return Unreadable(
         f"store: {folder / 'row.json'} cannot be read ({first_words(error)}); valid: {remedy}"
     )
+
+
+def _owner(path: Path) -> str:
+    """Return the user whose file it is."""
+    number = path.stat().st_uid
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
 
 
 def _unwritable(root: Path, error: OSError) -> UserError:

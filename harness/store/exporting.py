@@ -79,7 +79,7 @@ def write_tables(store: Path, folder: Path) -> Written:
 
     Cost: for a run that has not changed three system calls; a table in which something changed is written whole.
     """
-    check_folder("folder", folder)
+    check_folder("export", folder)
     former, found, read = _former(store, folder), [], 0
     for run in Store(store).folders():
         try:

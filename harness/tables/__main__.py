@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.commands import command
 from harness.config.listing import choices
 from harness.errors import UserError, unknown_name
+from harness.folders import check_folder
 from harness.paths import rooted
 from harness.tables import analytic
 from harness.tables.filling import Shelf
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     known = [*papers(), "all", "analytic"]
     try:
+        if options.out is not None:
+            check_folder("--out", options.out)
         if options.paper not in known:
             raise unknown_name("paper", options.paper, known)
         if options.model is not None and options.model not in choices("model"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from harness import durable
 from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.tables.cells import COLUMNS, Cell
 from harness.tables.published import FOLDER, Paper, papers, read_cells, read_paper
 
@@ -87,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, metavar="DIR", help="folder of <paper>_table<N>.csv")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the papers' files lie")
     options = parser.parse_args(argv)
+    check_folder("--out", options.out)
     written = import_tables(options.source, options.out)
     print(f"{len(written) - 1} tables in {options.out}")
     return 0

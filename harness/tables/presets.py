@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from harness.commands import command
+from harness.folders import check_folder
 from harness.tables.panels import called, name_of
 from harness.tables.published import Paper, papers, read_cells, read_paper
 from harness.tables.wanted import Wanted, text, wanted
@@ -107,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.tables.presets", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, help="folder of presets")
     options = parser.parse_args(argv)
+    check_folder("--write", options.write)
     written = write(options.write)
     print(f"{len(written)} presets in {options.write}")
     return 0
