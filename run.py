@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import JudgeLost, StoreLost, UserError
+from harness.commands import check_environment, short_of_memory
+from harness.errors import JudgeLost, StoreLost, UserError, foreign
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
     try:
+        check_environment()
         with stoppable(), Waiting(quiet=not speaks()) as waiting:
             code = carry_out(list(sys.argv[1:] if argv is None else argv), waiting)
             flush()
@@ -53,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return complain(error, code=1)
+    except (ImportError, MemoryError) as error:
+        line = short_of_memory(error)
+        if line is None:
+            raise
+        return complain(line, code=1)
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         advice = "finished samples are kept, the same command goes on from them"
@@ -123,7 +130,10 @@ def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
     from harness.config.build import build_spec
     from harness.running.runner import Runner
 
-    specs = [build_spec(entry.config) for entry in entries]
+    with foreign(
+        f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
+    ):
+        specs = [build_spec(entry.config) for entry in entries]
     if not specs:
         return 0
     keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
@@ -228,9 +238,7 @@ def _one_line(error: Exception, kind: str = "") -> str:
 
 def complain(problem: object, code: int) -> int:
     """Print one line on stderr, once for all processes of a run, and return the exit code."""
-    if speaks():
-        streams.complain(problem)
-    return code
+    return streams.complain(problem, code) if speaks() else code
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ def listed(part: str) -> list[str]:
 
 
 run, _, develop = (
-    Path(__file__).with_name("requirements.txt").read_text().partition("# Development")
+    Path(__file__)
+    .with_name("requirements.txt")
+    .read_text(encoding="utf-8")
+    .partition("# Development")
 )
 # The first line of what follows is the rest of that heading.
 setup(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,12 @@ from uuid import uuid4
 
 from harness import hosts
 from harness.errors import StoreLost
+
+#: What a system says that lets this user write neither now nor later.
+REFUSED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+
+#: Of new files; the umask says who else may write them, as it does of folders.
+MODE = 0o666
 
 
 def append(path: Path, lines: str) -> None:
@@ -21,7 +28,7 @@ def append(path: Path, lines: str) -> None:
     Cost: one write and one fsync, one more fsync where the file is new.
     """
     with _lost(path):
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, MODE)
         try:
             size = os.fstat(file).st_size
             # A torn line of a killed run is closed off first, or the new line would be glued to it.
@@ -44,7 +51,7 @@ def replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}-{hosts.kernel()}-{uuid4().hex}")
     with _lost(path):
         try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
             try:
                 _write_all(file, content)
                 os.fsync(file)
@@ -88,7 +95,8 @@ def _lost(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreLost(
-            f"store: {path} cannot be written: {error.strerror or error}; finished samples are kept, "
-            "the same command goes on from them"
-        ) from error
+        kept = "finished samples are kept, the same command goes on from them"
+        if error.errno in REFUSED:
+            kept = "what the store holds is kept; valid: a store that this user may write"
+        reason = error.strerror or error
+        raise StoreLost(f"store: {path} cannot be written: {reason}; {kept}") from error

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
+
+#: What opening, parsing and looking into a file can raise that this program has not written itself: it is not there, no
+#: file, a link to itself or not to be read; no text, no JSON, nested without end; too large; of another shape.
+FOREIGN: tuple[type[Exception], ...] = (
+    *(OSError, EOFError, ValueError, RecursionError, MemoryError, ArithmeticError),
+    *(TypeError, LookupError, AttributeError),
+)
+
+#: Longest reason that an error line repeats; a library lists all models that it knows.
+LONGEST = 200
 
 
 class UserError(ValueError):
@@ -32,6 +42,40 @@ class StoreLost(RuntimeError):
 
 class JudgeLost(RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
+
+
+def brief(text: str) -> str:
+    """Return a text that a line can bear; of a long one the beginning."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+@contextmanager
+def foreign(problem: str, remedy: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn whatever a file of somebody else raises inside the block into one line; nothing but reading belongs there.
+
+    Args:
+        problem: the key and the file, and that it cannot be read, as the line begins.
+        remedy: what is valid.
+        more: errors of a library that reads it.
+
+    Raises:
+        UserError: `<problem> (<reason>); valid: <remedy>`; one of the block passes as it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (*FOREIGN, *more) as error:
+        raise UserError(f"{problem} ({first_words(error)}); valid: {remedy}") from error
+
+
+def first_words(error: Exception) -> str:
+    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
+    told = error.strerror if isinstance(error, OSError) else None
+    words = " ".join((told or str(error)).split())
+    plain = isinstance(error, OSError | ValueError) and words
+    line = words if plain else f"{type(error).__name__}: {words}".removesuffix(": ")
+    return brief(line)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def check_folder(key: str, folder: Path) -> None:
             f"{key}: folder {str(folder)!r} cannot be written: {error.strerror or error}; "
             "valid: a writable folder"
         ) from error
+
+
+def check_file(key: str, file: Path) -> None:
+    """Raise UserError unless a file can be made or replaced; nothing is left behind.
+
+    Args:
+        key: the option that names the file.
+        file: it; its folder need not be there yet.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        raise UserError(f"{key}={str(file)!r} is not a file; valid: another path")
+    check_folder(key, file.parent)
 
 
 def check_files(key: str, stem: Path, suffixes: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ def kernel() -> str:
     Host names will not do: containers of one machine have several, and two clusters may have the same.
     """
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+        name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     except OSError:  # no Linux
         name = f"{getnode():012x}"
     return name.replace("-", "")[:8]

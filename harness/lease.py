@@ -11,7 +11,9 @@ system.
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from harness import hosts
+from harness import durable, hosts
 from harness.errors import UserError, tell_once
 
 #: An owner whose last heartbeat is this many times `expiry` older than a file made just now, by the file system's own
@@ -54,6 +56,9 @@ class Terms:
 #: The file of a run that says who computes it.
 LEASE = "lease"
 
+#: Bytes of a lease that are read: its first line, and heartbeats.
+LINE = 1 << 16
+
 #: Unless a config says otherwise.
 USUAL = Terms()
 
@@ -83,22 +88,56 @@ class Seen:
     def expiry(self, otherwise: float) -> float:
         """Return after how many seconds of silence the owner wants to be called dead."""
         told = self.owner.get("expiry")
-        return float(told) if isinstance(told, int | float) and told > 0 else otherwise
+        return float(told) if isinstance(told, int | float) and 0 < told < math.inf else otherwise
 
 
 def look(path: Path) -> Seen | None:
-    """Return what a lease file says; None where there is none."""
+    """Return what a lease file says; None where there is none.
+
+    Raises:
+        UserError: what stands there is no file, or cannot be looked at.
+    """
     try:
-        # Opened for each look: network file systems ask the server then, and not for the attributes of a path.
-        with path.open("rb") as file:
-            line, state = file.readline(), os.fstat(file.fileno())
+        # Opened for each look: network file systems ask the server then, and not for the attributes of a path. A pipe
+        # would never end.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return _unopened(path, error)
+    try:
+        state = os.fstat(file)
+        line = os.read(file, LINE) if stat.S_ISREG(state.st_mode) else b""
+    except OSError as error:
+        raise _no_lease(path, error.strerror or str(error)) from error
+    finally:
+        os.close(file)
+    if not stat.S_ISREG(state.st_mode):
+        raise _no_lease(path, "it is no file")
     owner: Any = None
-    with suppress(ValueError):
-        owner = json.loads(line)
+    with suppress(ValueError, RecursionError):
+        owner = json.loads(line.partition(b"\n")[0])
     return Seen(
         state.st_ino, state.st_size, state.st_mtime, owner if isinstance(owner, dict) else {}
+    )
+
+
+def _unopened(path: Path, error: OSError) -> Seen | None:
+    """Return what a file has that another user keeps to himself: it grows as any other."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        state = None
+    if state is None or not stat.S_ISREG(state.st_mode):
+        raise _no_lease(path, error.strerror or str(error)) from error
+    return Seen(state.st_ino, state.st_size, state.st_mtime)
+
+
+def _no_lease(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"store: {path} cannot be read as a lease ({reason}); valid: removing it, or the right to read it"
     )
 
 
@@ -173,7 +212,7 @@ def create(path: Path, terms: Terms, more: Mapping[str, Any]) -> int:
         FileExistsError: there is one.
         OSError: the disk does not take it.
     """
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, durable.MODE)
     try:
         owner = {"id": uuid4().hex, **hosts.describe(), "beat": terms.beat, "expiry": terms.expiry}
         os.write(file, f"{json.dumps(owner | dict(more))}\n".encode())

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness.digests import Digests, digest
 from harness.durable import replace
-from harness.errors import StoreLost, UserError
+from harness.errors import FOREIGN, StoreLost, UserError
+from harness.files import read_json
 
 #: How many names an error line lists.
 NAMED = 8
@@ -115,10 +116,10 @@ def revision(folder: Path, digests: Digests) -> str:
 
 def _remembered(memory: Path) -> dict[str, list[object]]:
     try:
-        found = json.loads(memory.read_text())
-    except (OSError, ValueError):
+        found = read_json(memory)
+        return {str(name): [*mark] for name, mark in found.items() if len(mark) == 3}
+    except FOREIGN:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

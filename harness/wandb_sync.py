@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
 from harness.running.wandb_log import mode
@@ -53,7 +54,14 @@ def upload(mark: Mark, row: dict[str, Any]) -> str | None:
     command = [sys.executable, "-m", "wandb", "sync", "--id", mark.key, str(folders[-1])]
     command += ["--project", said["project"]] if said.get("project") else []
     try:
-        subprocess.run(command, capture_output=True, text=True, timeout=UPLOAD, check=False)
+        subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=UPLOAD,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"`wandb sync` has not ended after {UPLOAD} s"
     trouble = missing_there(said.get("project"), mark.key, row)
@@ -106,6 +114,7 @@ def send(store: Path) -> int:
     return 1 if failed else 0
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """List, upload or rebuild; return the exit code."""
     options = _options(argv)

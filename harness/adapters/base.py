@@ -18,9 +18,12 @@ from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
 from harness.adapters.heads import settle_head
 from harness.adapters.loading import (
+    MALFORMED,
     check_type,
+    held_back,
     load_checkpoint,
     load_part,
+    source_of,
     template_beside,
     warn_of_template,
 )
@@ -30,7 +33,7 @@ from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
 from harness.engine.parts import Parts
 from harness.engine.positions import ORDER
-from harness.errors import UserError, unknown_name
+from harness.errors import UserError, foreign, unknown_name
 from harness.paths import rooted
 from harness.registry import Registry
 from harness.specs import CHECKPOINT
@@ -202,7 +205,10 @@ class Adapter(Parts):
             check_type(spec, cls.types())
             config = cls.checkpoint_config(spec)
             settle_head(config, spec, cls.renames)
-            processor = cls.load_processor(spec)
+            problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
+            with foreign(problem, "the checkpoint's original files", MALFORMED):
+                processor = cls.load_processor(spec)
+                tokenizer = processor.tokenizer
         # Judged before memory is taken: what the configuration would build, without weights.
         skeleton = build_skeleton(cls.model_class, config, spec)
         # An adapter gives its processor the run's chat template: the one to come must still find the checkpoint's.
@@ -339,6 +345,7 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     Raises:
         UserError: unknown family, missing or unfitting checkpoint.
     """
-    adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
+    with held_back():
+        adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
     warn_of_template(spec, adapter.shipped)
     return adapter

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers import PretrainedConfig
 
 from harness.adapters.conversations import sha256_of
 from harness.adapters.room import free_room, spread
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError, first_words
 from harness.specs import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: What transformers and its tokenizers raise for files that parse and make no sense.
-MALFORMED = (
-    *(OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError),
-    *(ArithmeticError, SafetensorError, StrictDataclassError),
+MALFORMED: tuple[type[Exception], ...] = (
+    *FOREIGN,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
 )
-#: Longest reason that an error line repeats; the library lists all models that it knows.
-LONGEST = 200
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -35,6 +37,28 @@ def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     if spec.path is not None:
         return str(spec.path), {}
     return str(spec.hub), {"revision": spec.revision}
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep what the library logs inside the block until that has ended well; an error has a line of its own."""
+    records: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    names = ("transformers", "huggingface_hub")
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+    for record in records:
+        logging.getLogger(record.name).handle(record)
 
 
 def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
@@ -156,17 +180,6 @@ def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
         f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
         f"give a local directory with model.path=<dir>{_conversion(spec)}"
     )
-
-
-def first_words(error: Exception) -> str:
-    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
-    said = " ".join(str(error).split())
-    named = (
-        said
-        if isinstance(error, OSError | ValueError) and said
-        else f"{type(error).__name__}: {said}"
-    )
-    return named if len(named) <= LONGEST else f"{named[:LONGEST]}..."
 
 
 def _conversion(spec: ModelSpec) -> str:

@@ -31,7 +31,7 @@ def free_room() -> Room:
 
 def _available() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return sys.maxsize
     found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))

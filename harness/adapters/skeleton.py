@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from harness.adapters.loading import MALFORMED, first_words
-from harness.errors import UserError
+from harness.adapters.loading import MALFORMED
+from harness.errors import UserError, first_words
 
 if TYPE_CHECKING:
     from harness.specs import ModelSpec

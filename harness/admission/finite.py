@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.errors import UserError, foreign
 from harness.specs import ModelSpec
 
 #: Bytes of weights up to which `model.check_weights=auto` looks: seconds.
@@ -48,7 +48,11 @@ def _unbounded(file: Path, size: int, changed: int, dtype: str) -> tuple[str, ..
     """Return the names of the tensors with such values."""
     del size, changed
     largest = torch.finfo(getattr(torch, dtype)).max
-    with safe_open(file, framework="pt") as tensors:
+    broken = (SafetensorError, RuntimeError)
+    with (
+        foreign(f"model.path: weight file {str(file)!r} is damaged", "the original file", broken),
+        safe_open(file, framework="pt") as tensors,
+    ):
         return tuple(
             name
             for name in tensors.keys()  # noqa: SIM118 - no mapping

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from harness.errors import Refused
+from harness.errors import Refused, foreign
+from harness.files import read_bytes
 from harness.hub import cached_file
 from harness.measure.available import DeviceMemory
 from harness.measure.flops import quadratic
@@ -50,7 +51,13 @@ def positions_of(model: ModelSpec) -> int | None:
         file = (
             cached_file(model, "config.json") if model.path is None else model.path / "config.json"
         )
-        table = {} if file is None else json.loads(file.read_text())
+        with foreign(f"model={model.name}: {str(file)!r} cannot be read", "the original file"):
+            table = {} if file is None else json.loads(read_bytes(file))
+            return _positions(table)
+    return _positions(table)
+
+
+def _positions(table: Any) -> int | None:
     for part in (table.get("text_config"), table.get("text"), table):
         if part and "max_position_embeddings" in part:
             return int(part["max_position_embeddings"])

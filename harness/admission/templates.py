@@ -31,7 +31,7 @@ def check_template(name: str | None, include_path: Path | None) -> None:
 
 def families(folder: Path) -> frozenset[str]:
     """Return the families that the task files below a folder write prompts for. Cost: one read of each file."""
-    texts = (path.read_text(errors="replace") for path in folder.rglob("*.yaml"))
+    texts = (path.read_text(errors="replace", encoding="utf-8") for path in folder.rglob("*.yaml"))
     return frozenset(name for text in texts for name in _declared(text))
 
 

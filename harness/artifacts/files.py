@@ -20,7 +20,8 @@ from torch import Tensor
 
 from harness import durable
 from harness.digests import Digests
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError, first_words
+from harness.files import read_json
 from harness.revisions import model_revision
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
 DEFAULT_STORE = HARNESS.parent / "results"
+#: What a file of tensors that is damaged raises.
+BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
 
 
 def is_shipped(model: ModelSpec) -> bool:
@@ -85,10 +88,10 @@ class Artifact:
     def _belongs(self, place: Path, digests: Digests | None) -> bool:
         """Say whether the description beside a file is whole and names these very weights."""
         try:
-            described = json.loads(place.with_suffix(".json").read_text())
+            described = read_json(place.with_suffix(".json"))
             wanted = self._identity(digests)
             return all(described.get(name) == value for name, value in wanted.items())
-        except (OSError, ValueError, AttributeError):
+        except FOREIGN:
             return False
 
     def describe(
@@ -110,9 +113,9 @@ class Artifact:
                 f"model={self.model.name!r} has no {self.noun}{self.place}; run: {self._command(method)}"
             )
         try:
-            described = json.loads(described_in.read_text())
+            described = read_json(described_in)
             key = described.pop("key")
-        except (ValueError, KeyError, AttributeError) as error:
+        except FOREIGN as error:
             raise self.broken("has no readable .json file beside it", method) from error
         if key != _key(described):
             raise self.broken("has an edited .json file beside it", method)
@@ -128,8 +131,8 @@ class Artifact:
             with safe_open(self._found(digests), framework="pt") as stream:
                 found: Tensor = stream.get_tensor(self.tensor)
                 key = (stream.metadata() or {}).get("key")
-        except (SafetensorError, OSError) as error:
-            raise self.broken(f"does not open ({error})", method) from error
+        except BROKEN as error:
+            raise self.broken(f"does not open ({first_words(error)})", method) from error
         if key != described["key"]:
             raise self.broken("does not belong to the .json file beside it", method)
         return found

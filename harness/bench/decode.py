@@ -225,7 +225,10 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     """Leave the figures as JSON and as a page; models that were not measured now keep theirs."""
     figures = folder / "bench_decode.json"
     if figures.exists():
-        result = {**result, "rows": together(json.loads(figures.read_text()), result)}
+        result = {
+            **result,
+            "rows": together(json.loads(figures.read_text(encoding="utf-8")), result),
+        }
     here = result["conditions"]
     rounds = [row["rounds"] for row in result["rows"]]
     lines = [

@@ -42,8 +42,8 @@ def fill(store: Path, found: Iterable[Mapping[str, Any]], samples: int) -> None:
             for number in range(samples)
         ]
         lines = "".join(f"{json.dumps(entry)}\n" for entry in (*answers, *scores))
-        (folder / "journal.jsonl").write_text(lines)
-        (folder / "row.json").write_text(json.dumps(row, indent=1) + "\n")
+        (folder / "journal.jsonl").write_text(lines, encoding="utf-8")
+        (folder / "row.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
 
 
 def measure(name: str, store: Path, folder: Path) -> dict[str, Any]:

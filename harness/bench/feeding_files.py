@@ -70,10 +70,12 @@ def write_videos(folder: Path, count: int) -> list[Path]:
 def write_benchmark(folder: Path, name: str, kind: str, files: Sequence[Path]) -> list[str]:
     """Write a task that asks about each file once; return the overrides that choose it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.yaml").write_text(TASK.replace("NAME", name))
-    (folder / "utils.py").write_text(UTILS)
+    (folder / f"{name}.yaml").write_text(TASK.replace("NAME", name), encoding="utf-8")
+    (folder / "utils.py").write_text(UTILS, encoding="utf-8")
     docs = [{"question": "What is it?", "kind": kind, "file": str(file)} for file in files]
-    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(doc)}\n" for doc in docs))
+    (folder / f"{name}.jsonl").write_text(
+        "".join(f"{json.dumps(doc)}\n" for doc in docs), encoding="utf-8"
+    )
     return [
         *(f"benchmark.{key}={name}" for key in ("name", "task")),
         f"benchmark.include_path={folder}",

@@ -79,7 +79,9 @@ def driver() -> str | None:
         return None
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=30
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
@@ -103,7 +105,7 @@ def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
     A file of another form has none.
     """
     try:
-        result = json.loads((folder / "bench_gpu.json").read_text())
+        result = json.loads((folder / "bench_gpu.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:

@@ -144,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     page += "".join(f"| {what} | {how_long} |\n" for what, how_long in lines)
     print(page, end="")
     if asked.write is not None:
-        asked.write.write_text(f"# What the harness costs beside answering\n\n{page}")
+        asked.write.write_text(
+            f"# What the harness costs beside answering\n\n{page}", encoding="utf-8"
+        )
     return 0
 
 

@@ -77,7 +77,12 @@ def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
         place = command.index("--write")
         del command[place : place + 2]
     done = subprocess.run(
-        command, env={**os.environ, **RETURNED}, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        env={**os.environ, **RETURNED},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in islice(rows(), options.rows):
             path = folder / "runs" / row["run_key"]
             path.mkdir(parents=True)
-            (path / "row.json").write_text(json.dumps(row, indent=1))
+            (path / "row.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
         command = [sys.executable, "-m", "harness.bench.tables", "--store", name, "--reader"]
         for reader in READERS:
             (folder / INDEX).unlink(missing_ok=True)

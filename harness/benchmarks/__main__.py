@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.config.listing import choices, listing
 from harness.errors import UserError
 
@@ -20,6 +21,7 @@ from harness.errors import UserError
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what a command line asks; return 1 if a check failed and 2 if the line is wrong."""
     parser = argparse.ArgumentParser(
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--path", type=Path, help="folder that holds its data set (benchmark.path)")
     prefetch = commands.add_parser("prefetch", help="download what it needs, and check that")
     prefetch.add_argument("name", help="a benchmark")
-    for command in (check, prefetch):
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
+    for asked in (check, prefetch):
+        asked.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
     options = parser.parse_args(argv)
     run: dict[str, Callable[[argparse.Namespace], int]] = {
         "list": _list,

@@ -43,6 +43,7 @@ from harness.calibration.fitting import ALPHAS, trace
 from harness.calibration.images import Seen, folder_images, scene_images
 from harness.calibration.maps import Recorder, calibrate
 from harness.catalogue import build_method
+from harness.commands import command
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.errors import StoreLost, UserError
@@ -233,6 +234,7 @@ def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda n: bar.advance(task, n)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 after one line on standard error."""
     argv = sys.argv[1:] if argv is None else argv

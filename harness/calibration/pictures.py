@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +30,11 @@ from harness.artifacts.priors import Prior, prior_for
 from harness.budget import Budget
 from harness.calibration.maps import Recorder
 from harness.catalogue import build_method
+from harness.commands import command
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.engine.session import Session
+from harness.folders import check_files
 from harness.kinds.lookup import as_reducer
 from harness.seedling.benchmarks import sample_scene, samples
 from harness.specs import RunSpec
@@ -232,8 +235,9 @@ def _picture(axes: Any, case: Case, shown: np.ndarray, title: str, **look: Any) 
         axes.set_title(title.replace(", ", ",\n"), fontsize=8.5)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Draw the figure, print the means as JSON."""
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the figure, print the means as JSON; return 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -242,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--ratio", type=float, default=0.9)
     options = parser.parse_args(argv)
+    check_files("--out", options.out, ("png", "svg"))
     torch.set_grad_enabled(False)
     adapter = load_adapter(spec_of("model=seedling").model)
     questions = cases(options.questions)
@@ -249,7 +254,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     choose(adapter, questions, options.ratio)
     draw(questions[: options.scenes], options.out, options.ratio)
     print(json.dumps({"attention": shares(questions), "methods": kept_shares(questions)}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

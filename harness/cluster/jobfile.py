@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import durable
-from harness.errors import UserError
+from harness.errors import FOREIGN, first_words, foreign, tell_once
+from harness.files import read_json
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,10 @@ class JobFile:
         Raises:
             UserError: there is no such file, or it is none of a job.
         """
-        try:
-            return [Entry(**entry) for entry in json.loads(self.path.read_bytes())]
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"--cells {self.path} is no file of a job ({error}); valid: <store>/cluster/<sweep>/job-<n>.json"
-            ) from error
+        with foreign(
+            f"--cells {self.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
+        ):
+            return [_entry(told) for told in read_json(self.path)]
 
     def leave_out(self, cells: Sequence[LeftOut]) -> None:
         """Note which cells gave no row so far, in place of what was noted."""
@@ -82,8 +81,13 @@ class JobFile:
 
     def left_out(self) -> dict[str, LeftOut]:
         """Return what was noted, by key."""
-        found = (LeftOut(**cell) for cell in self._read(".left_out") or ())
-        return {cell.key: cell for cell in found}
+        found = self._read(".left_out")
+        try:
+            cells = [LeftOut(**told) for told in found or ()]
+            return {cell.key: cell for cell in cells if isinstance(cell.code, int)}
+        except FOREIGN as error:
+            tell_once(f"passed over: {self._beside('.left_out')}: {first_words(error)}")
+            return {}
 
     def begin(self) -> None:
         """Forget what is noted of an earlier attempt."""
@@ -97,7 +101,8 @@ class JobFile:
     def ended(self) -> int | None:
         """Return the exit code; None while it runs, and if nobody lived to note it."""
         found = self._read(".end")
-        return None if found is None else int(found["code"])
+        code = found.get("code") if isinstance(found, Mapping) else None
+        return code if isinstance(code, int) else None
 
     def _beside(self, part: str) -> Path:
         return self.path.with_suffix(f"{part}.json")
@@ -108,12 +113,27 @@ class JobFile:
     def _read(self, part: str) -> Any:
         # It appears by rename: it is whole or not there.
         path = self._beside(part)
-        return json.loads(path.read_bytes()) if path.exists() else None
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return None
+        except FOREIGN as error:
+            tell_once(f"passed over: {path}: {first_words(error)}")
+            return None
+
+
+def _entry(told: Mapping[str, Any]) -> Entry:
+    entry = Entry(**told)
+    kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
+    for name, kind in kinds.items():
+        if not isinstance(told[name], kind):
+            raise ValueError(f"{name} is {told[name]!r}")
+    return entry
 
 
 def written(row: Path) -> int | None:
     """Return when a row was written, in nanoseconds; None if it is not there."""
     try:
         return row.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:  # none, or not to be looked at: whoever reads it says why
         return None

@@ -144,7 +144,9 @@ def _submit(executor: Any, calls: Sequence[SlurmJob]) -> list[Any]:
 def _ask(*command: str) -> str:
     """Return what a command of SLURM prints; raises SlurmSilent."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE
+        )
     except subprocess.TimeoutExpired as error:
         raise SlurmSilent(f"cluster=slurm: {command[0]} does not answer") from error
     if done.returncode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from harness.cluster.jobfile import Entry, JobFile, LeftOut
 from harness.cluster.states import Launcher, State
+from harness.errors import FOREIGN, first_words, tell_once
+from harness.files import read_json
 from harness.running.forecast import clock
 from harness.running.waiting import Waiting
 
@@ -89,7 +90,8 @@ class Jobs:
         if code is None:
             return LeftOut(key, f"{where} ended before this cell was done: {state}; {file.log}", 1)
         if code < 0:
-            killer = signal.Signals(-code).name
+            known = -code in set(signal.Signals)
+            killer = signal.Signals(-code).name if known else f"signal {-code}"
             return LeftOut(key, f"the process of {where} was killed by {killer}; {file.log}", 1)
         if code:
             return LeftOut(key, f"{where}: {_last_error(file.log) or f'exit code {code}'}", code)
@@ -176,13 +178,21 @@ class _Line:
 def _jobs(folder: Path) -> Iterator[tuple[str, JobFile]]:
     """Yield the jobs that a command has submitted; a folder without their names has none."""
     about = folder / "sweep.json"
-    if about.exists():
-        for name, file in json.loads(about.read_bytes())["jobs"].items():
-            yield name, JobFile(folder / file)
+    if not about.exists():
+        return
+    try:
+        found = {str(name): folder / file for name, file in read_json(about)["jobs"].items()}
+    except FOREIGN as error:
+        tell_once(f"passed over: {about}: {first_words(error)}")
+        return
+    for name, file in found.items():
+        yield name, JobFile(file)
 
 
 def _last_error(log: Path) -> str | None:
     """Return the last line of a log that tells an error."""
-    lines: Sequence[str] = log.read_text(errors="replace").splitlines() if log.exists() else ()
+    lines: Sequence[str] = (
+        log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    )
     told = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
     return told[-1] if told else None

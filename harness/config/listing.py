@@ -47,14 +47,14 @@ def read_choice(group: str, name: str) -> Section:
 
 def comment(group: str, name: str) -> str:
     """Return the first sentence of what stands above a file's first line."""
-    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     text = " ".join(line.lstrip("# ") for line in lines[:count])
     return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
 
 def _read(path: Path) -> Section:
-    own = read_yaml(path.read_text(), path)
+    own = read_yaml(path.read_text(encoding="utf-8"), path)
     found: Section = {}
     for one in own.pop("defaults", ["_self_"]):
         if isinstance(one, Mapping):

@@ -24,7 +24,7 @@ from harness.convert.internvl_names import renamer
 from harness.convert.internvl_prompt import read_prompt
 from harness.convert.internvl_tokens import build_tokenizer, read_tokens
 from harness.convert.shards import check_names, rewrite, shapes_of, shards_of
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError
 
 
 def build_processor(release: Mapping[str, Any], config: Any, tokenizer: Any, template: str) -> Any:
@@ -64,7 +64,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     shapes = shapes_of(shards)
     try:
         release = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except FOREIGN as error:
         raise UserError(f"{str(source)!r}: no usable config.json ({error})") from error
     own_head = not {"language_model.output.weight", "language_model.lm_head.weight"}.isdisjoint(
         shapes

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 from harness.adapters.conversations import NUMBERED, Frame
 from harness.adapters.internvl_processing import TOKENS
 from harness.convert.pieces import SPACE, fast_tokenizer, read_pieces, reference
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError
 
 #: Questions whose ids are compared: languages, digits, white space, code, and what only bytes can spell.
 PROBES = (
@@ -62,7 +62,7 @@ def read_tokens(source: Path) -> Tokens:
             int(number): AddedToken(token.pop("content"), **token)
             for number, token in config["added_tokens_decoder"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except FOREIGN as error:
         raise UserError(f"{str(source)!r}: no usable tokenizer_config.json ({error!r})") from error
     named = {role: _content(config.get(role)) for role in _NAMED}
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
@@ -92,7 +92,7 @@ def _content(token: Any) -> str | None:
 def _qwen2(source: Path) -> Tokenizer:
     try:
         backend: Tokenizer = Qwen2Tokenizer.from_pretrained(source).backend_tokenizer
-    except (OSError, ValueError) as error:
+    except FOREIGN as error:
         raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
     return backend
 

@@ -19,7 +19,7 @@ from harness.adapters.llava_video_model import (
     LlavaVideoForConditionalGeneration,
 )
 from harness.convert.shards import Shape, check_names, rewrite, shapes_of, shards_of
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError
 
 _TOWER = "model.vision_tower.vision_tower.vision_model."
 _PATCHES = f"{_TOWER}embeddings.patch_embedding.weight"
@@ -135,10 +135,10 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     shards = shards_of(source)
     shapes = shapes_of(shards)
     try:
-        release = json.loads((source / "config.json").read_text())
+        release = json.loads((source / "config.json").read_text(encoding="utf-8"))
         # The release's own configuration class is not part of transformers.
         tokenizer = AutoTokenizer.from_pretrained(source, config=Qwen2Config())
-    except (OSError, ValueError) as error:
+    except FOREIGN as error:
         raise UserError(
             f"{str(source)!r}: no usable config.json and tokenizer ({error})"
         ) from error

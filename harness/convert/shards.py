@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.errors import UserError, foreign
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,12 @@ def shapes_of(shards: Sequence[Path]) -> dict[str, Shape]:
     """Return name and shape of every tensor; only headers are read."""
     found: dict[str, Shape] = {}
     for shard in shards:
-        with safe_open(shard, framework="pt") as tensors:
+        with (
+            foreign(
+                f"weight file {str(shard)!r} is damaged", "the original file", (SafetensorError,)
+            ),
+            safe_open(shard, framework="pt") as tensors,
+        ):
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 found[name] = tuple(tensors.get_slice(name).get_shape())
     return found
@@ -143,5 +148,5 @@ def rewrite(
         say(f"{number}/{len(shards)} {shard.name} -> {file}: {len(renamed)} tensors")
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps(index, indent=1, sort_keys=True)
+        json.dumps(index, indent=1, sort_keys=True), encoding="utf-8"
     )

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness.commands import command
 from harness.doctor.findings import Check, Finding, NotHere, examine
 from harness.paths import ROOT
 
@@ -70,6 +71,7 @@ def without_gpu() -> str:
     raise NotHere("needs a CUDA device")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m harness.doctor")

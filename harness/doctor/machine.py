@@ -31,7 +31,7 @@ def packages() -> str:
     Raises:
         AssertionError: one is missing or outside its range.
     """
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     wrong = [
         f"{one.name}{one.specifier} ({_installed(one.name) or 'missing'})"
@@ -91,7 +91,7 @@ def checkpoints() -> str:
     hubs = {
         path.stem: (cfg.get("hub"), cfg.get("revision"))
         for path in sorted(CONF.glob("model/*.yaml"))
-        if (cfg := yaml.safe_load(path.read_text()))
+        if (cfg := yaml.safe_load(path.read_text(encoding="utf-8")))
     }
     there = [
         name

@@ -34,7 +34,7 @@ def without_effects() -> Iterator[Path]:
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())).resolve()
-        silence = stack.enter_context(open(os.devnull, "w"))
+        silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         stack.enter_context(redirect_stdout(silence))
         stack.enter_context(redirect_stderr(silence))
         reading = _checked(

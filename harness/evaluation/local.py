@@ -155,12 +155,12 @@ def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
 def _whole(home: Path) -> Iterator[None]:
     """Remove what a killed process left unpacked in part, and note afterwards what is whole."""
     listing = home / UNPACKED
-    whole = set(listing.read_text().splitlines()) if listing.exists() else set()
+    whole = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):
         if path.name not in whole:
             _remove(path)
     yield
-    listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)))
+    listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")
 
 
 def _unpacked(home: Path) -> list[Path]:

@@ -71,7 +71,7 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int:
 def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
     """Yield what each control group above this process still allows."""
     try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
@@ -89,9 +89,9 @@ def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
 def _group_room(folder: Path) -> Iterator[int]:
     for limit_file, usage_file, cache_key in FILES:
         try:
-            limit = (folder / limit_file).read_text().strip()
-            usage = int((folder / usage_file).read_text())
-            stat = (folder / "memory.stat").read_text().splitlines()
+            limit = (folder / limit_file).read_text(encoding="utf-8").strip()
+            usage = int((folder / usage_file).read_text(encoding="utf-8"))
+            stat = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         if limit.isdecimal():  # version 2 writes `max` where there is none
@@ -105,7 +105,7 @@ def _group_room(folder: Path) -> Iterator[int]:
 def _kilobytes(path: Path, name: str) -> int | None:
     """Return the entry `name: <n> kB` of a file of /proc in bytes; None where there is none."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next(

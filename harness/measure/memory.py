@@ -71,7 +71,7 @@ def _of_process() -> Peak:
 def reset_resident_peak() -> bool:
     """Set VmHWM back to the present resident set; return False where that is not allowed."""
     try:
-        _RESET.write_text("5")
+        _RESET.write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True
@@ -80,7 +80,7 @@ def reset_resident_peak() -> bool:
 def resident_peak() -> int:
     """Return the peak resident set in bytes: VmHWM on Linux, `ru_maxrss` elsewhere."""
     if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from harness.benchmark_spec import BenchmarkSpec
+from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.library import Index, Leaf, index_of, library
 from harness.config.listing import CONF, choices, comment, read_choice
@@ -194,7 +195,7 @@ def _limit(spec: BenchmarkSpec, leaves: Sequence[Leaf]) -> str:
 def _keys() -> list[tuple[str, str, str]]:
     """Return the defaults of every key with what is written behind them."""
     rows = []
-    for line in (CONF / "base" / "benchmark.yaml").read_text().splitlines():
+    for line in (CONF / "base" / "benchmark.yaml").read_text(encoding="utf-8").splitlines():
         code, _, what = line.partition(" # ")
         key, _, default = code.partition(":")
         if code.startswith("#") or not key:
@@ -204,6 +205,7 @@ def _keys() -> list[tuple[str, str, str]]:
     return rows
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.benchmarks", __doc__, argv)

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from harness.adapters.base import Adapter, load_adapter
 from harness.budget import Budget
+from harness.commands import command
 from harness.config.build import build_spec
 from harness.config.compose import read_command
 from harness.diffusion.loop import Denoiser
 from harness.engine.denoising import Answering, DenoisingSession
 from harness.engine.prompt import Prompt
 from harness.engine.record import Record
-from harness.errors import UserError
+from harness.folders import check_folder
 from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
 from harness.seedling.questions import questions_for
@@ -173,6 +174,7 @@ def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: Shown) -> None
     axes.set_ylim(edge * 1.16, 0)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the picture; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.pages.denoising", description=__doc__)
@@ -180,15 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scene", type=int, default=3, help="number of the held-out scene")
     parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
     options = parser.parse_args(argv)
-    try:
-        command = read_command([f"model={MODEL}", "model.device=cpu"])
-        assert command is not None  # only requests for help compose nothing
-        adapter = load_adapter(build_spec(command.cells[0]).model)
-        scene = Scenes().scene("test", 0, options.scene)
-        steps, answer = steps_of(adapter, scene, options.ratio)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_folder("--write", options.write)
+    command = read_command([f"model={MODEL}", "model.device=cpu"])
+    assert command is not None  # only requests for help compose nothing
+    adapter = load_adapter(build_spec(command.cells[0]).model)
+    scene = Scenes().scene("test", 0, options.scene)
+    steps, answer = steps_of(adapter, scene, options.ratio)
     options.write.mkdir(parents=True, exist_ok=True)
     png, svg = options.write / "steps.png", options.write / "steps.svg"
     with rc_context(STYLE):

@@ -13,6 +13,7 @@ from types import ModuleType
 from omegaconf import OmegaConf
 
 from harness.catalogue import build_method, names_of
+from harness.commands import command
 from harness.config.compose import CONF
 from harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from harness.pages.proofs import Subject, kinds_of
@@ -92,7 +93,9 @@ agree.
 def page(root: Path = ROOT) -> str:
     """Return the page: a table of methods that remove tokens, one of each other kind, and one of config files."""
     folder = root / "tests" / "methods"
-    tests = {path.name: path.read_text() for path in sorted(folder.glob("test_*.py"))}
+    tests = {
+        path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py"))
+    }
     reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
     head = ("method", "acts at", "reads", "cost", "paper", "own tests")
     decoders = [_decoder_row(name) for name in names_of(Decoder)]
@@ -250,12 +253,13 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
 
 def _config_row(path: Path) -> tuple[str, ...]:
     part = OmegaConf.load(path)
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     comment = " ".join(line.lstrip("# ") for line in lines[:count])
     return f"`{path.stem}`", part.name, part.variant, comment
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.methods", __doc__, argv)

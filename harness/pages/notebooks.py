@@ -15,6 +15,7 @@ from pathlib import Path
 
 import matplotlib
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
 
@@ -26,7 +27,7 @@ def cells(path: Path) -> list[str]:
         UserError: the file is no notebook of version 4.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in found["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -62,19 +63,16 @@ def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
     return names
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run notebooks; exit code 2 and one line if a file is none."""
     parser = argparse.ArgumentParser(prog="python -m harness.pages.notebooks", description=__doc__)
     parser.add_argument("notebooks", type=Path, nargs="+")
     parser.add_argument("--figures", type=Path, help="folder for figures as PNG")
     options = parser.parse_args(argv)
-    try:
-        for path in options.notebooks:
-            execute(path.resolve(), options.figures and options.figures.resolve())
-            print(path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for path in options.notebooks:
+        execute(path.resolve(), options.figures and options.figures.resolve())
+        print(path)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from harness.commands import command
 from harness.config.stand_ins import stand_ins
 from harness.pages.writing import print_or_write, table
 from harness.paths import ROOT
@@ -140,6 +141,7 @@ def _listed(title: str, paper: Paper, reason_of: Callable[[Wanted | str], str]) 
     return f"{title}:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     return print_or_write(page, "harness.pages.tables", __doc__, argv)

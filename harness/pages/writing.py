@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from harness.folders import check_file
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, a line a row; what would end a cell is a slash in it."""
@@ -20,8 +22,10 @@ def print_or_write(
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--write", type=Path, help="file to replace")
     options = parser.parse_args(argv)
+    if options.write is not None:
+        check_file("--write", options.write)
     if options.write is None:
         print(page(), end="")
     else:
-        options.write.write_text(page())
+        options.write.write_text(page(), encoding="utf-8")
     return 0

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_files
 from harness.report.data import read_panels
 from harness.report.stored import WHERE
-from harness.report.write import write_panels
+from harness.report.write import SUFFIXES, write_panels
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw curves from a store; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report", description=__doc__)
@@ -24,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_files("--out", options.out, SUFFIXES)
         benchmarks = [name for name in options.benchmarks.split(",") if name]
         panels = read_panels(
             options.store, benchmarks, options.model, options.rule, where=options.where

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cells import Row
+from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import CONF, compose_section
 from harness.errors import UserError
@@ -151,6 +152,7 @@ def table(found: Sequence[Beside]) -> str:
     return "\n".join(lines)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit code 1 if a number is far from its anchor, 2 and one line if there is nothing to read."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.anchors", description=__doc__)

@@ -11,7 +11,9 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from harness.budget import Budget
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
@@ -99,7 +101,7 @@ def write_cache(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts))
+    page.write_text("\n".join(parts), encoding="utf-8")
     return [*written, page], missing
 
 
@@ -163,6 +165,7 @@ def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list
     return [png, svg]
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and a picture of a store's compressors; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.cache", description=__doc__)
@@ -172,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_folder("--write", options.write)
         paths, missing = write_cache(options.store, options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

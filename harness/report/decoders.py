@@ -12,7 +12,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from harness.cells import passed_over
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
 from harness.report.decoder_looks import around
@@ -91,7 +93,7 @@ def write_decoders(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts))
+    page.write_text("\n".join(parts), encoding="utf-8")
     return [*written, page], missing
 
 
@@ -159,6 +161,7 @@ def _accepted(cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and pictures of a store's decoders; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.decoders", description=__doc__)
@@ -168,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_folder("--write", options.write)
         paths, missing = write_decoders(options.store, options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,7 +10,9 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from harness.budget import Budget
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
@@ -85,7 +87,7 @@ def write_diffusion(
     parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
     parts.append(TABLES)
     parts += [_table(one, names) for dealt in found.values() for one in dealt]
-    page.write_text("\n".join(parts))
+    page.write_text("\n".join(parts), encoding="utf-8")
     return [png, svg, page]
 
 
@@ -130,6 +132,7 @@ def _cost(spot: Spot) -> str:
     return f"{spot.point.score.percent}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write tables and a picture of a store's denoised answers; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.report.diffusion", description=__doc__)
@@ -139,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
+        check_folder("--write", options.write)
         paths = write_diffusion(options.store, options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.report.data import CONTROLS, Curve, Panel, Point
 from harness.report.dots import draw_dots
@@ -124,6 +125,7 @@ def _gained(ratio: float, cell: str) -> Point:
     return Point(ratio, Interval(score, score, score), gain=_interval(cell))
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Redraw the pictures of pages; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(
@@ -133,17 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("pages", type=Path, nargs="+", metavar="PAGE", help="a page with its table")
     options = parser.parse_args(argv)
-    try:
-        for page in options.pages:
-            figure = redraw(page)
-            with rc_context(STYLE):
-                figure.savefig(page.with_suffix(".svg"), metadata={"Date": None})
-                if page.with_suffix(".png").exists():
-                    figure.savefig(page.with_suffix(".png"), dpi=RESOLUTION)
-            print(page.with_suffix(".svg"))
-    except (OSError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for page in options.pages:
+        figure = redraw(page)
+        with rc_context(STYLE):
+            figure.savefig(page.with_suffix(".svg"), metadata={"Date": None})
+            if page.with_suffix(".png").exists():
+                figure.savefig(page.with_suffix(".png"), dpi=RESOLUTION)
+        print(page.with_suffix(".svg"))
     return 0
 
 

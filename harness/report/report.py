@@ -83,10 +83,10 @@ def write_report(
             picture = folder / f"{file_name(panel.benchmark)}.svg"
             figure.savefig(picture, metadata={"Date": None})
         table = folder / f"{file_name(panel.benchmark)}.md"
-        table.write_text(page(panel, model, names, ours))
+        table.write_text(page(panel, model, names, ours), encoding="utf-8")
         yield from (table, picture)
     index = folder / "README.md"
-    index.write_text(overview(panels, model, names))
+    index.write_text(overview(panels, model, names), encoding="utf-8")
     yield index
 
 

@@ -14,6 +14,8 @@ from harness.report.table import markdown
 
 #: Dots per inch of the PNG.
 RESOLUTION = 150
+#: Suffixes of the files that are written.
+SUFFIXES = ("png", "svg", "md")
 
 
 def write_curves(
@@ -60,5 +62,5 @@ def write_panels(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
         figure.savefig(png, dpi=RESOLUTION)
         # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
-    table.write_text(markdown(panels))
+    table.write_text(markdown(panels), encoding="utf-8")
     return png, svg, table

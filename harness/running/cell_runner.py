@@ -66,6 +66,7 @@ class CellRunner:
         directory = Store(job.spec.store).run(job.key)
         row = self.stored(job, directory)
         if row is None:
+            self.ranks.first(directory.check_writable)
             self._answer_together(job, jobs)
         start = time.monotonic()
         if row is None:

@@ -43,7 +43,7 @@ class Codebase:
             return None
         if found not in self._texts:
             try:
-                self._texts[found] = digest_of(path.read_text())
+                self._texts[found] = digest_of(path.read_text(encoding="utf-8"))
             except (SyntaxError, ValueError):  # a task that does not run is not for a key to refuse
                 self._texts[found] = None
         return self._texts[found]
@@ -61,7 +61,7 @@ class Codebase:
         if found not in self._sources:
             path = found[0]
             package = module if path.stem == "__init__" else module.rpartition(".")[0]
-            self._sources[found] = parse(path.read_text(), package)
+            self._sources[found] = parse(path.read_text(encoding="utf-8"), package)
         return self._sources[found]
 
 

@@ -46,7 +46,7 @@ def device_name(device: str) -> str:
 def processor_name() -> str:
     """Return the processor's name as Linux gives it, else the machine type."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -64,7 +64,9 @@ def commit() -> str | None:
     """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

@@ -23,7 +23,7 @@ from harness.kinds.stacking import method_of
 from harness.repositories import Copies
 from harness.running.keys import key_parts, run_key
 from harness.specs import RunSpec
-from harness.store import Store
+from harness.store import RunDir, Store
 from methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
@@ -77,11 +77,12 @@ def check_method(spec: RunSpec, method: Method, digests: Digests, places: bool =
     _check_benchmark(spec, digests)
     check_judge(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
-    if places:
-        _check_places(spec)
     priors = require_prior(spec.model, admitted.method, name, digests, spec.store)
     parts = key_parts(spec, admitted.method, digests, (*admitted.artifacts, *priors))
-    return Job(spec, admitted.method, run_key(parts), parts, label)
+    key = run_key(parts)
+    if places:
+        _check_places(spec, key)
+    return Job(spec, admitted.method, key, parts, label)
 
 
 def _check_generation(spec: RunSpec) -> None:
@@ -90,9 +91,12 @@ def _check_generation(spec: RunSpec) -> None:
     check_generation(spec.generation)
 
 
-def _check_places(spec: RunSpec) -> None:
-    """Refuse what could not be written at the end, or at all."""
-    Store(spec.store).check_writable()
+def _check_places(spec: RunSpec, key: str) -> None:
+    """Refuse what could not be written at the end, or at all; a row that is there is read and takes nothing."""
+    run = RunDir(spec.store / "runs" / key)
+    if spec.force or not run.finished:
+        Store(spec.store).check_writable()
+        run.check_writable()
     if spec.curves is not None:
         check_files("curves", spec.curves, CURVES)
     if spec.report is not None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
+
+from harness.commands import complain, discard, speak_plainly
+
+__all__ = [
+    "OutputLost",
+    "Stopped",
+    "complain",
+    "discard",
+    "flush",
+    "output",
+    "speak_plainly",
+    "stoppable",
+    "tell",
+]
 
 
 class OutputLost(RuntimeError):
@@ -79,16 +91,7 @@ def output() -> Iterator[None]:
 def flush() -> None:
     """Hand on what was printed; raises `OutputLost`."""
     with output():
-        if sys.stdout is not None:
-            sys.stdout.flush()
-
-
-def complain(problem: object) -> None:
-    """Print an error as one line on stderr, if stderr takes it."""
-    try:
-        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
-    except OSError:
-        discard(sys.stderr)
+        sys.stdout.flush()
 
 
 def tell(line: str) -> None:
@@ -97,20 +100,3 @@ def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
-
-
-def discard(stream: object) -> None:
-    """Let all that a standard stream has and gets go to /dev/null."""
-    # A replaced stream, as in tests, has no file of its own.
-    with suppress(AttributeError, io.UnsupportedOperation):
-        file = stream.fileno()  # type: ignore[attr-defined]
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, file)
-        os.close(null)
-
-
-def speak_plainly() -> None:
-    """Escape what the encoding of a standard stream lacks (`±` in ASCII) instead of failing on it."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")

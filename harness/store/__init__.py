@@ -10,6 +10,8 @@ held while a process computes the run (harness/store/claims.py). `failed.json` s
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import durable
-from harness.errors import UserError, tell_once
+from harness.errors import FOREIGN, UserError, first_words, tell_once
 from harness.journal import Journal
 from harness.lease import USUAL, Terms
 from harness.store import failures
@@ -81,7 +83,7 @@ class RunDir:
     @property
     def finished(self) -> bool:
         """Whether a row is there; it may yet turn out to be damaged."""
-        return (self.path / "row.json").exists()
+        return os.path.exists(self.path / "row.json")
 
     @property
     def committed(self) -> float:
@@ -109,8 +111,10 @@ class RunDir:
                 f"store: {path} is of {error}; valid: the version that wrote it, force=true, which replaces it, "
                 "or another store"
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
-            problem, row = f"is damaged ({error})", {}
+        except PermissionError as error:
+            raise unopened(self.path, error) from error
+        except FOREIGN as error:
+            problem, row = f"is damaged ({first_words(error)})", {}
         if problem is None and row["run_key"] != self.path.name:
             problem = f"is the row of run {row['run_key']!r}"
         if problem is not None:
@@ -126,6 +130,20 @@ class RunDir:
         except Unreadable as error:
             tell_once(f"passed over: {error}")
             return None
+
+    def check_writable(self) -> None:
+        """Raise UserError if files of another user keep this one from computing the run, or from going on with it.
+
+        A row that is there can be read all the same.
+        """
+        for path in (self.path, *self.path.glob("*.jsonl")):
+            needed = os.W_OK | os.X_OK if path == self.path else os.W_OK
+            if path.exists() and not os.access(path, needed):
+                raise UserError(
+                    f"store={str(self.path.parent.parent)!r}: run {self.path.name} belongs to {_owner(path)}, and this "
+                    f"user may not write {path.relative_to(self.path.parent)}: it cannot be computed or gone on with; "
+                    "valid: a store of your own, or one that a group writes (umask 002, docs/scale.md)"
+                )
 
     def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
         """Hold the run for this process, so that no other one computes it at the same time; see `harness.store.claims`.
@@ -190,11 +208,58 @@ class Store:
 
     def folders(self) -> list[RunDir]:
         """Return the folders that have a row, whatever is in it, ordered by run key."""
-        return [RunDir(path.parent) for path in sorted(self.root.glob("runs/*/row.json"))]
+        found = []
+        for name in folders_in(self.root / "runs"):
+            run = RunDir(self.root / "runs" / name)
+            try:
+                os.stat(run.path / "row.json")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                tell_once(f"passed over: {unopened(run.path, error)}")
+                continue
+            found.append(run)
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all committed rows, ordered by run key; see `finished`."""
         return [row for _, row in self.finished()]
+
+
+def folders_in(runs: Path) -> list[str]:
+    """Return the names of a store's runs, in order; one that has no runs has none.
+
+    Raises:
+        UserError: the folder is not to be read.
+    """
+    try:
+        with os.scandir(runs) as found:
+            return sorted(one.name for one in found if os.path.isdir(one.path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(
+            f"store={str(runs.parent)!r} cannot be read: {first_words(error)}; valid: a store that you may read"
+        ) from error
+
+
+def unopened(folder: Path, error: OSError) -> Unreadable:
+    """Return the error for a run that the system does not let this process look into."""
+    remedy = "removing it"
+    if isinstance(error, PermissionError):
+        remedy = f"a store of your own, or its owner's `chmod -R a+rX {folder}`"
+    return Unreadable(
+        f"store: {folder / 'row.json'} cannot be read ({first_words(error)}); valid: {remedy}"
+    )
+
+
+def _owner(path: Path) -> str:
+    """Return the user whose file it is."""
+    number = path.stat().st_uid
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
 
 
 def _unwritable(root: Path, error: OSError) -> UserError:

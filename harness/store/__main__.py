@@ -2,8 +2,8 @@
 
 `ls`: all runs. `show`: the answers of one, its wrong ones, what it broke and mended. `verify`: whether every row can be
 read and is of the answers in its journal; damaged lines of journals go to a file beside them. `gc`: what nobody needs
-any more; removed with --yes alone. `export`: all rows and the scores of their samples as two small tables
-(harness/store/tables.py), which every reader of a store takes in its place.
+any more; with --yes it moves to `<store>/.trash`, which `gc --purge` empties. `export`: all rows and the scores of
+their samples as two small tables (harness/store/tables.py), which every reader of a store takes in its place.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import StoreLost, UserError
+from harness.commands import command
+from harness.errors import UserError
 from harness.paths import ROOT
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
+from harness.store.commits import DIRTY, counted, named
 from harness.store.index import STATES, Entry, entries
 from harness.store.listing import HEADING, NAMES, chosen, counts, line
 from harness.store.show import answer_lines, pair_lines, verdict, write, write_table, wrong_answers
-from harness.store.upkeep import faults, remove, waste
+from harness.store.trash import NAME as TRASH
+from harness.store.trash import Waste, contents, move, purge
+from harness.store.upkeep import commits, faults, waste
 
 #: Lines that are shown unless asked otherwise.
 LIMIT = 20
@@ -29,6 +33,7 @@ LIMIT = 20
 DAYS = 30.0
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Show answers; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.store", description=__doc__)
@@ -53,23 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify = commands.add_parser("verify", help="are rows and journals whole")
     verify.add_argument("--dry", action="store_true", help="leave damaged lines where they are")
     gc = commands.add_parser("gc", help="what may go")
-    gc.add_argument("--yes", action="store_true", help="remove it; else it is only listed")
+    gc.add_argument("--yes", action="store_true", help="move it; else it is only listed")
     gc.add_argument("--days", type=float, default=DAYS, help=f"age of the abandoned ({DAYS:g})")
-    gc.add_argument("--keep-code", metavar="COMMIT", help="rows of any other commit go as well")
-    for command in (show, export, ls, verify, gc):
-        command.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    gc.add_argument(
+        "--keep-code",
+        metavar="COMMIT",
+        action="append",
+        help="rows of any other commit go as well; four letters or more of it, may be repeated",
+    )
+    gc.add_argument("--purge", action="store_true", help="what gc moved away before, for good")
+    for asked in (show, export, ls, verify, gc):
+        asked.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
-    try:
-        return COMMANDS[options.command](options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except StoreLost as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # As `| head` leaves; nothing more can be written, not even at exit.
-        sys.stdout = None
+    return COMMANDS[options.command](options)
     return 0
 
 
@@ -113,15 +114,60 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    found = list(waste(options.store, _found(options), options.keep_code, options.days))
-    for one in found:
-        print(f"{one.path}: {one.why} ({one.size:,} bytes)")
-    size = sum(one.size for one in found)
+    entries = _found(options)
+    if options.purge:
+        return _purge(options)
+    rows, kept = commits(entries), None
+    if options.keep_code is not None:
+        kept = named(options.keep_code, rows, "--keep-code")
+    found = list(waste(options.store, entries, kept, options.days))
+    _list(found)
+    goes = {waste.path for waste in found}
+    stays = [entry for entry in entries if entry.path not in goes]
+    told = f"stays: {counts(stays)}"
+    if kept is not None:
+        told += f"; rows by commit: {counted(commits(stays)) or 'none'}"
+        if any(commit is not None and commit.endswith(DIRTY) for commit in kept):
+            told += f"; {DIRTY} had changes on top of its commit, and stays with it"
+        if rows[None]:
+            told += "; a row without a commit stays, its code is not known"
+    print(told, file=sys.stderr)
+    trash = options.store / TRASH
+    size = sum(waste.size for waste in found)
+    if not options.yes:
+        print(f"{len(found)} may go, {size:,} bytes; --yes moves them to {trash}", file=sys.stderr)
+        return 0
+    if not found:
+        print("nothing to move", file=sys.stderr)
+        return 0
+    moved = move(options.store, found)
+    for reason in moved.stayed:
+        print(reason, file=sys.stderr)
+    print(
+        f"moved {moved.things}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
+        "gc --purge frees the disk",
+        file=sys.stderr,
+    )
+    return 1 if moved.stayed else 0
+
+
+def _purge(options: argparse.Namespace) -> int:
+    if options.keep_code is not None:
+        raise UserError("--purge empties the whole trash; valid: without --keep-code")
+    found = contents(options.store)
+    _list(found)
     if options.yes:
-        print(f"removed {len(found)}, {remove(found):,} bytes", file=sys.stderr)
+        print(f"removed {len(found)} for good, {purge(found):,} bytes", file=sys.stderr)
     else:
-        print(f"{len(found)} may go, {size:,} bytes; --yes removes them", file=sys.stderr)
+        size = sum(waste.size for waste in found)
+        told = f"{len(found)} may go for good, {size:,} bytes; --yes removes them"
+        print(told, file=sys.stderr)
     return 0
+
+
+def _list(found: Sequence[Waste]) -> None:
+    for part in found:
+        print(f"{part.path}: {part.why} ({part.size:,} bytes)")
 
 
 def _show(options: argparse.Namespace) -> int:

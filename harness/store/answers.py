@@ -98,9 +98,7 @@ def find_run(store: Path, prefix: str) -> RunDir:
     Raises:
         UserError: no finished run does, or several do.
     """
-    finished = {
-        path.parent.name: RunDir(path.parent) for path in Store(store).root.glob("runs/*/row.json")
-    }
+    finished = {run.path.name: run for run in Store(store).folders()}
     if prefix in finished:
         return finished[prefix]
     found = sorted(key for key in finished if prefix and key.startswith(prefix))

@@ -11,8 +11,9 @@ import json.scanner
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from harness.files import refuse_constant
 from harness.store.schema import SCHEMA
-from harness.store.shape import check_shape
+from harness.store.shape import check_extra, check_shape
 
 Row = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ EXTRA = "extra"
 INNER = f"{EXTRA}."
 
 #: Parses one value, of which tens are in a row: a third of the time of json.loads where they are short.
-_scan = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+_scan = json.scanner.make_scanner(json.JSONDecoder(parse_constant=refuse_constant))  # type: ignore[arg-type]
 
 #: Blocks of one level, and objects of rows, that are remembered at most.
 KEPT = 8192
@@ -53,6 +54,9 @@ class Cutter:
             blocks = self._cut(raw.removesuffix(b"\n").decode("ascii"))
             row = {name: value for name, _, value in blocks}
             check_shape({**row, EXTRA: {}})
+            check_extra(
+                {name.removeprefix(INNER): row[name] for name in row if name.startswith(INNER)}
+            )
         except (ValueError, StopIteration, RecursionError):
             return None
         # One that is to be lifted is no longer what its file says.

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from harness import durable
 from harness.digests import Digests
+from harness.errors import FOREIGN
 from harness.store import blocks, schema, shape
 from harness.store.blocks import EXTRA, INNER, Block, Row
 
@@ -40,7 +41,7 @@ MARKS = ("mtime_ns", "size", "inode")
 CODE = b"espalier.code"
 
 #: What reading a damaged file, or one of another program, ends in.
-DAMAGED = (OSError, pa.ArrowException, KeyError, ValueError)
+DAMAGED = (*FOREIGN, pa.ArrowException)
 
 #: A column of more texts than these has them in full, a row each.
 DISTINCT = 8192

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from harness import durable, journal
 from harness.digests import Digests
-from harness.errors import StoreLost, UserError
+from harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
+from harness.folders import check_folder
 from harness.paths import ROOT
 from harness.store import RunDir, Store, schema, shape, tables
 from harness.store.tables import ROW_TYPES, ROWS, SAMPLE_TYPES, SAMPLES
@@ -33,7 +34,7 @@ NAME = "index.exported"
 LEVEL = 9
 
 #: What reading a file of another program ends in.
-DAMAGED = (OSError, ValueError)
+DAMAGED = (*FOREIGN, pa.ArrowException)
 
 
 class Written(NamedTuple):
@@ -78,11 +79,15 @@ def write_tables(store: Path, folder: Path) -> Written:
 
     Cost: for a run that has not changed three system calls; a table in which something changed is written whole.
     """
+    check_folder("export", folder)
     former, found, read = _former(store, folder), [], 0
     for run in Store(store).folders():
         try:
             committed, mark = _marked(run)
         except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as error:
+            tell_once(f"passed over: run {run.path}: {first_words(error)}")
             continue
         part = former.parts.get(run.path.name)
         if part is None or part.mark != mark:
@@ -113,21 +118,21 @@ def _read(run: RunDir, committed: float, mark: str) -> Part | None:
         return None
     key = row["run_key"]
     line = {"run_key": key, "committed": committed, "row": json.dumps(row)}
-    scores = [
-        {
-            **{"run_key": key, "task": entry["task"], "doc_id": entry["doc_id"]},
-            **{"metric": metric, "score": float(score)},
-            "unit": entry.get("units", {}).get(metric, entry["doc_id"]),
-        }
-        for entry in run.journal.entries()
-        for metric, score in entry.get("scores", {}).items()
-    ]
-    return Part(
-        key,
-        mark,
-        pa.Table.from_pylist([line], schema=ROW_TYPES),
-        pa.Table.from_pylist(scores, schema=SAMPLE_TYPES),
-    )
+    try:
+        scores = [
+            {
+                **{"run_key": key, "task": entry["task"], "doc_id": entry["doc_id"]},
+                **{"metric": metric, "score": float(score)},
+                "unit": entry.get("units", {}).get(metric, entry["doc_id"]),
+            }
+            for entry in run.journal.entries()
+            for metric, score in entry.get("scores", {}).items()
+        ]
+        lines = pa.Table.from_pylist(scores, schema=SAMPLE_TYPES)
+    except FOREIGN as error:
+        tell_once(f"passed over: run {run.path}: its journal is damaged ({first_words(error)})")
+        return None
+    return Part(key, mark, pa.Table.from_pylist([line], schema=ROW_TYPES), lines)
 
 
 def _write(store: Path, folder: Path, former: Former, parts: list[Part]) -> None:
@@ -171,12 +176,15 @@ def _former(store: Path, folder: Path) -> Former:
     # The code comes first: that of another version may have written anything.
     if index.get("code") != _code() or index["files"] != files:
         return Former({}, {})
-    # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
-    rows, scores = (
-        pq.ParquetFile(pa.BufferReader(content[name])).read(use_threads=False)
-        for name in (ROWS, SAMPLES)
-    )
-    return Former(files, {part.key: part for part in _parts(index["runs"], rows, scores)})
+    try:
+        # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
+        rows, scores = (
+            pq.ParquetFile(pa.BufferReader(content[name])).read(use_threads=False)
+            for name in (ROWS, SAMPLES)
+        )
+        return Former(files, {part.key: part for part in _parts(index["runs"], rows, scores)})
+    except DAMAGED:
+        return Former({}, {})
 
 
 def _parts(runs: list[list[Any]], rows: pa.Table, scores: pa.Table) -> Iterator[Part]:

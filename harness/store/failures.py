@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import durable, hosts
-from harness.errors import StoreLost
+from harness.errors import FOREIGN, StoreLost
+from harness.files import read_json
 
 NAME = "failed.json"
 
@@ -51,7 +52,7 @@ def clear(folder: Path) -> None:
 def read(folder: Path) -> dict[str, Any] | None:
     """Return why a run failed: `cause`, `error`, `when`, who; None if it did not, or nobody can tell."""
     try:
-        told = json.loads((folder / NAME).read_bytes())
-    except (OSError, ValueError):
+        told = read_json(folder / NAME)
+    except FOREIGN:
         return None
     return told if isinstance(told, dict) and isinstance(told.get("cause"), str) else None

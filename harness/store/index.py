@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.lease import LEASE, Terms, file_time, look
 from harness.store import failures
 from harness.store.blocks import Row
@@ -56,20 +57,31 @@ def entries(store: Path, only: Collection[str] | None = None) -> list[Entry]:
         elif run.row is not None:
             listed.append(Entry(run.path, DONE, _summary(run.row), run.committed))
         else:
-            listed.append(unfinished(run.path, now))
+            listed += unfinished(run.path, now)
     return listed
 
 
-def unfinished(path: Path, now: float) -> Entry:
-    """Return a run without a row; `now` is the time by the file system's clock."""
-    changed = path.stat().st_mtime
-    seen = look(path / LEASE)
+def unfinished(path: Path, now: float) -> list[Entry]:
+    """Return a run without a row, nothing where it has been removed meanwhile.
+
+    Args:
+        path: its folder.
+        now: the time by the file system's clock.
+    """
+    try:
+        changed = path.stat().st_mtime
+    except FileNotFoundError:
+        return []
+    try:
+        seen = look(path / LEASE)
+    except UserError as error:
+        return [Entry(path, DAMAGED, {"problem": str(error)}, changed)]
     if seen is not None and now - seen.beaten <= seen.expiry(Terms().expiry):
-        return Entry(path, RUNNING, {**seen.owner, "beaten": seen.beaten}, changed)
+        return [Entry(path, RUNNING, {**seen.owner, "beaten": seen.beaten}, changed)]
     failure = failures.read(path)
     if failure is not None:  # until it is tried again and ends
-        return Entry(path, FAILED, failure, changed)
-    return Entry(path, UNFINISHED, {}, changed)
+        return [Entry(path, FAILED, failure, changed)]
+    return [Entry(path, UNFINISHED, {}, changed)]
 
 
 def _now(store: Path) -> float:
@@ -85,6 +97,7 @@ def _summary(row: Row) -> dict[str, Any]:
     headline = extra.get("headline")
     name = headline if headline in metrics else next(iter(metrics), None)
     score = metrics.get(name) or {}
+    commit = (extra.get("environment") or {}).get("commit")
     return {
         **{one: row[one] for one in ("model", "method", "benchmark", "ratio", "n_samples")},
         "label": extra.get("label") or "",
@@ -92,5 +105,5 @@ def _summary(row: Row) -> dict[str, Any]:
         "value": score.get("value"),
         "stderr": score.get("stderr"),
         "rate": extra.get("samples_per_second"),
-        "commit": extra.get("environment", {}).get("commit"),
+        "commit": commit if isinstance(commit, str) else None,
     }

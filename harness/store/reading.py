@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import StoreLost
-from harness.store import RunDir, Unreadable
+from harness.store import RunDir, Unreadable, folders_in, unopened
 from harness.store.blocks import Cutter, Row, blocks_of, part_of, row_of
 from harness.store.columns import Columns, Gathered, Mark, write
 
@@ -51,19 +51,22 @@ def walk(
     Cost: one stat a run, and where the columns hold some 20 us more; a file that is read 60 us.
     """
     runs = store / "runs"
-    try:
-        there = {one.name for one in os.scandir(runs) if one.is_dir()}
-    except (FileNotFoundError, NotADirectoryError):
+    there = set(folders_in(runs))
+    if not there:
         return
     columns, cutter = Columns(store, asked), Cutter()
     looked = sorted(there if only is None else there.intersection(only))
     stays = [key in there for key in columns.places]
     found: list[tuple[str, float | None, int | None]] = []
+    closed: dict[str, OSError] = {}
     for key in looked:
         place = columns.places.get(key)
         try:
             state = os.stat(f"{runs}/{key}/row.json")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            state = None
+        except OSError as error:  # of another user, or a link to itself
+            closed[key] = error
             state = None
         committed = None if state is None else state.st_mtime
         if place is not None and (state is None or columns.marks[place] != _mark(state)):
@@ -75,6 +78,8 @@ def walk(
     for key, committed, place in found:
         if place is not None:
             yield Found(runs / key, committed or 0.0, next(copied))
+        elif key in closed:
+            yield Found(runs / key, _changed(runs / key), problem=unopened(runs / key, closed[key]))
         elif committed is not None:
             yield _read(runs / key, committed, asked, cutter, fresh)
         else:
@@ -108,6 +113,13 @@ def _read(
     if fresh is not None and blocks is not None:
         fresh.add(path.name, mark, blocks)
     return Found(path, committed, part)
+
+
+def _changed(folder: Path) -> float:
+    """Return when a folder changed last; 0 where even that is not to be known."""
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
 
 
 def _content(path: Path) -> tuple[Mark, bytes]:

@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import durable
-from harness.errors import UserError
+from harness.errors import UserError, foreign, tell_once
+from harness.files import read_json
 
 #: Of the files; one of another version is none.
 VERSION = 1
@@ -79,7 +81,8 @@ def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
     asked = json.dumps([list(argv), [cell.key for cell in cells]])
     path = store / "sweeps" / f"{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
     if path.exists():
-        os.utime(path)  # the newest command is the one that is meant where none is named
+        with suppress(OSError):  # of another user
+            os.utime(path)  # the newest command is the one that is meant where none is named
         return path
     told = {
         "version": VERSION,
@@ -87,6 +90,10 @@ def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
         "submitted": time.time(),
         "cells": [asdict(cell) for cell in cells],
     }
+    if not os.access(
+        store, os.W_OK
+    ):  # whose rows are all there, or no cell would have been admitted
+        return path
     durable.make_folder(path.parent)
     durable.replace(path, f"{json.dumps(told, indent=1)}\n".encode())
     return path
@@ -102,13 +109,15 @@ def find(store: Path, asked: str | None) -> Sweep | None:
     Raises:
         UserError: there is no such sweep, or its file is damaged or of another version.
     """
-    files = sorted((store / "sweeps").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    files = sorted((store / "sweeps").glob("*.json"), key=_changed)
     if asked is None:
-        return _read(files[-1]) if files else None
+        return next(_readable(reversed(files)), None)
     named = [path for path in files if path.stem.startswith(asked) or path == Path(asked)]
     if not named:
         preset = f"experiment={asked}"
-        named = [path for path in files if preset in (o.lstrip("+") for o in _read(path).argv)]
+        for sweep in _readable(reversed(files)):
+            if preset in (text.lstrip("+") for text in sweep.argv):
+                return sweep
     if not named:
         known = ", ".join(path.stem for path in reversed(files[-5:])) or "none"
         raise UserError(
@@ -117,17 +126,43 @@ def find(store: Path, asked: str | None) -> Sweep | None:
     return _read(named[-1])
 
 
-def _read(path: Path) -> Sweep:
+def _changed(path: Path) -> float:
     try:
-        told = json.loads(path.read_bytes())
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile, or a link to itself
+        return 0.0
+
+
+def _readable(files: Iterable[Path]) -> Iterator[Sweep]:
+    """Yield the sweeps of files; one that is damaged is named and passed over."""
+    for path in files:
+        try:
+            yield _read(path)
+        except UserError as error:
+            tell_once(f"passed over: {error}")
+
+
+def _read(path: Path) -> Sweep:
+    with foreign(f"{path} is damaged", "removing it"):
+        told = read_json(path)
         if told["version"] != VERSION:
             raise UserError(
                 f"{path} is of version {told['version']}; this version reads {VERSION}; valid: the version that wrote "
                 "it, or another sweep"
             )
-        cells = tuple(Cell(**{**cell, "line": tuple(cell["line"])}) for cell in told["cells"])
-        return Sweep(path.stem, tuple(told["argv"]), float(told["submitted"]), cells)
-    except UserError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged ({error}); valid: removing it") from error
+        cells = tuple(map(_cell, told["cells"]))
+        argv = tuple(map(_text, told["argv"]))
+        return Sweep(path.stem, argv, float(told["submitted"]), cells)
+
+
+def _cell(told: Mapping[str, Any]) -> Cell:
+    names = {name: _text(told[name]) for name in ("key", "model", "method", "benchmark", "label")}
+    samples = None if told["samples"] is None else int(told["samples"])
+    line = tuple(map(_text, told["line"]))
+    return Cell(**names, ratio=float(told["ratio"]), samples=samples, line=line)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value

@@ -16,8 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.errors import UserError
+from harness.errors import FOREIGN, UserError, first_words, foreign
+from harness.files import refuse_constant
 from harness.store.schema import upgraded
+from harness.store.shape import check_shape
 
 ROWS, SAMPLES = "rows.parquet", "samples.parquet"
 
@@ -81,9 +83,11 @@ def dated_rows(folder: Path) -> list[tuple[float, Row]]:
     rows: list[Row] = []
     for key, text in zip(keys, table["row"], strict=True):
         try:
-            rows.append(upgraded(json.loads(text)))
-        except ValueError as error:
-            raise UserError(f"{folder / ROWS}: run {key} has {error}") from error
+            row = upgraded(json.loads(text, parse_constant=refuse_constant))
+            check_shape(row)
+            rows.append(row)
+        except FOREIGN as error:
+            raise UserError(f"{folder / ROWS}: run {key} has {first_words(error)}") from error
     return list(zip(table["committed"], rows, strict=True))
 
 
@@ -95,12 +99,9 @@ def read_samples(folder: Path) -> pa.Table:
 def _read(path: Path, types: pa.Schema) -> pa.Table:
     if not path.is_file():
         raise UserError(f"{path} is missing; valid: {ROWS} and {SAMPLES}, written together")
-    try:
+    with foreign(f"{path} is damaged", "a whole file", (pa.ArrowException,)):
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is damaged ({reason}); valid: a whole file") from error
-    if table.column_names != types.names:
-        names = ", ".join(types.names)
-        raise UserError(f"{path} has columns {', '.join(table.column_names)}; valid: {names}")
-    return table.cast(types)
+        if table.column_names != types.names:
+            names = ", ".join(types.names)
+            raise UserError(f"{path} has columns {', '.join(table.column_names)}; valid: {names}")
+        return table.cast(types)

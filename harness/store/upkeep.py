@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from harness import durable
-from harness.errors import StoreLost, UserError
+from harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
 from harness.journal import parse, read_lines
 from harness.lease import LEASE, LONG, USUAL, file_time, look
 from harness.store import RunDir, Unreadable
 from harness.store.debris import temporaries
 from harness.store.digest import answers_in, tells
-from harness.store.index import DONE, RUNNING, Entry
+from harness.store.index import DAMAGED, DONE, RUNNING, Entry
+from harness.store.trash import Waste, size_of
 
 #: A line that is no entry goes behind this suffix of its journal.
 QUARANTINE = ".damaged"
@@ -25,75 +26,77 @@ QUARANTINE = ".damaged"
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Waste:
-    """A file or a folder that nobody needs, and why."""
-
-    path: Path
-    why: str
-    size: int
+def commits(found: Iterable[Entry]) -> Counter[str | None]:
+    """Return how many rows there are of each commit."""
+    return Counter(entry.summary["commit"] for entry in found if entry.state == DONE)
 
 
-def waste(store: Path, found: Sequence[Entry], code: str | None, days: float) -> Iterator[Waste]:
+def waste(
+    store: Path, found: Sequence[Entry], kept: frozenset[str] | None, days: float
+) -> Iterator[Waste]:
     """Yield what may go from a store; runs that are computed now are left alone.
 
     Args:
         store: its folder.
         found: its runs.
-        code: keep only rows of this commit; None: those of all.
+        kept: keep only rows of these commits, and those without one; None: all rows.
         days: how old a run without a row must be to count as abandoned.
+
+    Raises:
+        StoreLost: the store takes no file, so that its clock is not known.
     """
     try:
         now = file_time(store / "runs")
     except OSError as error:
-        raise StoreLost(f"store={str(store)!r}: {error.strerror or error}") from error
+        raise StoreLost(
+            f"store={str(store)!r} cannot be written: {error.strerror or error}; valid: a store of your own"
+        ) from error
     for place in (store, store / "runs", store / "sweeps"):
-        if place.is_dir():
-            yield from _temporaries(place, now)
+        yield from _temporaries(place, now)
     for entry in found:
-        if entry.state == RUNNING:
-            continue
-        run = RunDir(entry.path)
-        old = now - entry.changed > days * 86_400
-        if entry.state == DONE and code is not None and entry.summary["commit"] != code:
-            yield _of(entry.path, f"of code {entry.summary['commit']}, not {code}")
-            continue
-        if entry.state != DONE and old and not run.finished:
-            yield _of(entry.path, f"no row, and nothing written for {days:g} days")
-            continue
-        yield from _temporaries(entry.path, now)
-        seen = look(entry.path / LEASE)
-        if seen is not None and now - seen.beaten > LONG * seen.expiry(USUAL.expiry):
-            yield _of(entry.path / LEASE, "lease of a command that is dead")
-        for path in run.forced.files():
-            if now - path.stat().st_mtime > days * 86_400:
-                yield _of(path, f"journal of a forced run, abandoned for {days:g} days")
+        try:
+            yield from _of_run(entry, kept, days, now)
+        except FOREIGN as error:
+            tell_once(f"passed over: {entry.path}: {first_words(error)}")
+
+
+def _of_run(entry: Entry, kept: frozenset[str] | None, days: float, now: float) -> Iterator[Waste]:
+    lease = look(entry.path / LEASE)
+    silence = 0.0 if lease is None else now - lease.beaten
+    expiry = USUAL.expiry if lease is None else lease.expiry(USUAL.expiry)
+    if entry.state == RUNNING or (lease is not None and silence <= expiry):
+        return
+    run = RunDir(entry.path)
+    if entry.state == DONE and kept is not None:
+        commit = entry.summary["commit"]
+        if commit is not None and commit not in kept:
+            yield _of(entry.path, f"of code {commit}", entry.path)
+            return
+    old = now - entry.changed > days * 86_400
+    if entry.state not in (DONE, DAMAGED) and old:
+        yield _of(entry.path, f"no row, and nothing written for {days:g} days", entry.path)
+        return
+    yield from _temporaries(entry.path, now)
+    if lease is not None and silence > LONG * expiry:
+        yield _of(entry.path / LEASE, "lease of a command that is dead")
+    for path in run.forced.files():
+        if now - path.stat().st_mtime > days * 86_400:
+            yield _of(path, f"journal of a forced run, abandoned for {days:g} days", entry.path)
 
 
 def _temporaries(folder: Path, now: float) -> Iterator[Waste]:
-    for path, _ in temporaries(folder):
-        if now - path.stat().st_mtime > LONG * USUAL.expiry:
-            yield _of(path, "temporary file of a writer that is dead")
+    try:
+        for path, _ in temporaries(folder):
+            if now - path.lstat().st_mtime > LONG * USUAL.expiry:
+                yield _of(path, "temporary file of a writer that is dead")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        tell_once(f"passed over: {folder}: {first_words(error)}")
 
 
-def _of(path: Path, why: str) -> Waste:
-    files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
-    return Waste(path, why, sum(one.stat().st_size for one in files))
-
-
-def remove(found: Iterable[Waste]) -> int:
-    """Remove what is given, of a run's folder the row last but for the folder itself; return the bytes."""
-    freed = 0
-    for one in found:
-        if one.path.is_dir():
-            # A row without its journal is a row; a journal without its row is a run to go on with.
-            for path in sorted(one.path.iterdir(), key=lambda path: path.name == "row.json"):
-                path.unlink()
-            one.path.rmdir()
-        else:
-            one.path.unlink(missing_ok=True)
-        freed += one.size
-    return freed
+def _of(path: Path, why: str, run: Path | None = None) -> Waste:
+    return Waste(path, why, size_of(path), run)
 
 
 def faults(entry: Entry, mend: bool) -> Iterator[str]:
@@ -104,6 +107,9 @@ def faults(entry: Entry, mend: bool) -> Iterator[str]:
         mend: whether damaged lines of its journals go to `<journal>.damaged`.
     """
     if entry.state == RUNNING:
+        return
+    if entry.state == DAMAGED and not RunDir(entry.path).finished:
+        yield entry.summary["problem"]
         return
     run = RunDir(entry.path)
     try:
@@ -116,7 +122,10 @@ def faults(entry: Entry, mend: bool) -> Iterator[str]:
             yield from _quarantined(path, mend)
     if row is None:
         return
-    entries = run.journal.entries()
+    try:
+        entries = run.journal.entries()
+    except UserError:  # said above
+        return
     answers = answers_in(entries)
     if len(answers) < row["n_samples"]:
         yield f"{entry.path}: the journal has {len(answers)} answers, the row is of {row['n_samples']}"
@@ -161,11 +170,14 @@ def _other_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]])
     scores: dict[Any, dict[str, float]] = {}
     for entry in entries:
         if isinstance(entry.get("scores"), dict):
-            scores[entry.get("task"), entry.get("doc_id")] = entry["scores"]
+            scores[str(entry.get("task")), str(entry.get("doc_id"))] = entry["scores"]
     how = row["extra"].get("aggregation", {})
     for name, values in row["metrics"].items():
         of = [one[name] for one in scores.values() if name in one]
         if how.get(name, {}).get("how") != "mean" or not of or values["value"] is None:
+            continue
+        if not all(isinstance(score, int | float) for score in of):
+            yield f"{path}: the journal has scores of {name} that are no numbers"
             continue
         mean = fmean(of)
         if not math.isclose(mean, values["value"], rel_tol=ROUNDING, abs_tol=ROUNDING):

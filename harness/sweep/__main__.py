@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
 from harness.store.index import RUNNING
@@ -28,6 +29,7 @@ from harness.sweep.progress import LEFT, Progress, progress_of
 EVERY = 2.0
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a status; exit code 2 and one line if that cannot be done, 0 else."""
     parser = argparse.ArgumentParser(prog="python -m harness.sweep", description=__doc__)

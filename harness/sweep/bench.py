@@ -55,13 +55,15 @@ def _write(folder: Path, number: int) -> None:
         "extra": {"headline": "acc", "label": ""},
     }
     row["extra"] = {**row["extra"], "settings": "x" * (ROW - len(json.dumps(row)))}  # type: ignore[dict-item]
-    (folder / "row.json").write_text(json.dumps(row, indent=1))
+    (folder / "row.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
 
 
 def _status(store: Path) -> float:
     command = [sys.executable, "-m", "harness.sweep", "status", "--store", str(store)]
     start = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
+    )
     taken = time.monotonic() - start
     assert f"{len(list((store / 'runs').iterdir()))} done" in done.stdout
     return taken

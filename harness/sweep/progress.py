@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.errors import FOREIGN, first_words
 from harness.journal import Journal
 from harness.store.claims import size
 from harness.store.index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
@@ -112,7 +113,10 @@ def _at(cell: Cell, entry: Entry | None) -> At:
         return At(cell, DONE, told["n_samples"], *scored)
     if entry.state == DAMAGED:
         return At(cell, FAILED, note=told["problem"])
-    answers, right = _answered(entry.path)
+    try:
+        answers, right = _answered(entry.path)
+    except FOREIGN as error:
+        return At(cell, FAILED, note=first_words(error))
     score = right / answers if answers and right is not None else None
     if entry.state == RUNNING:
         return At(cell, RUNNING, answers, score, None, "match", _rate(entry, answers), _owner(told))
@@ -148,7 +152,7 @@ def _rate(entry: Entry, answers: int) -> float | None:
         # Written anew by each owner; its time and that of the last answer are of one clock.
         begun = (entry.path / "spec.json").stat().st_mtime
         spent = max(path.stat().st_mtime for path in entry.path.glob("*.jsonl")) - begun
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
     if not isinstance(had, int) or not answers or now <= had or spent <= 0:
         return None

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.config.listing import choices
 from harness.errors import UserError, unknown_name
+from harness.folders import check_folder
 from harness.paths import rooted
 from harness.tables import analytic
 from harness.tables.filling import Shelf
@@ -54,6 +56,7 @@ def rebuild(
     return [build(slug, number, shelf, model, said) for slug, number in tables], notes.lines()
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print tables or write them; exit code 2 and one line if that cannot be done."""
     given = sys.argv[1:] if argv is None else list(argv)
@@ -73,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     known = [*papers(), "all", "analytic"]
     try:
+        if options.out is not None:
+            check_folder("--out", options.out)
         if options.paper not in known:
             raise unknown_name("paper", options.paper, known)
         if options.model is not None and options.model not in choices("model"):

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.tables import (
     analytic_aircache,
     analytic_d2pruner,
@@ -68,6 +70,7 @@ def write(judged: Sequence[Judged], folder: Path) -> None:
     (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
@@ -76,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="analytic.md and analytic.csv")
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     asked = parser.parse_args(argv)
+    if asked.write is not None:
+        check_folder("--write", asked.write)
     try:
         judged, left = verdicts(asked.published)
     except UserError as error:

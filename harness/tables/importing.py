@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import durable
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_folder
 from harness.tables.cells import COLUMNS, Cell
 from harness.tables.published import FOLDER, Paper, papers, read_cells, read_paper
 
@@ -79,17 +81,15 @@ def _csv(head: Sequence[str], lines: Sequence[Sequence[str]]) -> bytes:
     return out.getvalue().encode()
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Import a folder; exit code 2 and one line if a file is not whole."""
     parser = argparse.ArgumentParser(prog="python -m harness.tables.importing", description=__doc__)
     parser.add_argument("source", type=Path, metavar="DIR", help="folder of <paper>_table<N>.csv")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the papers' files lie")
     options = parser.parse_args(argv)
-    try:
-        written = import_tables(options.source, options.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_folder("--out", options.out)
+    written = import_tables(options.source, options.out)
     print(f"{len(written) - 1} tables in {options.out}")
     return 0
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from harness.errors import UserError
+from harness.commands import command
+from harness.folders import check_folder
 from harness.tables.panels import called, name_of
 from harness.tables.published import Paper, papers, read_cells, read_paper
 from harness.tables.wanted import Wanted, text, wanted
@@ -101,16 +102,14 @@ def write(folder: Path) -> list[Path]:
     return written
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the presets; exit code 2 and one line if a table cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m harness.tables.presets", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, help="folder of presets")
     options = parser.parse_args(argv)
-    try:
-        written = write(options.write)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_folder("--write", options.write)
+    written = write(options.write)
     print(f"{len(written)} presets in {options.write}")
     return 0
 

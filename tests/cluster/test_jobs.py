@@ -68,7 +68,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     first, second = file.entries()
     assert (first.key, first.before, first.config) == ("00", None, {"how": "good"})
     assert not first.done
-    Path(first.row).write_text("{}")
+    Path(first.row).write_text("{}", encoding="utf-8")
     assert first.done
     assert not second.done
     # A row that stood there before is not this job's.
@@ -92,7 +92,7 @@ def test_a_job_without_cells_to_do_starts_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = job(tmp_path, 0, "good")
-    Path(file.entries()[0].row).write_text("{}")
+    Path(file.entries()[0].row).write_text("{}", encoding="utf-8")
     monkeypatch.setattr(work, "start", lambda *_: pytest.fail("a process was started"))
     assert carry_out(file, {}) == 0
     assert file.ended() == 0
@@ -144,7 +144,10 @@ def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) ->
     workers.start(packs(1, 3), files)
     jobs = Jobs(dict(zip(workers.names, files, strict=True)))
     watch(jobs, workers, 0.1, Waiting(quiet=True), lambda line: None)
-    seen = [json.loads(Path(file.entries()[0].row).read_text())["devices"] for file in files]
+    seen = [
+        json.loads(Path(file.entries()[0].row).read_text(encoding="utf-8"))["devices"]
+        for file in files
+    ]
     assert set(seen) <= {"4", "5", "7"}
     assert jobs.missing("00") is None
     lost = jobs.missing("11")
@@ -193,7 +196,7 @@ def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> N
     assert lost is not None
     assert lost.reason.startswith("job 7 ended before this cell was done: FAILED; ")
     # A row counts, whatever the queue says; a reason that was noted does, too.
-    Path(jobs.entries["7"][0].row).write_text("{}")
+    Path(jobs.entries["7"][0].row).write_text("{}", encoding="utf-8")
     assert jobs.missing("00") is None
     jobs.files["7"].leave_out([LeftOut("01", "cannot be reached", 2)])
     assert jobs.missing("01") == LeftOut("01", "cannot be reached", 2)

@@ -279,14 +279,14 @@ def alter(source: Path, change: Any) -> None:
 
 def edit(file: Path, **changes: Any) -> None:
     """Change entries of a JSON file; `block__key` reaches inside a block."""
-    held = json.loads(file.read_text())
+    held = json.loads(file.read_text(encoding="utf-8"))
     for name, value in changes.items():
         *blocks, key = name.split("__")
         place = held
         for block in blocks:
             place = place[block]
         place[key] = value
-    file.write_text(json.dumps(held))
+    file.write_text(json.dumps(held), encoding="utf-8")
 
 
 @pytest.fixture

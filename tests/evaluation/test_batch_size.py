@@ -94,7 +94,7 @@ def test_a_peak_that_grows_faster_than_the_batch_is_followed() -> None:
 
 def write_lines(path: Path, *lines: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:

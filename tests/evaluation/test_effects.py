@@ -20,7 +20,7 @@ import pytest
 from harness.evaluation.effects import Effect, tokens_remembered, without_effects
 
 DEEDS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "open": (lambda folder: open(folder / "a", "w").close(), "writes a file"),
+    "open": (lambda folder: open(folder / "a", "w", encoding="utf-8").close(), "writes a file"),
     "append": (lambda folder: (folder / "a").open(mode="a").close(), "writes a file"),
     "pathlib": (lambda folder: (folder / "a").write_text("x"), "writes a file"),
     "os.open": (lambda folder: os.open(folder / "a", os.O_CREAT | os.O_WRONLY), "writes a file"),
@@ -58,7 +58,7 @@ def test_reading_and_a_folder_of_its_own_are_free(
         assert (tmp_path / "a").read_text() == "kept"
         (folder / "submissions").mkdir()
         (folder / "submissions" / "x.json").write_text("{}")
-        with tempfile.NamedTemporaryFile("w") as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
             file.write("x")
         print("noise")
         print("noise", file=sys.stderr)

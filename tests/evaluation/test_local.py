@@ -174,7 +174,7 @@ def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_other
     assert functions["HOME"] == str(data.home)
     assert huggingface_hub.snapshot_download is hub
     with data.serving():
-        assert Path(functions["downloaded"]()).read_text() == "note"
+        assert Path(functions["downloaded"]()).read_text(encoding="utf-8") == "note"
         assert (Path(functions["snapshot"]()) / "words/test-00000-of-00001.parquet").exists()
         assert os.environ["HF_HOME"] == str(data.home)
     assert not asked

@@ -163,7 +163,7 @@ def test_the_config_files_cover_the_registry():
 
 def config_of(path: Path) -> dict[str, Any]:
     """What a file says; where a kind of task decides, what Hydra makes of it on the embedded benchmarks."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if "${" in text:
         register()
         return compose_section("method", path.stem)

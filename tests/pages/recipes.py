@@ -60,7 +60,9 @@ def pages(root: Path) -> list[Path]:
 
 def steps_of(page: Path) -> list[Step]:
     """The steps of a page, in order."""
-    found = [Step(*one.groups(default="")) for one in STEP.finditer(page.read_text())]
+    found = [
+        Step(*one.groups(default="")) for one in STEP.finditer(page.read_text(encoding="utf-8"))
+    ]
     unknown = {step.action for step in found} - set(ACTIONS)
     assert not unknown, f"{page.name}: {unknown}; valid: {', '.join(ACTIONS)}"
     return found

@@ -51,7 +51,7 @@ def reason(line: str) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_says_why(path: Path) -> None:
-    assert unexplained(path.read_text()) == []
+    assert unexplained(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_is_tidy(path: Path) -> None:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     assert all(not cell.get("outputs") for cell in content["cells"])
     imported = {
         f"{node.module}.{name.name}"

@@ -61,7 +61,7 @@ def test_one_run_is_a_sheet_its_path_and_a_command(swept: Shown, store: Path) ->
     assert shown.code == 0, shown.text
     assert max(map(len, shown.lines)) <= 80
     (place,) = (line for line in shown.raw.splitlines() if line.startswith("row: "))
-    row = json.loads(Path(place.removeprefix("row: ")).read_text())
+    row = json.loads(Path(place.removeprefix("row: ")).read_text(encoding="utf-8"))
     assert (row["method"], row["ratio"]) == ("fastv", 0.5)
     assert "method=none,random,fastv" in shown.raw
     assert "{" not in shown.text

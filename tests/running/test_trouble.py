@@ -100,7 +100,7 @@ def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
     command = (str(ROOT / "run.py"), f"store={store}", *ASKED)
     reader, writer = os.pipe()
     os.close(reader)
-    with open("/dev/full", "w") as full, os.fdopen(writer, "w") as broken:
+    with open("/dev/full", "w", encoding="utf-8") as full, os.fdopen(writer, "w") as broken:
         jobs = {
             "No space left on device": begin(*command, stdout=full),
             "Broken pipe": begin(*command, stdout=broken),

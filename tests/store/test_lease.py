@@ -153,7 +153,7 @@ def test_the_owner_says_how_long_it_may_be_silent(tmp_path: Path) -> None:
 
 def dead(path: Path, name: str = "0000000a") -> Seen:
     """Leave the lease of an owner that died long ago on another machine."""
-    path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n")
+    path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n", encoding="utf-8")
     old = file_time(path.parent) - LONG * QUICK.expiry - 2
     os.utime(path, (old, old))
     seen = look(path)

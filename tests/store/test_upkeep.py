@@ -141,16 +141,22 @@ def test_gc_lists_and_removes_what_nobody_needs(
     for path in (dead, forced, old):
         age(path, 40)
     before = sorted(store.rglob("*"))
-    code, out, (line,) = told(capsys, "gc", "--store", store)
+    code, out, (stays, line) = told(capsys, "gc", "--store", store)
     assert code == 0
     assert [text.partition(":")[0] for text in out] == [str(dead), str(forced), str(old)]
-    assert line == "3 may go, 3 bytes; --yes removes them"
+    assert stays == "stays: 3 runs: 2 done, 1 unfinished"
+    assert line == f"3 may go, 3 bytes; --yes moves them to {store / '.trash'}"
     assert [one for one in sorted(store.rglob("*")) if one.name != "index.columns"] == before
     told(capsys, "gc", "--store", store, "--yes")
     assert not any(path.exists() for path in (dead, forced, old))
     assert fresh.exists()
     assert (young / "journal.jsonl").exists()
     assert len(Store(store).rows()) == 2
+    trash = next((store / ".trash").iterdir())
+    moved = sorted(path.relative_to(trash) for path in trash.rglob("*") if path.is_file())
+    assert moved == sorted(
+        path.relative_to(store) for path in (dead, forced, old / "journal.jsonl")
+    )
 
 
 def test_gc_removes_rows_of_other_code_when_asked_and_leaves_what_runs(

@@ -197,7 +197,7 @@ def test_a_column_that_is_gone_is_named(load: Load, root: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("tasks/**/*.yaml")), ids=lambda path: path.stem)
 def test_our_words_name_every_part_and_no_other(file: Path, load: Load, tmp_path: Path) -> None:
-    text = file.read_text().replace("!function", "")
+    text = file.read_text(encoding="utf-8").replace("!function", "")
     judge = (yaml.safe_load(text).get("metadata") or {}).get("judge")
     if judge is None:
         return

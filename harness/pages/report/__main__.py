@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import command
 from harness.errors import UserError
+from harness.folders import check_file
 from harness.pages.report.assembly import LIMIT, assemble, collect
 from harness.paths import ROOT, rooted
 from harness.specs import POSITIONS
@@ -17,6 +19,7 @@ from harness.tables.rows import usual_positions
 STORES = (ROOT / "results", ROOT / "results" / "demo")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page; exit code 2 and one line if that cannot be done."""
     parser = argparse.ArgumentParser(prog="python -m harness.pages.report", description=__doc__)
@@ -42,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, demo = STORES
     stores = options.store or [own if any(own.glob("runs/*/row.json")) else demo]
     try:
+        check_file("--out", options.out)
         content = collect(stores, options.positions, not options.no_overlays)
         page = assemble(content)
     except UserError as error:

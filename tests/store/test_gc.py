@@ -1,0 +1,207 @@
+"""`gc`: rows of which commits stay, and what becomes of what goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.store import Store
+from harness.store.__main__ import main
+from harness.store.exporting import write_tables
+from harness.store.index import entries
+from tests.store.test_upkeep import add, age, told
+
+COMMIT = "88e34e31ee17"
+OTHER = "0123abcd4567"
+DIRTY = f"{COMMIT}-dirty"
+FULL = f"{COMMIT}{'5' * 28}"
+
+#: Rows of the store, each with its commit.
+ROWS = {"aa": COMMIT, "bb": DIRTY, "cc": OTHER, "dd": None}
+
+
+def of(commit: str | None) -> dict[str, Any]:
+    return {"failures": [], "environment": {} if commit is None else {"commit": commit}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    for key, commit in ROWS.items():
+        add(root, key, [1, 0], extra=of(commit))
+    return root
+
+
+def keys(store: Path) -> list[str]:
+    return [row["run_key"] for row in Store(store).rows()]
+
+
+@pytest.mark.parametrize(
+    "name", [COMMIT, COMMIT[:4], COMMIT[:7], FULL, FULL.upper(), COMMIT.upper(), f" {COMMIT} "]
+)
+def test_a_commit_is_named_by_any_length_of_it(
+    store: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    code, out, err = told(capsys, "gc", "--keep-code", name, "--yes", "--store", store)
+    assert code == 0
+    assert keys(store) == ["aa", "bb", "dd"]
+    assert [line.partition(" (")[0] for line in out] == [f"{store}/runs/cc: of code {OTHER}"]
+    assert f"rows by commit: {COMMIT} (1), {DIRTY} (1), no commit (1)" in err[0]
+    assert "-dirty had changes on top of its commit, and stays with it" in err[0]
+    assert "a row without a commit stays" in err[0]
+
+
+def test_changes_on_top_of_a_commit_are_named_alone(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "gc", "--keep-code", DIRTY[2:], "--yes", "--store", store)[0] == 2
+    assert told(capsys, "gc", "--keep-code", f"{FULL}-dirty", "--yes", "--store", store)[0] == 0
+    assert keys(store) == ["bb", "dd"]
+
+
+def test_a_tag_in_front_of_a_commit_hides_it_from_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, commit in (("aa", f"v0.1-3-g{COMMIT}"), ("bb", "v0.1"), ("cc", OTHER)):
+        add(tmp_path, key, [1], extra=of(commit))
+    names = ("--keep-code", FULL, "--keep-code", "v0.1")
+    assert told(capsys, "gc", *names, "--yes", "--store", tmp_path)[0] == 0
+    assert keys(tmp_path) == ["aa", "bb"]
+
+
+def test_several_commits_may_be_kept(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("--keep-code", COMMIT, "--keep-code", OTHER)
+    code, _, (_, line) = told(capsys, "gc", *names, "--yes", "--store", store)
+    assert (code, line, keys(store)) == (0, "nothing to move", sorted(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "must be a commit, 4 letters or more"),
+        (" ", "must be a commit"),
+        ("88e", "must be a commit"),
+        ("-dirty", "must be a commit"),
+        ("HEAD", "is the commit of no row, so that every row would go"),
+        ("zzzz", "is the commit of no row"),
+        ("34e3", "is the commit of no row"),
+        (f"{OTHER}-dirty", "is the commit of no row"),
+        (f"{COMMIT}z", "is the commit of no row"),
+    ],
+)
+def test_what_names_no_commit_of_the_store_moves_nothing(
+    store: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
+) -> None:
+    option = f"--keep-code={name}"
+    code, out, (line,) = told(capsys, "gc", option, "--yes", "--store", store)
+    assert (code, out) == (2, [])
+    assert f"--keep-code={name!r} {reason}" in line
+    assert f"{COMMIT} (1), {DIRTY} (1), {OTHER} (1), no commit (1)" in line
+    assert keys(store) == sorted(ROWS)
+
+
+def test_the_beginning_of_two_commits_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, commit in (("aa", "abcd11111111"), ("bb", "abcd22222222")):
+        add(tmp_path, key, [1], extra=of(commit))
+    code, _, (line,) = told(capsys, "gc", "--keep-code", "abcd", "--yes", "--store", tmp_path)
+    assert code == 2
+    assert "is the beginning of 2 commits; valid: more letters of one: abcd11111111 (1)" in line
+
+
+def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Store(store).run("cc")
+    run.forced.append({"task": "t", "doc_id": 0, "answer": "x"})
+    with run.claim(0) as held:
+        assert held
+        age(run.path / "forced.jsonl", 9)
+        options = ("--keep-code", COMMIT, "--days", 0, "--yes")
+        assert told(capsys, "gc", *options, "--store", store)[0] == 0
+        assert (run.path / "forced.jsonl").exists()
+    assert "cc" in keys(store)
+
+
+def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
+    from harness.store.trash import Waste, move
+
+    path = store / "runs" / "cc"
+    with Store(store).run("cc").claim(0):
+        moved = move(store, [Waste(path, "of other code", 1, path)])
+    assert moved.things == 0
+    assert moved.stayed == [f"{path}: stays, a command computes the run now"]
+    assert keys(store) == sorted(ROWS)
+
+
+def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Store(store).run("cc").row()
+    for _ in range(2):
+        told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+        (folder,) = [one for one in (store / ".trash").iterdir() if (one / "runs" / "cc").is_dir()]
+        assert sorted(path.name for path in (folder / "runs" / "cc").iterdir()) == [
+            "journal.jsonl",
+            "row.json",
+            "spec.json",
+        ]
+        shutil.move(folder / "runs" / "cc", store / "runs" / "cc")
+        assert Store(store).run("cc").row() == before
+    told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    code, out, (line,) = told(capsys, "gc", "--purge", "--store", store)
+    assert (code, len(out)) == (0, 3)
+    assert line.startswith("3 may go for good")
+    assert any((store / ".trash").iterdir())
+    assert told(capsys, "gc", "--purge", "--yes", "--store", store)[0] == 0
+    assert not any((store / ".trash").iterdir())
+    assert keys(store) == ["aa", "bb", "dd"]
+    options = ("--purge", "--keep-code", COMMIT, "--yes")
+    assert told(capsys, "gc", *options, "--store", store)[0] == 2
+
+
+def test_no_reader_looks_into_the_trash(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    (store / ".trash" / "broken" / "runs" / "ee").mkdir(parents=True)
+    (store / ".trash" / "broken" / "runs" / "ee" / "row.json").write_text("{")
+    assert [entry.key for entry in entries(store)] == ["aa", "bb", "dd"]
+    assert write_tables(store, tmp_path / "tables").rows == 3
+    assert told(capsys, "verify", "--store", store)[0] == 0
+    assert main(["show", "cc", "--store", str(store)]) == 2
+
+
+def test_what_cannot_be_moved_is_named_and_the_rest_goes(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, "ee", [1], extra=of("c" * 12))
+    plain = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if Path(source).name == "cc":
+            raise PermissionError(13, "Permission denied")
+        plain(source, target)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(shutil, "copytree", refuse)
+    code, _, err = told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    assert code == 1
+    assert f"{store}/runs/cc: stays, it cannot be moved (Permission denied)" in err
+    assert keys(store) == ["aa", "bb", "cc", "dd"]
+
+
+def test_a_trash_that_is_a_file_is_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (store / ".trash").write_text("")
+    code, _, err = told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    assert code == 2
+    assert f"{store / '.trash'} cannot be used (Not a directory)" in err[-1]
+    assert keys(store) == sorted(ROWS)
