@@ -45,6 +45,11 @@ class CacheView:
     words: Tensor
     generator: torch.Generator | None = None
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Query heads and KV heads."""
+        return len(self.queries), len(self.keys)
+
 
 @dataclass(frozen=True)
 class CacheCompressor(Method):
