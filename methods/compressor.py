@@ -57,6 +57,11 @@ class CacheView:
             return self.visual
         return self.visual[self.pictures == self.pictures[-1]]
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Query heads and KV heads."""
+        return len(self.queries), len(self.keys)
+
 
 @dataclass(frozen=True)
 class CacheCompressor(Method):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from methods.views import MethodError, View
 
-class PlanError(ValueError):
-    """A method broke the contract of `Plan`."""
+
+class PlanError(MethodError):
+    """A method broke the contract of `Plan`, or failed on the way to one."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,101 @@ class Plan:
         steps = torch.diff(self.kept, dim=1) > 0
         inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
         if not bool(steps.all() & inside.all()):
-            raise PlanError(f"kept indices must ascend strictly within [0, {n_tokens})")
+            raise PlanError(
+                f"kept indices must ascend strictly within [0, {n_tokens}), and {_fault(self.kept, n_tokens)}; valid: "
+                "methods.select.ranking.top(scores, keep), which sorts what torch.topk leaves unsorted"
+            )
         places = torch.arange(width, device=self.kept.device).expand_as(self.kept)
         if self.order is not None and not torch.equal(self.order.sort(dim=1).values, places):
             raise PlanError(f"an order must hold each of the {width} kept tokens once")
+
+
+def check_plan(plan: object, view: View, keep: int | None) -> None:
+    """Raise PlanError unless a `plan` is a Plan for the tokens of a view; `keep` as in `Plan.check`."""
+    if not isinstance(plan, Plan):
+        returned = "nothing" if plan is None else f"a {type(plan).__name__}"
+        raise PlanError(
+            f"plan returns {returned}; valid: methods.base.Plan(kept) with ascending indices (B, K) of the tokens that "
+            "stay, such as Plan(methods.select.ranking.top(scores, keep))"
+        )
+    rows, n_tokens, _ = view.tokens.shape
+    place = view.tokens.device
+    require_tensor("Plan.kept", plan.kept, (rows, None), place)
+    width = plan.kept.shape[1]
+    if plan.order is not None:
+        _require_site("order", "tower", view)
+        require_tensor("Plan.order", plan.order, (rows, width), place)
+    plan.check(n_tokens, keep)
+    if plan.entering:
+        _require_site("entering", "block", view)
+    if plan.spare is not None:
+        require_tensor("Plan.spare", plan.spare, (rows,), place)
+    if isinstance(plan.merge, Assignment):
+        require_tensor("Assignment.slot", plan.merge.slot, (rows, n_tokens), place)
+        require_tensor("Assignment.weight", plan.merge.weight, (rows, n_tokens), place, True)
+        if not bool(((plan.merge.slot >= -1) & (plan.merge.slot < width)).all()):
+            raise PlanError(
+                f"Assignment.slot must lie in [-1, {width}): a place in `kept`, or -1 for a token that is dropped"
+            )
+    elif isinstance(plan.merge, Mixture):
+        require_tensor("Mixture.matrix", plan.merge.matrix, (rows, width, n_tokens), place, True)
+    elif plan.merge is not None:
+        raise PlanError(
+            f"Plan.merge is a {type(plan.merge).__name__}; valid: an Assignment, a Mixture, None"
+        )
+
+
+def check_choice(chosen: object, view: View, by_layer: bool) -> None:
+    """Raise PlanError unless a decoder's choice is (B, K) ascending indices, or (B, layers, K) `by_layer`."""
+    rows, n_tokens, _ = view.tokens.shape
+    shape = (rows, None, None) if by_layer else (rows, None)
+    require_tensor("what `choose` returns", chosen, shape, view.tokens.device)
+    assert isinstance(chosen, Tensor)
+    Plan(chosen.flatten(0, -2)).check(n_tokens, None)
+
+
+def require_tensor(
+    name: str, value: object, shape: tuple[int | None, ...], place: torch.device, real: bool = False
+) -> None:
+    """Raise PlanError unless a value is a tensor of this shape (None: any size) and kind of number on a device."""
+    sizes = ", ".join("K" if size is None else str(size) for size in shape)
+    wanted = (
+        f"({sizes}{',' * (len(shape) == 1)}) of {'a floating type' if real else 'int64'} on {place}"
+    )
+    if not isinstance(value, Tensor):
+        raise PlanError(f"{name} is a {type(value).__name__}; valid: a tensor {wanted}")
+    fits = value.dim() == len(shape) and all(
+        size in (None, given) for size, given in zip(shape, value.shape, strict=True)
+    )
+    suits = value.is_floating_point() if real else value.dtype == torch.int64
+    if not (fits and suits and value.device == place):
+        kind = str(value.dtype).removeprefix("torch.")
+        mask = value.dtype == torch.bool and not real
+        raise PlanError(
+            f"{name} is {tuple(value.shape)} of {kind} on {value.device}; valid: {wanted}"
+            + (", of a mask methods.select.ranking.indices_of(mask, keep)" if mask else "")
+        )
+
+
+def _require_site(field: str, where: str, view: View) -> None:
+    if view.site.where != where:
+        raise PlanError(
+            f"Plan.{field} is for sites of the kind {where!r}, and this one is {view.site.where!r}"
+        )
+
+
+def _fault(kept: Tensor, n_tokens: int) -> str:
+    """Name the first row's fault of indices that are no plan."""
+    for number, row in enumerate(kept.tolist()):
+        outside = [index for index in row if not 0 <= index < n_tokens]
+        twice = [index for place, index in enumerate(row) if index in row[:place]]
+        if outside:
+            return f"row {number} holds {outside[0]}"
+        if twice:
+            return f"row {number} holds {twice[0]} more than once"
+        if row != sorted(row):
+            return f"row {number} is unsorted"
+    return "they are not"
 
 
 @dataclass(frozen=True)
@@ -101,6 +194,19 @@ class Attended:
 
     entries: Tensor | None
     reference: Tensor
+
+
+def check_attended(answer: object, view: View) -> None:
+    """Raise PlanError unless what `attend` returns fits the entries of a view."""
+    if not isinstance(answer, Attended):
+        raise PlanError(
+            f"`attend` returns a {type(answer).__name__}; valid: methods.base.Attended(entries, reference)"
+        )
+    entries, shape = answer.entries, view.tokens.shape[:2]
+    if entries is not None and (entries.shape != shape or entries.dtype != torch.bool):
+        raise PlanError(
+            f"Attended.entries is {tuple(entries.shape)} of {entries.dtype}; valid: {tuple(shape)} of torch.bool, None"
+        )
 
 
 def _accumulator(tokens: Tensor) -> torch.dtype:

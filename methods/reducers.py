@@ -6,8 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from methods.blame import Blame
 from methods.method import Method
-from methods.plans import Attended, Plan, PlanError
+from methods.plans import Attended, Plan, PlanError, check_plan
 from methods.views import Site, View
 
 Positions = Literal["original", "renumbered"]
@@ -102,12 +103,13 @@ class TokenReducer(Method):
         """Return the plan, checked on the way in and out; this is what the engine calls.
 
         Raises:
-            PlanError: `keep` lies outside 1 to N (to an adaptive method it may be more, for it is only a wish), or the
-                plan breaks its contract.
+            PlanError: `keep` lies outside 1 to N (to an adaptive method it may be more, for it is only a wish), `plan`
+                fails, or what it returns breaks the contract.
         """
         n_tokens = view.tokens.shape[1]
         if keep < 1 or (keep > n_tokens and not self.adaptive):
             raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
-        plan = self.plan(view, keep)
-        plan.check(n_tokens, None if self.adaptive else keep)
+        with Blame(self, "plan", view.site):
+            plan = self.plan(view, keep)
+            check_plan(plan, view, None if self.adaptive else keep)
         return plan

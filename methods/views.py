@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +61,21 @@ class Need:
         return self.signal if self.layer is None else f"{self.signal}@{self.layer}"
 
 
+class _Signals(dict[str, Tensor]):
+    """The signals of a view; one that `needs` does not ask for is an error that names those it does."""
+
+    def __missing__(self, key: str) -> Tensor:
+        raise KeyError(f"view.signals has no {key!r}; valid: {_signals(self)}")
+
+
+def _signals(there: Iterable[str]) -> str:
+    keys = ", ".join(repr(key) for key in there) or "none"
+    return (
+        f"view.signals[...] holds what `needs` asks for, here {keys} "
+        "(return (Need(name),) there; names in methods/signals.py)"
+    )
+
+
 @dataclass(frozen=True)
 class View:
     """What a method may read at one site. Rectangular: all B rows have the same number N of visual tokens.
@@ -87,8 +102,17 @@ class View:
     generators: Sequence[torch.Generator] = ()
     step: int = 0
 
+    if not TYPE_CHECKING:  # or any name would be an attribute to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Name what a view has: signals lie in `signals`, not beside it."""
+            here = ", ".join(field.name for field in fields(View))
+            there = _signals(self.__dict__.get("signals", ()))
+            raise AttributeError(f"View has no {name!r}; valid: {here}; {there}")
+
     def __post_init__(self) -> None:
         """Raise MethodError unless there is one place in the grid for each token."""
+        object.__setattr__(self, "signals", _Signals(self.signals))
         if self.grid.shape != (*self.tokens.shape[:2], 4):
             raise MethodError(
                 f"a grid {tuple(self.grid.shape)} does not match tokens {tuple(self.tokens.shape)}"

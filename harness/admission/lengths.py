@@ -66,10 +66,20 @@ def _positions(table: Any) -> int | None:
 
 def least_bytes(spec: RunSpec, tokens: int) -> int:
     """Return what decoder, head and caches of a batch take behind whole prompts: more is needed in any case."""
-    facts, size = spec.model.facts, getattr(torch, spec.model.dtype).itemsize
-    text = facts.text
-    # A token spends two FLOPs on every weight of a layer that it meets.
-    weights = text.layers * int(quadratic(text)[0]) // 2 + facts.vocabulary * text.hidden
-    entry = 2 * text.layers * text.kv_heads * text.head_dim
     held = tokens + (spec.benchmark.new_tokens or 0)
-    return int(size) * (weights + spec.engine.batch_size * held * entry)
+    return decoder_bytes(spec.model) + spec.engine.batch_size * held * entry_bytes(spec.model)
+
+
+def decoder_bytes(model: ModelSpec) -> int:
+    """Return the bytes of the weights that a token meets: decoder and head."""
+    text = model.facts.text
+    # A token spends two FLOPs on every weight of a layer that it meets.
+    weights = text.layers * int(quadratic(text)[0]) // 2 + model.facts.vocabulary * text.hidden
+    return int(getattr(torch, model.dtype).itemsize) * weights
+
+
+def entry_bytes(model: ModelSpec) -> int:
+    """Return the bytes of a token's keys and values in all layers."""
+    text = model.facts.text
+    size = int(getattr(torch, model.dtype).itemsize)
+    return size * 2 * text.layers * text.kv_heads * text.head_dim

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from harness.adapters.base import ADAPTERS
 from harness.catalogue import build_method, names_of
-from harness.errors import Refused
+from harness.errors import Refused, unknown_name
 from harness.facts import ModelFacts
 from harness.specs import ModelSpec
-from methods.base import Method, MethodError, TokenReducer
+from methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer
+from methods.blame import Blame
+from methods.signals import SIGNALS
 
 
 def signals_of(method: Method, facts: ModelFacts) -> set[str]:
-    """Return the names of all signals that a method reads in a model; a decoder's are read in the target."""
-    sites = method.read_sites(facts.tower.layers, facts.text.layers)
-    return {need.signal for site in sites for need in method.needs(site)}
+    """Return the names of all signals that a method reads in a model; a decoder's are read in the target.
+
+    Raises:
+        MethodError: what the method declares is no tuple of sites and needs, or fails.
+    """
+    with Blame(method, "sites"):
+        _check_items("sites", method.sites(facts.text.layers), Site)
+        sites = method.read_sites(facts.tower.layers, facts.text.layers)
+        _check_items("read_sites", sites, Site)
+    found = set()
+    for site in sites:
+        with Blame(method, "needs", site):
+            needs = method.needs(site)
+            _check_items("needs", needs, Need)
+        found |= {need.signal for need in needs}
+    return found
+
+
+def _check_items(call: str, items: object, kind: type[object]) -> None:
+    if not isinstance(items, tuple) or not all(isinstance(item, kind) for item in items):
+        raise PlanError(
+            f"`{call}` returns {items!r}; valid: a tuple of methods.base.{kind.__name__}"
+        )
 
 
 def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:
@@ -26,12 +48,16 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
         base: of the methods that an error line offers instead.
     """
     facts = model.facts
+    needed = signals_of(method, facts)
+    unknown = sorted(needed - set(SIGNALS))
+    if unknown:
+        raise unknown_name(f"method={name!r}: signal", unknown[0], SIGNALS)
     if _acts_inside(method, facts) and not facts.patch_tokens:
         raise Refused(
             f"method={name!r} acts inside the vision tower, and the visual tokens of "
             f"model={model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
         )
-    missing = sorted(signals_of(method, facts) - facts.signals)
+    missing = sorted(needed - facts.signals)
     if not missing:
         return
     able = [other for other in names_of(base) if _carries(other, facts)]

@@ -18,7 +18,7 @@ from harness.api.models import Model
 from harness.api.opening import Settled, opened
 from harness.api.questions import is_chat, single, whole
 from harness.api.seen import rows_of, seen_by, without_chats
-from harness.api.words import in_words_of_python
+from harness.api.words import in_words_of_python, reworded
 from harness.engine.guards import check_generation
 from harness.engine.record import Record
 from harness.errors import UserError
@@ -236,9 +236,13 @@ def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
 
 @contextmanager
 def plain_errors(before: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
-    """Turn what a user can cause into one UserError line in the words of Python."""
-    with in_words_of_python(before, count, first):
-        try:
+    """Turn what a user can cause into one UserError line in the words of Python.
+
+    What a method's own code raised stays its cause.
+    """
+    try:
+        with in_words_of_python(before, count, first):
             yield
-        except MethodError as error:
-            raise UserError(str(error)) from error
+    except MethodError as error:
+        line = f"{before}{reworded(str(error), count, first)}"
+        raise UserError(line) from error.__cause__

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.cluster.estimate import BYTES_PER_SECOND, LEAST_SECONDS, Cost
 from harness.cluster.packing import Pack
 from harness.cluster.settings import ClusterSpec
 from harness.kinds.stacking import label_of
 from harness.specs import RunSpec
 
 if TYPE_CHECKING:
-    from harness.cluster.estimate import Cost
     from harness.cluster.sweep import Cell
 
 #: Columns of a line.
@@ -56,8 +56,9 @@ def job(number: int, one: Pack[Any], costs: Sequence[Cost], cluster: ClusterSpec
     ]
     if costs:
         flops = sum(cost.flops for cost in costs)
-        hours = flops / cluster.flops_per_second / 3600
-        parts.append(f"{_flops(flops)}" + (f", {_hours(hours * asked.gpus)}" if asked.gpus else ""))
+        hours = sum(cost.seconds(cluster.flops_per_second) for cost in costs) / 3600
+        spent = f", {_hours(hours * asked.gpus, costs)}" if asked.gpus else ""
+        parts.append(f"{_flops(flops)}{spent}")
         if asked.gpus and 60 * hours > asked.minutes:
             parts.append("longer than its time limit: goes on in the queue's next turn")
     return "; ".join(parts)
@@ -79,19 +80,21 @@ def estimate(
     if counted:
         flops = sum(cost.flops for _, cost in counted)
         hours = sum(
-            cost.flops * cell.resources.gpus / cluster.flops_per_second / 3600
+            cost.seconds(cluster.flops_per_second) * cell.resources.gpus / 3600
             for cell, cost in counted
         )
+        costs = [cost for _, cost in counted]
         without = sum(not cell.resources.gpus for cell, _ in counted)
-        yield f"estimate: {_flops(flops)}, {_hours(hours)}, of {_count(len(counted), 'cell')}" + (
-            f", {without} of them without a GPU" if without else ""
+        yield (
+            f"estimate: {_flops(flops)}, {_hours(hours, costs)}, of {_count(len(counted), 'cell')}"
+            + (f", {without} of them without a GPU" if without else "")
         )
         tokens = dict.fromkeys(f"{cell.spec.model.name} {cost.visual}" for cell, cost in counted)
         texts = sorted({cost.text for _, cost in counted})
         assumed = (
             f"{cluster.flops_per_second:g} FLOP/s of a GPU over its whole job (cluster.flops_per_second); FLOPs are "
-            "the language model's prefill alone, what rows call flops.prefill_exact; all GPUs of a job count while "
-            f"one works; visual tokens of a picture by model.facts.visual_tokens: {', '.join(tokens)}; "
+            "the language model's prefill alone, what rows call flops.prefill_exact, or all steps of a denoised answer; "
+            f"{_reading(costs)}all GPUs of a job count while one works; visual tokens of a picture by model.facts.visual_tokens: {', '.join(tokens)}; "
             f"{', '.join(map(str, texts))} other tokens in a prompt"
         )
         yield from _wrapped("assumed: ", assumed)
@@ -112,8 +115,23 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.3g} GPU-hours"
+def _hours(hours: float, costs: Sequence[Cost]) -> str:
+    """Return GPU-hours with what they leave out."""
+    without = sum(cost.decoding is None for cost in costs)
+    if without:
+        some = "" if without == len(costs) else f" in {without} of {_count(len(costs), 'cell')}"
+        return f"{hours:.3g} GPU-hours (decoding not counted{some})"
+    longest = " (answers as long as they may be)" if any(cost.longest for cost in costs) else ""
+    return f"{hours:.3g} GPU-hours{longest}"
+
+
+def _reading(costs: Sequence[Cost]) -> str:
+    if not any(cost.decoding for cost in costs):
+        return ""
+    return (
+        f"a token of a batch reads the decoder's weights at {BYTES_PER_SECOND:g} B/s and takes {LEAST_SECONDS:g} s at "
+        "least; "
+    )
 
 
 def _flops(flops: float) -> str:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from methods.base import Decoder, MethodError, Need, Plan, Positions, Site, TokenReducer, View
+from methods.blame import Blame
+from methods.plans import check_choice, check_plan
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,17 @@ class Onlooker(TokenReducer):
         """Return what the decoder reads."""
         return self.decoder.needs(site)
 
+    def answer(self, view: View, keep: int) -> Plan:
+        """Return the plan; what goes wrong is nobody's method."""
+        return self.plan(view, keep)
+
     def plan(self, view: View, keep: int) -> Plan:
         """Tell what the decoder chose of one prompt, and keep every token."""
         n_rows, n_tokens, _ = view.tokens.shape
-        (chosen,) = self.decoder.choose(view, keep)
+        with Blame(self.decoder, "choose", view.site):
+            chosen = self.decoder.choose(view, keep)
+            check_choice(chosen, view, self.decoder.source == "cache")
+        (chosen,) = chosen
         # One transfer: the draft lives on another device, or in another process.
         self.tell(Guidance(chosen.cpu(), n_tokens))
         return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))
@@ -77,6 +86,12 @@ class Given(TokenReducer):
         """Close the gaps: papers say nothing, and a prompt of this length is what the draft was trained on."""
         del depth
         return "renumbered"
+
+    def answer(self, view: View, keep: int) -> Plan:
+        """Return the plan, checked; what goes wrong before is nobody's method."""
+        plan = self.plan(view, keep)
+        check_plan(plan, view, None)
+        return plan
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep what was told, of one prompt.

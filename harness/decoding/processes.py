@@ -17,6 +17,7 @@ from harness.decoding.guidance import Guidance
 from harness.decoding.machine import READING, Drafter, DrafterLost, Timed
 from harness.decoding.meter import Lap, Meter
 from harness.decoding.rules import Row
+from harness.decoding.script import check_script
 from harness.decoding.serving import Packed, Request, guide_request, serve, unpack
 from harness.decoding.transports import alone
 from harness.errors import UserError
@@ -70,7 +71,12 @@ class Processes:
         self.lost: str | None = None
 
     def __enter__(self) -> Processes:
-        """Start the process and wait until its drafter is built."""
+        """Start the process and wait until its drafter is built.
+
+        Raises:
+            UserError: the user's script has no guard, or the drafter cannot be built.
+        """
+        check_script()
         context = get_context("spawn")
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()

@@ -16,7 +16,10 @@ from harness.engine.prefill import Prefill
 from harness.engine.reduce import row_generators
 from harness.engine.text.cache import IndexedLayer
 from harness.errors import UserError
+from methods.base import PlanError, Site
+from methods.blame import Blame
 from methods.compressor import CacheCompressor, CacheView
+from methods.plans import require_tensor
 
 #: Ratios are decimal: a count this close to a half is one.
 TIE = 1e-9
@@ -117,9 +120,21 @@ class ScoredEviction:
                 between=row.between,
                 pictures=row.pictures,
             )
-            found.append(self._evicting.compressor.score(view) if len(row.candidates) else None)
+            found.append(self._scored(view) if len(row.candidates) else None)
         self._scores.append(found)
         self._placed.append(rows)
+
+    def _scored(self, view: CacheView) -> Tensor:
+        compressor, (heads, kv_heads) = self._evicting.compressor, view.heads
+        with Blame(compressor, "score", Site("cache", view.layer)):
+            scores = compressor.score(view)
+            wanted = (None, len(view.candidates))
+            require_tensor("what `score` returns", scores, wanted, view.keys.device, real=True)
+            if scores.shape[0] not in (1, kv_heads, heads):
+                raise PlanError(
+                    f"`score` returns {scores.shape[0]} rows; valid: 1, {kv_heads} (KV heads) or {heads} (heads)"
+                )
+        return scores
 
     def _rows_of(self, stage: Stage, device: torch.device) -> list[Row]:
         """Return where the tokens of each row are, read off a stage once."""
@@ -190,7 +205,10 @@ class ScoredEviction:
                 found.append([0] * len(scores))
                 continue
             total = self._evicting.total([one.shape[-1] for one in given])
-            found.append(self._evicting.compressor.allocate(given, total).tolist())
+            with Blame(self._evicting.compressor, "allocate"):
+                shares = self._evicting.compressor.allocate(given, total)
+                require_tensor("what `allocate` returns", shares, (len(given),), shares.device)
+            found.append(shares.tolist())
         return found
 
     def _evict(self, layer: int, held: Any, budgets: Sequence[int]) -> Stage:
@@ -212,8 +230,10 @@ class ScoredEviction:
                 visuals.append(len(row.visual))
                 specials.append(len(row.special))
                 continue
-            kept = self._evicting.compressor.keep(scored, budget)
-            onto = self._evicting.compressor.merge(scored, kept)
+            with Blame(self._evicting.compressor, "keep", Site("cache", layer)):
+                kept = self._evicting.compressor.keep(scored, budget)
+                require_tensor("what `keep` returns", kept, (len(scored), budget), scored.device)
+                onto = self._evicting.compressor.merge(scored, kept)
             if onto is not None:
                 shift = self._evicting.compressor.merge_shift
                 for store in (keys, values):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.admission.lengths import decoder_bytes
 from harness.budget import NOMINAL_TEXT
 from harness.cluster.dry import Planned, jobs_of, lines_of, plan
 from harness.cluster.estimate import Unknown, cost_of
@@ -18,7 +19,7 @@ from harness.config.compose import Command, read_command
 from harness.digests import Digests
 from harness.kinds.lookup import kind_of
 from harness.kinds.stacking import method_of
-from harness.measure.flops import layer_flops
+from harness.measure.flops import head_flops, layer_flops, text_flops
 from harness.running.runner import Runner
 from harness.specs import RunSpec
 from tests.running.helpers import make_bench
@@ -116,8 +117,68 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
         for one in cells
         if one.cost is not None and one.ahead
     )
-    assert f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours" in text
+    assert (
+        f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours (decoding not counted)"
+        in text
+    )
     assert "2e+13 FLOP/s of a GPU over its whole job (cluster.flops_per_second)" in text
+
+
+def hours_of(lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith("estimate: "))
+
+
+def test_hours_never_stand_without_decoding() -> None:
+    unstated = ("-m", "model=llava15_7b", "method=none,fastv", "benchmark=gqa", "ratio=0.5")
+    _, lines = planned(*unstated)
+    assert all("GPU-hours (decoding not counted)" in line for line in lines if "GPU-hours" in line)
+    assert "(decoding not counted)" in hours_of(lines)
+    both = ("-m", "model=llava15_7b", "method=none", "benchmark=gqa,latency")
+    assert "(decoding not counted in 1 of 2 cells)" in hours_of(planned(*both)[1])
+
+
+def test_answers_of_a_stated_length_are_counted_as_the_longest() -> None:
+    pages = ("model=deepseek_ocr_tiny", "method=rtprune", "ratio=0.25", "benchmark=omnidocbench")
+    found, lines = planned(*pages, "++benchmark.generation.max_new_tokens=500")
+    assert "GPU-hours (answers as long as they may be)" in hours_of(lines)
+    assert "takes 0.02 s at least" in " ".join(" ".join(lines).split())
+    cost = found[0].cost
+    assert cost is not None
+    # 1,355 pages in batches of 8.
+    assert cost.decoding == pytest.approx(170 * 500 * 0.02)
+    assert cost.longest
+
+
+def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
+    lavida = ("model=lavida_llada_8b", "benchmark=gqa", "limit=1", "budget=kept")
+    stated = (
+        "++benchmark.generation.max_new_tokens=16",
+        "++benchmark.generation.steps=8",
+    )
+    spec = settled(*lavida, *stated, "method=none")
+    facts = spec.model.facts
+    entering = (facts.visual_tokens,) * facts.text.layers
+    step = text_flops(facts, entering, NOMINAL_TEXT + 16) + head_flops(facts, 16)
+    assert cost(*lavida, *stated, "method=none") == 8 * step
+    fewer = cost(*lavida, *stated, "method=d3tom", "ratio=0.9")
+    assert step < fewer < 8 * step
+    found, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
+    assert "not counted" not in hours_of(lines)
+    assert found[0].cost is not None
+    with pytest.raises(Unknown, match=r"benchmark\.generation\.max_new_tokens"):
+        cost(*lavida, stated[1], "method=none")
+
+
+def test_lengths_that_are_exact_count_as_they_are() -> None:
+    argv = ("model=llava15_7b", "method=none", "benchmark=latency", "engine.batch_size=4")
+    spec = settled(*argv)
+    found = cost_of(spec, method_of(spec.method))
+    assert not found.longest
+    assert 12e9 < decoder_bytes(spec.model) < 14e9
+    assert found.decoding == pytest.approx(512 * 0.02)
+    wide = settled(*argv, "model.dtype=float32")
+    found = cost_of(wide, method_of(wide.method))
+    assert found.decoding == pytest.approx(512 * decoder_bytes(wide.model) / 1e12)
 
 
 def test_the_store_is_asked_and_left_as_it_is(

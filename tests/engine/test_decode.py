@@ -11,7 +11,7 @@ import torch
 from harness.budget import Budget
 from harness.engine.session import Session
 from harness.errors import UserError
-from methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
+from methods.base import Attended, MethodError, Need, Plan, PlanError, Site, TokenReducer, View
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.family_runs import answered, generation
@@ -220,5 +220,5 @@ def test_a_decode_site_without_a_choice_is_an_error(load):
         def plan(self, view: View, keep: int) -> Plan:
             raise AssertionError
 
-    with pytest.raises(NotImplementedError, match="Silent has a decode site"):
+    with pytest.raises(PlanError, match="Silent has a decode site"):
         run(load("llava"), Silent(), FAMILIES["llava"].chats)

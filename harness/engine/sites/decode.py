@@ -9,6 +9,8 @@ from harness.engine.layout import Layout, Stage, groups, take
 from harness.engine.probe import last_row
 from harness.engine.reduce import Rows
 from methods.base import Attended, MethodError, Need, Site, TokenReducer, View
+from methods.blame import Blame
+from methods.plans import check_attended
 
 #: What a method may read at a decoding step.
 STEP_NEEDS = frozenset({Need("last_attention")})
@@ -70,7 +72,9 @@ class Focus:
             now = paid[rows][:, :n_tokens]
             none = now.new_zeros(*now.shape, 0)
             view = View(self._site, none, grid.to(now.device), dict.fromkeys(self._keys, now))
-            answer = self._method.attend(view, self._last[number])
+            with Blame(self._method, "attend", self._site):
+                answer = self._method.attend(view, self._last[number])
+                check_attended(answer, view)
             self._last[number] = answer
             if answer.entries is None:
                 counts[rows] = n_tokens

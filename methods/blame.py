@@ -1,0 +1,65 @@
+"""Failures inside a method's own code become one line with its name, the file and the line."""
+
+from __future__ import annotations
+
+from traceback import FrameSummary, extract_tb
+from types import TracebackType
+
+import torch
+
+from methods.plans import PlanError
+from methods.views import MethodError, Site
+
+#: Longest part of a foreign message that a line repeats.
+LONGEST = 300
+
+
+class Blame:
+    """A block in which a method's own code runs; whatever it raises is a PlanError with the cause.
+
+    MethodErrors keep their words. Memory that ran out passes, for a smaller batch may do.
+
+    Args:
+        method: whose code runs.
+        call: the name of the function that is called.
+        site: where; None: at no site.
+    """
+
+    def __init__(self, method: object, call: str, site: Site | None = None) -> None:
+        self._method, self._call = method, call
+        self._where = "" if site is None else f" at {site.where} {site.layer}"
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put a name on what was raised."""
+        name = f"method {type(self._method).__name__}{self._where}"
+        if isinstance(error, PlanError):
+            raise PlanError(f"{name}: {error}") from error.__cause__
+        if not isinstance(error, Exception) or isinstance(error, MethodError) or _memory(error):
+            return
+        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = " ".join(f"{type(error).__name__}: {reason}".split())
+        line = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+        raise PlanError(f"{name}: `{self._call}` failed{self._place(trace)}: {line}") from error
+
+    def _place(self, trace: TracebackType | None) -> str:
+        """Return the innermost line of the method's own file, else of any."""
+        frames: list[FrameSummary] = list(extract_tb(trace))[1:]  # the first is who asked
+        code = getattr(getattr(type(self._method), self._call, None), "__code__", None)
+        own = [one for one in frames if code is not None and one.filename == code.co_filename]
+        if not frames:
+            return ""
+        last = (own or frames)[-1]
+        return f" at {last.filename}:{last.lineno}"
+
+
+def _memory(error: Exception) -> bool:
+    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return lacks or (isinstance(error, RuntimeError) and "allocate memory" in str(error))

@@ -1,0 +1,298 @@
+"""Mistakes in code that users write: each is one line that names the method, the mistake and the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import espalier
+import run
+from methods.base import Assignment, Attended, Decoder, Mixture, Need, Plan, Site, TokenReducer
+from methods.compressor import CacheCompressor
+from methods.select.ranking import top
+from methods.uniform import Uniform
+
+PICTURE = np.zeros((144, 144, 3), dtype=np.uint8)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Mine(TokenReducer):
+    """Answers by a function of the view and the budget."""
+
+    rule: Callable[..., Any]
+    where: tuple[Site, ...] = (Site("layer", 2),)
+    read: Any = (Need("last_attention"),)
+
+    def sites(self, depth: int) -> Any:
+        return self.where
+
+    def needs(self, site: Site) -> Any:
+        return self.read
+
+    def plan(self, view: Any, keep: int) -> Any:
+        return self.rule(view, keep)
+
+
+def first(view: Any, keep: int, start: int = 0) -> torch.Tensor:
+    rows = view.tokens.shape[0]
+    return torch.arange(start, start + keep).expand(rows, keep)
+
+
+def fails(view: Any, keep: int) -> Plan:
+    return Plan(first(view, keep)[:, : 1 // (keep - keep)])
+
+
+class OwnError(Exception):
+    """Derived from nothing that a harness could list."""
+
+
+def raises(view: Any, keep: int) -> Plan:
+    raise OwnError("two\nlines")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return espalier.load("seedling", device="cpu")
+
+
+def refusal(model: Any, method: Any) -> espalier.UserError:
+    with (
+        pytest.raises(espalier.UserError) as caught,
+        espalier.apply(model, method, ratio=0.9) as pruned,
+    ):
+        pruned.ask(PICTURE, "what is it ?")
+    assert "\n" not in str(caught.value)
+    assert type(method).__name__ in str(caught.value)
+    return caught.value
+
+
+MISTAKES = {
+    "tensor": (first, ("plan returns a Tensor", "methods.base.Plan(kept)")),
+    "nothing": (lambda view, keep: None, ("plan returns nothing", "methods.base.Plan(kept)")),
+    "list": (lambda view, keep: Plan([0, 1]), ("Plan.kept is a list", "of int64")),
+    "attribute": (
+        lambda view, keep: Plan(top(view.attention, keep)),
+        ("View has no 'attention'", "`needs`", "'last_attention'", "methods/signals.py"),
+    ),
+    "signal": (
+        lambda view, keep: Plan(top(view.signals["cls_attention"], keep)),
+        ("view.signals has no 'cls_attention'", "`needs`", "'last_attention'"),
+    ),
+    "unsorted": (
+        lambda view, keep: Plan(view.signals["last_attention"].topk(keep).indices),
+        ("row 0 is unsorted", "methods.select.ranking.top", "torch.topk"),
+    ),
+    "count": (lambda view, keep: Plan(first(view, keep - 1)), ("keeps 13 tokens", "asks for 14")),
+    "twice": (lambda view, keep: Plan(first(view, keep) // 2), ("holds 0 more than once",)),
+    "outside": (lambda view, keep: Plan(first(view, keep, 140)), ("[0, 144)", "holds 144")),
+    "negative": (lambda view, keep: Plan(first(view, keep, -1)), ("holds -1",)),
+    "float": (lambda view, keep: Plan(first(view, keep).float()), ("of float32", "of int64")),
+    "int32": (lambda view, keep: Plan(first(view, keep).int()), ("of int32", "of int64")),
+    "mask": (
+        lambda view, keep: Plan(view.signals["last_attention"] > 0),
+        ("of bool", "methods.select.ranking.indices_of(mask, keep)"),
+    ),
+    "device": (lambda view, keep: Plan(first(view, keep).to("meta")), ("on meta", "on cpu")),
+    "rows": (
+        lambda view, keep: Plan(first(view, keep).repeat(2, 1)),
+        ("(2, 14)", "valid: (1, K) of int64"),
+    ),
+    "flat": (lambda view, keep: Plan(first(view, keep)[0]), ("is (14,)", "valid: (1, K)")),
+    "order": (
+        lambda view, keep: Plan(first(view, keep), order=first(view, keep)),
+        ("Plan.order is for sites of the kind 'tower'", "'layer'"),
+    ),
+    "entering": (
+        lambda view, keep: Plan(first(view, keep), entering=True),
+        ("Plan.entering is for sites of the kind 'block'",),
+    ),
+    "slots": (
+        lambda view, keep: Plan(
+            first(view, keep), Assignment(first(view, 144), torch.ones(1, 144))
+        ),
+        ("Assignment.slot must lie in [-1, 14)",),
+    ),
+    "weights": (
+        lambda view, keep: Plan(
+            first(view, keep), Assignment(first(view, 144) % 14, torch.ones(1, 14))
+        ),
+        ("Assignment.weight is (1, 14)", "(1, 144)"),
+    ),
+    "mixture": (
+        lambda view, keep: Plan(first(view, keep), Mixture(torch.ones(1, 144, 14))),
+        ("Mixture.matrix is (1, 144, 14)", "(1, 14, 144)"),
+    ),
+    "failure": (fails, ("`plan` failed", f"{__file__}:", "ZeroDivisionError")),
+    "own error": (raises, ("OwnError: two lines", f"{__file__}:")),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_plan_is_one_line_with_the_remedy(model: Any, mistake: str) -> None:
+    rule, words = MISTAKES[mistake]
+    line = str(refusal(model, Mine(rule)))
+    assert [word for word in (*words, "method Mine at layer 2") if word not in line] == []
+
+
+def test_the_plan_of_another_site_is_named_with_its_site(model: Any) -> None:
+    plans: list[Plan] = []
+
+    def once(view: Any, keep: int) -> Plan:
+        if not plans:
+            plans.append(Plan(top(view.signals["last_attention"], keep)))
+        return plans[0]
+
+    @dataclass(frozen=True)
+    class Twice(Mine):
+        def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+            return (share, share / 2)
+
+    error = refusal(model, Twice(once, (Site("layer", 2), Site("layer", 4))))
+    assert "method Twice at layer 4: plan keeps" in str(error)
+
+
+def test_what_a_method_raised_stays_the_cause(model: Any) -> None:
+    error = refusal(model, Mine(fails))
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert error.__cause__.__traceback__ is not None
+    assert f":{fails.__code__.co_firstlineno + 1}: ZeroDivisionError" in str(error)
+    assert isinstance(refusal(model, Mine(raises)).__cause__, OwnError)
+
+
+@pytest.mark.parametrize(
+    ("where", "read", "words"),
+    [
+        (Site("layer", 2), (), ("`sites` returns Site(", "a tuple of methods.base.Site")),
+        (("layer", 2), (), ("`sites` returns ('layer', 2)", "a tuple of methods.base.Site")),
+        (None, (), ("`sites` returns None",)),
+        ((Site("layer", 2),), ("last_attention",), ("`needs` returns", "methods.base.Need")),
+        ((Site("layer", 2),), None, ("`needs` returns None", "methods.base.Need")),
+        ((Site("layer", 2),), (Need("last_atention"),), ("did you mean last_attention",)),
+    ],
+)
+def test_what_a_method_declares_is_checked_first(
+    model: Any, where: Any, read: Any, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(espalier.UserError) as caught:
+        espalier.apply(model, Mine(first, where, read), ratio=0.9)
+    assert [word for word in (*words, "Mine") if word not in str(caught.value)] == []
+
+
+@dataclass(frozen=True)
+class Scores(CacheCompressor):
+    """Scores by a function of the view."""
+
+    rule: Callable[..., Any] = len
+
+    def score(self, view: Any) -> Any:
+        return self.rule(view)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda view: None, ("what `score` returns is a NoneType",)),
+        (lambda view: torch.ones(3, len(view.candidates)), ("3 rows", "valid: 1")),
+        (lambda view: torch.ones(1, 5), ("(1, 5)", "(K, 144) of a floating type")),
+        (lambda view: view.nothing, ("`score` failed", "AttributeError")),
+    ],
+)
+def test_a_compressor_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...]) -> None:
+    line = str(refusal(model, Scores(rule=rule)))
+    assert [word for word in words if word not in line] == []
+
+
+@dataclass(frozen=True)
+class Guide(Decoder):
+    """Chooses by a function of the view."""
+
+    rule: Callable[..., Any]
+
+    @property
+    def guided(self) -> bool:
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("layer", 2),)
+
+    def choose(self, view: Any, keep: int) -> Any:
+        return self.rule(view, keep)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda view, keep: Plan(first(view, keep)), ("what `choose` returns is a Plan",)),
+        (lambda view, keep: first(view, keep, 140), ("method Guide", "[0, 144)")),
+        (fails, ("`choose` failed", "ZeroDivisionError")),
+    ],
+)
+def test_a_decoder_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...]) -> None:
+    with (
+        pytest.raises(espalier.UserError) as caught,
+        espalier.apply(model, Guide(rule), ratio=0.9, transport="sequential") as pruned,
+    ):
+        pruned.ask(PICTURE, "what is it ?")
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@dataclass(frozen=True)
+class Focused(Mine):
+    """Attends by a function at each decoding step."""
+
+    def decode_site(self, depth: int) -> Site | None:
+        return Site("decode", 3)
+
+    def attend(self, view: Any, last: Attended | None) -> Any:
+        return self.rule(view, 0)
+
+    def plan(self, view: Any, keep: int) -> Plan:
+        return Plan(first(view, keep))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda view, keep: None, "`attend` returns a NoneType"),
+        (
+            lambda view, keep: Attended(torch.ones(1, 2), torch.ones(1)),
+            "Attended.entries is (1, 2) of torch.float32",
+        ),
+    ],
+)
+def test_a_decode_site_is_checked_alike(model: Any, rule: Any, words: str) -> None:
+    with (
+        pytest.raises(espalier.UserError) as caught,
+        espalier.apply(model, Focused(rule), ratio=0.9) as pruned,
+    ):
+        pruned.ask(PICTURE, "what is it ?", max_new_tokens=3)
+    assert words in str(caught.value)
+
+
+def test_a_command_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Uniform, "plan", lambda self, view, keep: fails(view, keep))
+    argv = ["method=uniform", "ratio=0.9", "benchmark=seedling_vqa", "limit=1"]
+    assert run.main([*argv, f"store={tmp_path}"]) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error: " in one]
+    assert "method Uniform at prefix 0: `plan` failed at " in line
+    assert "ZeroDivisionError" in line
+    assert "Traceback" not in line
+
+
+def test_methods_import_with_torch_alone() -> None:
+    code = (
+        "import sys, methods.base, methods.compressor, methods.blame\n"
+        "assert not {'harness', 'transformers'} & {name.partition('.')[0] for name in sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,117 @@
+"""A process of a decoder runs a script a second time: refused before it starts where the script has no guard."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ASK = """
+import espalier, numpy as np
+def ask(**more):
+    model = espalier.load("seedling", device="cpu")
+    with espalier.apply(model, "pearl", ratio=0.5, **more) as fast:
+        return fast.ask(np.zeros((144, 144, 3), np.uint8), "what is it ?", max_new_tokens=3)
+"""
+GUARD = 'if __name__ == "__main__":\n'
+
+
+def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    (folder / "own.py").write_text(f'print("BEGIN", flush=True)\n{ASK}{text}', encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, *(argv or ("own.py",))],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("text", ["ask()\n", "def main():\n    ask()\nmain()\n"])
+def test_a_script_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, text: str) -> None:
+    done = script(
+        tmp_path,
+        f"try:\n    {text.splitlines()[-1]}\nexcept espalier.UserError as error:\n    print(error)\n"
+        if text == "ask()\n"
+        else text,
+    )
+    assert done.stdout.count("BEGIN") == 1
+    line = next(one for one in (done.stdout + done.stderr).splitlines() if "transport=" in one)
+    assert 'if __name__ == "__main__":' in line
+    assert "transport=threads" in line
+    assert "own.py" in line
+    assert "freeze_support" not in done.stderr
+    assert "DrafterLost" not in done.stderr
+
+
+def test_a_module_by_name_is_a_script_too(tmp_path: Path) -> None:
+    done = script(tmp_path, "ask()\n", "-m", "own")
+    assert done.stdout.count("BEGIN") == 1
+    assert "UserError: transport=processes starts a process that runs" in done.stderr
+
+
+def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
+    done = script(tmp_path, f"{GUARD}    print(ask().tokens)\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] in "123"
+    done = script(tmp_path, 'print(ask(transport="threads").tokens)\n')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("BEGIN") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("check_script()", False),
+        ("if True:\n    check_script()", False),
+        ("for _ in range(1):\n    check_script()", False),
+        ("class A:\n    check_script()", False),
+        (f"{GUARD}    check_script()", True),
+        (f"def main():\n    check_script()\n{GUARD}    main()", True),
+        (f"def main():\n    check_script()\n{GUARD}    pass\nmain()", False),
+        ('if __name__ != "__main__":\n    raise SystemExit\ncheck_script()', True),
+        ('import sys\nif __name__ != "__main__":\n    sys.exit()\ncheck_script()', True),
+        ('if "__main__" == __name__ and True:\n    try:\n        check_script()\n    finally:\n        pass', True),
+        ("from threading import Thread\nfrom concurrent.futures import ThreadPoolExecutor\n"
+         f"{GUARD}    ThreadPoolExecutor().submit(check_script).result()", True),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None:
+    (tmp_path / "own.py").write_text(
+        f"from harness.decoding.script import check_script\n{text}\n", encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "own.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is passes, done.stderr
+    assert passes or "outside of a guard" in done.stderr
+
+
+def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
+    code = "from harness.decoding.script import check_script; check_script()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    piped = [sys.executable, "-"]
+    done = subprocess.run(piped, input=code, text=True, cwd=ROOT, capture_output=True, check=False)
+    assert "imports <stdin>, which is no file" in done.stderr
+
+
+def test_whoever_imports_a_script_for_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing import current_process
+
+    from harness.decoding.script import check_script
+    from harness.errors import UserError
+
+    monkeypatch.setattr(current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(UserError, match="while another one imports the script"):
+        check_script()
