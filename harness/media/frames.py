@@ -46,6 +46,14 @@ class Clip:
     duration: float
     steady: bool = True
 
+    @property
+    def pixels(self) -> np.ndarray:
+        """The frames as processors take them for what they are: (T, H, W, 3), or (T, 3, H, W) of a height of 1 or 3.
+
+        Such a height would be taken for the channels.
+        """
+        return self.frames.transpose(0, 3, 1, 2) if self.frames.shape[1] in (1, 3) else self.frames
+
     def metadata(self) -> dict[str, Any]:
         """Return what a processor reads as `video_metadata` beside `videos=clip.frames, do_sample_frames=False`.
 
