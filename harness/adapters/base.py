@@ -298,7 +298,7 @@ class Adapter(Parts):
             raise
 
     def opened(self, chat: Chat, number: int = 0, required: bool = False) -> Media:
-        """Return the pictures and clips of a chat as `model.video` and `model.transparency` have them; see `media_of`."""
+        """Return a chat's pictures and clips as `model.video` and `model.transparency` have them; see `media_of`."""
         return media_of(number, chat, self.spec.video, required, self.spec.transparency)
 
     def written(self, chat: Chat, media: Media) -> str:

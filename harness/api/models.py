@@ -81,7 +81,8 @@ def load(
         path: the checkpoint's folder; None: where the model's file says, usually the local Hugging Face cache.
         offline: whether nothing may be downloaded.
         **settings: laid over the model's file, tables key by key: `dtype`, `device`, `attention`, `device_map`,
-            `revision`, `conversation`, `processor`, `video`, `transparency`, `weights` and whatever else conf/base/model.yaml has.
+            `revision`, `conversation`, `processor`, `video`, `transparency`, `weights` and whatever else
+            conf/base/model.yaml has.
 
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not fit; one line.

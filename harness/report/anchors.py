@@ -17,6 +17,7 @@ from harness.cells import Row
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import CONF, compose_section
 from harness.errors import UserError
+from harness.plain import plain_page
 from harness.report.stored import stored
 from harness.specs import ORIGINAL
 
@@ -148,7 +149,7 @@ def table(found: Sequence[Beside]) -> str:
             f"{difference} | {one.verdict} | {samples} | [{anchor.paper}]({anchor.url}), table {anchor.table}, "
             f"{anchor.row}, {anchor.column} |"
         )
-    return "\n".join(lines)
+    return plain_page("\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.errors import UserError
+from harness.plain import plain_page
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
@@ -99,7 +100,7 @@ def write_cache(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts))
+    page.write_text(plain_page("\n".join(parts)))
     return [*written, page], missing
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from harness.cells import passed_over
 from harness.errors import UserError
+from harness.plain import plain_page
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
 from harness.report.decoder_looks import around
@@ -91,7 +92,7 @@ def write_decoders(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts))
+    page.write_text(plain_page("\n".join(parts)))
     return [*written, page], missing
 
 

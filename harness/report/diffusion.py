@@ -11,6 +11,7 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.errors import UserError
+from harness.plain import plain_page
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
@@ -85,7 +86,7 @@ def write_diffusion(
     parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
     parts.append(TABLES)
     parts += [_table(one, names) for dealt in found.values() for one in dealt]
-    page.write_text("\n".join(parts))
+    page.write_text(plain_page("\n".join(parts)))
     return [png, svg, page]
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from harness.plain import plain
+
 
 class OutputLost(RuntimeError):
     """Standard output takes nothing more: its disk is full, or whoever read it has gone. Rows are stored before."""
@@ -86,7 +88,7 @@ def flush() -> None:
 def complain(problem: object) -> None:
     """Print an error as one line on stderr, if stderr takes it."""
     try:
-        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
+        print(f"error: {' '.join(plain(str(problem)).split())}", file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
 
@@ -94,7 +96,7 @@ def complain(problem: object) -> None:
 def tell(line: str) -> None:
     """Print a line that is no error on stderr, if stderr takes it."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line), file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
 

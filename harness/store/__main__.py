@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness.errors import StoreLost, UserError
 from harness.paths import ROOT
+from harness.plain import plain
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
 from harness.store.index import STATES, Entry, entries
@@ -86,7 +87,7 @@ def _export(options: argparse.Namespace) -> int:
     from harness.store.exporting import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
-    print(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")
+    print(f"{plain(str(options.folder))}: {rows} rows, {size:,} bytes; {read} runs read")
     return 0
 
 
@@ -106,7 +107,7 @@ def _verify(options: argparse.Namespace) -> int:
     wrong = 0
     for entry in found:
         for fault in faults(entry, mend=not options.dry):
-            print(fault)
+            print(plain(fault))
             wrong += 1
     print(f"{counts(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
@@ -115,7 +116,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _gc(options: argparse.Namespace) -> int:
     found = list(waste(options.store, _found(options), options.keep_code, options.days))
     for one in found:
-        print(f"{one.path}: {one.why} ({one.size:,} bytes)")
+        print(plain(f"{one.path}: {one.why} ({one.size:,} bytes)"))
     size = sum(one.size for one in found)
     if options.yes:
         print(f"removed {len(found)}, {remove(found):,} bytes", file=sys.stderr)
@@ -147,7 +148,7 @@ def _show(options: argparse.Namespace) -> int:
         said += verdict(ours, theirs, found)
     more = write(lines, sys.stdout, options.limit or None)
     for text in filter(None, (*said, more)):
-        print(text, file=sys.stderr)
+        print(plain(text), file=sys.stderr)
     return 0
 
 

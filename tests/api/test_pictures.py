@@ -149,7 +149,7 @@ def test_what_is_no_video_and_no_content_is_refused(model: Any) -> None:
         with pytest.raises(espalier.UserError, match="is no list of pictures"):
             video(source)
     for fps in ("x", 0, float("inf")):
-        with pytest.raises(espalier.UserError, match="fps=.* must be a number above 0"):
+        with pytest.raises(espalier.UserError, match=r"fps=.* must be a number above 0"):
             video([np.zeros((4, 4, 3), np.uint8)], fps)
     for content in (5, None):
         with pytest.raises(espalier.UserError, match="turn 0 of the chat is"):
