@@ -27,6 +27,7 @@ from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
 from harness.running.waiting import Waiting
+from harness.secrets import masked, typed
 
 if TYPE_CHECKING:
     from harness.config.compose import Command
@@ -45,14 +46,15 @@ CELLS = "--cells"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         check_environment()
         with stoppable(), Waiting(quiet=not speaks()) as waiting:
-            code = carry_out(list(sys.argv[1:] if argv is None else argv), waiting)
+            code = carry_out(arguments, waiting)
             flush()
         return code
     except UserError as error:
-        return complain(error, code=2)
+        return complain(masked(str(error), typed(arguments)), code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return complain(error, code=1)
     except (ImportError, MemoryError) as error:

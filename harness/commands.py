@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import wraps
 
 from harness.errors import StoreLost, UserError, first_words
+from harness.plain import plain
 
 #: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
 THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
@@ -53,7 +54,7 @@ def command(main: Main) -> Callable[..., int]:
 def complain(problem: object, code: int = 1) -> int:
     """Print an error as one line on stderr, if stderr takes it, and return the exit code."""
     try:
-        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr, flush=True)
+        print(f"error: {' '.join(plain(str(problem)).split())}", file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
     return code

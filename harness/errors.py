@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 
+from harness.plain import plain
+
 #: What opening, parsing and looking into a file can raise that this program has not written itself: it is not there, no
 #: file, a link to itself or not to be read; no text, no JSON, nested without end; too large; of another shape.
 FOREIGN: tuple[type[Exception], ...] = (
@@ -19,7 +21,15 @@ FOREIGN: tuple[type[Exception], ...] = (
 LONGEST = 200
 
 
-class UserError(ValueError):
+class _Line(Exception):
+    """An error of one line, in which nothing that others wrote steers a terminal."""
+
+    def __str__(self) -> str:
+        """Return the line."""
+        return plain(super().__str__())
+
+
+class UserError(_Line, ValueError):
     """Something the user typed or supplied cannot work; run.py prints the line and exits with 2."""
 
 
@@ -36,11 +46,11 @@ class Refused(UserError):
     """What is asked of a method cannot be done on this model or under this budget; other methods may do it."""
 
 
-class StoreLost(RuntimeError):
+class StoreLost(_Line, RuntimeError):
     """The store cannot be written any more, as on a full disk; what it holds stays whole, and run.py exits with 1."""
 
 
-class JudgeLost(RuntimeError):
+class JudgeLost(_Line, RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
 
 
@@ -82,7 +92,7 @@ def first_words(error: Exception) -> str:
 def tell_once(line: str) -> None:
     """Print a line on stderr, unless this process has printed it before."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line), file=sys.stderr, flush=True)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from harness.errors import Mistakes, UserError, near_names, unknown_name
+from harness.plain import steers
 
 Name = TypeVar("Name", bound=str)
 
@@ -30,6 +31,13 @@ def text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise UserError(f"{key}={value!r} must be a non-empty string")
     return value
+
+
+def line(key: str, value: Any) -> str:
+    """Return `value` if it is a non-empty string in one line, without letters that steer."""
+    if steers(text(key, value)):
+        raise UserError(f"{key}={value!r} must be one line without control characters")
+    return str(value)
 
 
 def optional_text(key: str, value: Any) -> str | None:

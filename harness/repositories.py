@@ -73,8 +73,12 @@ class Copies:
         Without a data set of its own that is all of the folder. Cost: one read of each file; what has kept its size and
         time of change since it was last read is remembered beside the cache of data sets.
         """
-        folder = self.folder if self.main is None else self.find(self.main)
-        return revision(folder, digests)
+        return revision(self.digested, digests)
+
+    @property
+    def digested(self) -> Path:
+        """The folder that `revision` covers; raises UserError as `find`."""
+        return self.folder if self.main is None else self.find(self.main)
 
     def _there(self) -> list[str]:
         pattern = "*/*" if self.several else "*"
@@ -124,10 +128,17 @@ def _remembered(memory: Path) -> dict[str, list[object]]:
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        here = os.path.realpath(place)
+        folders[:] = sorted(
+            name
+            for name in folders
+            # A link to a folder around it would never end.
+            if not name.startswith(".")
+            and not Path(here).is_relative_to(os.path.realpath(Path(place, name)))
+        )
         for name in sorted(names):
-            if not name.startswith("."):
-                path = Path(place, name)
+            path = Path(place, name)
+            if not name.startswith(".") and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 from harness.facts import ModelFacts
 from harness.lease import USUAL, Terms
 from harness.media import rules
+from harness.media.pictures import TRANSPARENCY
 
 if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
@@ -106,6 +107,7 @@ class ModelSpec:
         conversation: frame of prompts (harness/adapters/conversations.py); None: the family's, `checkpoint`: its own.
         prompt: the set of prompts in use; what it says of frames, pixels and generation stands in those fields.
         template_sha256: of the chat template beside the released weights; None: not known.
+        transparency: of pictures, one of TRANSPARENCY: `drop` takes the colours under it, `white` lays them on white.
         media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
@@ -135,6 +137,7 @@ class ModelSpec:
     generation: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: VideoSpec = VideoSpec()
+    transparency: str = TRANSPARENCY[0]
     media: str = "optional"
     architecture: Mapping[str, Any] = field(default_factory=dict)
     drafts: tuple[str, ...] = ()

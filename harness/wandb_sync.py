@@ -8,17 +8,21 @@ files alone. Exit codes: 0 done; 1 a run could not be confirmed on the server; 2
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
-from harness.running.wandb_log import mode
+from harness.plain import plain
+from harness.running.wandb_log import logs, mode
 from harness.running.wandb_marks import Mark
+from harness.secrets import masked, scrub, wandb_keys
 from harness.store import Store
 
 #: Seconds that the upload of one run may take, and an answer of the server about it.
@@ -53,17 +57,22 @@ def upload(mark: Mark, row: dict[str, Any]) -> str | None:
     said = mark.read()
     command = [sys.executable, "-m", "wandb", "sync", "--id", mark.key, str(folders[-1])]
     command += ["--project", said["project"]] if said.get("project") else []
-    try:
-        subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=UPLOAD,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"`wandb sync` has not ended after {UPLOAD} s"
+    # Its own log goes below WANDB_DIR, else below the working directory.
+    with TemporaryDirectory() as elsewhere:
+        try:
+            subprocess.run(
+                command,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=UPLOAD,
+                check=False,
+                env=os.environ | {"WANDB_DIR": elsewhere},
+            )
+        except subprocess.TimeoutExpired:
+            return f"`wandb sync` has not ended after {UPLOAD} s"
+        finally:
+            scrub(logs(mark.root, mark.key), wandb_keys())
     trouble = missing_there(said.get("project"), mark.key, row)
     if trouble is None:
         mark.uploaded()
@@ -81,7 +90,7 @@ def missing_there(project: str | None, key: str, row: dict[str, Any]) -> str | N
         logged = any(one.name.startswith(f"row-{key}") for one in run.logged_artifacts())
     except Exception as error:  # a third party's service may fail in any way
         line = next(iter(str(error).splitlines()), "")
-        return f"cannot be read back: {type(error).__name__}: {line[:200]}"
+        return f"cannot be read back: {type(error).__name__}: {plain(masked(line, wandb_keys()))[:200]}"
     wanted = {name: values["value"] for name, values in row["metrics"].items()}
     if (
         told.get("run_key") != key
@@ -136,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{key}: {'rebuilt' if missing else 'is there'}")
         print(f"{sum(missing for _, missing in done)} of {len(done)} rows rebuilt")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2
     return 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 from transformers import GenerationConfig
 
-from harness.adapters.batches import check_context, moved, refuse_videos
+from harness.adapters.batches import UNFIT, check_context, moved, refuse_videos, unfit
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
@@ -284,12 +284,31 @@ class Adapter(Parts):
         if not self.takes_video:
             refuse_videos(chats, self.spec.name)
         required = self.spec.media == "required"
-        found = [media_of(n, chat, self.spec.video, required) for n, chat in enumerate(chats)]
+        found = [self.opened(chat, n, required) for n, chat in enumerate(chats)]
         texts = [self.written(chat, media) for chat, media in zip(chats, found, strict=True)]
-        batch = self.process(texts, [m.pictures for m in found], [m.clips for m in found])
+        batch = self._processed(texts, found)
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
         check_context(batch["attention_mask"], limit, self.spec.name)
         return batch  # type: ignore[no-any-return]
+
+    def _processed(self, texts: list[str], media: Sequence[Media]) -> Any:
+        """Run the processor; what it refuses of pictures and videos is named by number and size."""
+        try:
+            return self.process(texts, [m.pictures for m in media], [m.clips for m in media])
+        except UserError:
+            raise
+        except UNFIT as error:
+            for number, (text, own) in enumerate(zip(texts, media, strict=True)):
+                try:
+                    self.process([text], [own.pictures], [own.clips])
+                except UNFIT as refusal:
+                    where = f"chat {number} of the batch: "
+                    raise unfit(where, own, self.processor, self.spec.name, refusal) from error
+            raise
+
+    def opened(self, chat: Chat, number: int = 0, required: bool = False) -> Media:
+        """Return a chat's pictures and clips as `model.video` and `model.transparency` have them; see `media_of`."""
+        return media_of(number, chat, self.spec.video, required, self.spec.transparency)
 
     def written(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat as it goes to the processor; `media` are its own."""
@@ -299,7 +318,7 @@ class Adapter(Parts):
     def told(self, chat: Chat) -> dict[str, str | None]:
         """Return what a row says of prompts: this chat's, and the hashes of its template and the checkpoint's own."""
         return {
-            "rendered": self.written(chat, media_of(0, chat, self.spec.video)),
+            "rendered": self.written(chat, self.opened(chat)),
             "template_sha256": sha256_of(self.processor.chat_template),
             "checkpoint_template_sha256": sha256_of(self.shipped),
             **({"positions": ORDER} if self.facts.rotary_axes > 1 else {}),

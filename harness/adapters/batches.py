@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.chats import Chat
+from harness.adapters.chats import Chat, Media
 from harness.errors import UserError
+
+#: What processors raise on pictures and frames of sizes that they cannot cut up.
+UNFIT = (ValueError, ZeroDivisionError)
 
 
 def refuse_videos(chats: Sequence[Chat], model: str) -> None:
@@ -19,6 +22,37 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
             raise UserError(
                 f"chat {number} of the batch holds a video; model={model!r} takes images only"
             )
+
+
+def unfit(where: str, media: Media, processor: Any, model: str, refusal: Exception) -> Exception:
+    """Return the error for the pictures and clips of a chat that a processor refuses; without any, what it raised.
+
+    Args:
+        where: what the line begins with.
+        media: of the chat.
+        processor: the model's.
+        model: its name.
+        refusal: what the processor raised.
+    """
+    sizes = [
+        f"picture {number} ({picture.width}x{picture.height})"
+        for number, picture in enumerate(media.pictures)
+    ]
+    for number, picture in enumerate(media.pictures):
+        try:
+            processor.image_processor(images=[picture], return_tensors="pt")
+        except UNFIT:
+            sizes = [sizes[number]]
+            break
+    else:
+        sizes += [
+            f"video {number} (frames of {clip.frames.shape[2]}x{clip.frames.shape[1]})"
+            for number, clip in enumerate(media.clips)
+        ]
+    if not sizes:
+        return refusal
+    words = " ".join(str(refusal).split())
+    return UserError(f"{where}{', '.join(sizes)} does not fit model={model!r}: {words}")
 
 
 def check_context(mask: Tensor, limit: int | None, model: str) -> None:

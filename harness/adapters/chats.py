@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
 from harness.media.frames import Clip, sample_frames
-from harness.media.pictures import open_image
+from harness.media.pictures import TRANSPARENCY, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +30,13 @@ class Media:
     clips: list[Clip] = field(default_factory=list)
 
 
-def media_of(number: int, chat: Chat, video: VideoSpec, required: bool = False) -> Media:
+def media_of(
+    number: int,
+    chat: Chat,
+    video: VideoSpec,
+    required: bool = False,
+    transparency: str = TRANSPARENCY[0],
+) -> Media:
     """Open every picture and sample every video of a chat.
 
     Args:
@@ -38,6 +44,7 @@ def media_of(number: int, chat: Chat, video: VideoSpec, required: bool = False) 
         chat: turns whose content is a list of parts.
         video: how frames are sampled.
         required: whether a chat without picture and video is refused.
+        transparency: what becomes of that of pictures, one of TRANSPARENCY.
 
     Raises:
         UserError: nothing to see in the chat where something must be, or something that cannot be read.
@@ -47,7 +54,7 @@ def media_of(number: int, chat: Chat, video: VideoSpec, required: bool = False) 
         for turn in chat:
             for part in turn["content"]:
                 if part["type"] == "image":
-                    media.pictures.append(open_image(part["image"]))
+                    media.pictures.append(open_image(part["image"], transparency))
                 elif part["type"] == "video":
                     media.clips.append(_clip(part, video))
                 elif part["type"] != "text":

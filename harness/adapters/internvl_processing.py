@@ -126,7 +126,7 @@ def process_chat(
     return processor(
         text=[text],
         images=pictures or None,
-        videos=[clip.frames for clip in clips] or None,
+        videos=[clip.pixels for clip in clips] or None,
         images_kwargs=tiles,
         videos_kwargs={"do_sample_frames": False},
         return_tensors="pt",

@@ -110,7 +110,7 @@ class LlavaOnevisionAdapter(Adapter):
         Raises:
             UserError: videos of different numbers of frames, which the model cannot stack.
         """
-        frames = stackable([clip.frames for row in clips for clip in row])
+        frames = stackable([clip.pixels for row in clips for clip in row])
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,

@@ -100,7 +100,9 @@ def time_instruction(clip: Clip) -> str:
 
 
 def _moments(clip: Clip) -> str:
-    """Return when frames are shown: of frames that were taken one a second, in whole seconds."""
+    """Return when frames are shown: of frames that were taken one a second at a steady rate, in whole seconds."""
+    if not clip.steady:
+        return ",".join(f"{at:.2f}s" for at in clip.timestamps)
     timed = clip.indices == each_second(clip.total_frames, clip.fps)
     rate = max(round(clip.fps), 1) if timed else clip.fps
     return ",".join(f"{index / rate:.2f}s" for index in clip.indices)

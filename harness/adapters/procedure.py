@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from harness.adapters.chats import Chat, media_of
+from harness.adapters.chats import Chat
 
 if TYPE_CHECKING:
     from harness.adapters.base import Adapter
@@ -97,7 +97,7 @@ def compared(adapter: Adapter, chat: Chat) -> Tokens:
     Cost: the pictures of the chat are processed, the model is not run.
     """
     tokenizer = adapter.processor.tokenizer
-    prompt = adapter.written(chat, media_of(0, chat, adapter.spec.video))
+    prompt = adapter.written(chat, adapter.opened(chat))
     inputs = adapter.encode([chat])
     given = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()
     visual = set(adapter.items(inputs))

@@ -61,7 +61,7 @@ def run_processor(
     batch = processor(
         text=texts,
         images=images or None,
-        videos=[clip.frames for clip in videos] or None,
+        videos=[clip.pixels for clip in videos] or None,
         video_metadata=[clip.metadata() for clip in videos] or None,
         do_sample_frames=False,
         padding=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -14,6 +13,7 @@ from harness import fields
 from harness.adapters.chats import Chat
 from harness.admission.generation import check_settings
 from harness.api.answers import Answer, decoding_of, flops_of
+from harness.api.identity import identities
 from harness.api.models import Model
 from harness.api.opening import Settled, opened
 from harness.api.questions import is_chat, single, whole
@@ -107,17 +107,17 @@ class Applied:
         Raises:
             UserError: something that cannot be opened, answered or honoured; one line.
         """
-        rule = self._model.spec.video
+        spec = self._model.spec
         with plain_errors():
             if is_chat(media):
                 if question is not None:
                     raise UserError(
                         "question: a whole chat holds its question already; valid: ask(chat) alone"
                     )
-                chats = [whole(media, rule)]
+                chats = [whole(media, spec)]
             else:
                 asked = question if isinstance(question, list | tuple) else [question]
-                chats = [single(media, one, rule) for one in asked]
+                chats = [single(media, one, spec) for one in asked]
         several = isinstance(question, list | tuple)
         found = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
         return found if several else found[0]
@@ -141,12 +141,12 @@ class Applied:
         Raises:
             UserError: as `ask`; the line says which question.
         """
-        rule, chats = self._model.spec.video, []
+        spec, chats = self._model.spec, []
         for number, one in enumerate(questions):
             with plain_errors(f"question {number}: "):
                 if not is_chat(one) and not (isinstance(one, tuple | list) and len(one) == 2):
                     raise UserError(f"{one!r}; valid: (media, question) or a whole chat")
-                chats.append(whole(one, rule) if is_chat(one) else single(one[0], one[1], rule))
+                chats.append(whole(one, spec) if is_chat(one) else single(one[0], one[1], spec))
         return self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
 
     def _answers(
@@ -180,7 +180,7 @@ class Applied:
         inputs = self._responder.encode(chats)
         grids = rows_of(adapter.layout(without_chats(inputs)))
         asked = [_words(chat) for chat in chats]
-        names = [hashlib.blake2b(text.encode(), digest_size=6).hexdigest() for text in asked]
+        names = identities(chats)
         with _seeded(self._settled.spec.seed, names[0], bool(generate["do_sample"])):
             generated = self._responder.generate(inputs, names, **generate)
         texts = self._responder.decode(generated.ids)

@@ -40,7 +40,7 @@ UNREAD: Mapping[str, Any] = {
 }
 
 #: Settings of a model that is in memory already; the rest of the model section is about loading.
-OF_BORROWED = ("name", "conversation", "generation", "processor", "video", "media")
+OF_BORROWED = ("name", "conversation", "generation", "processor", "video", "transparency", "media")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,8 @@ def load(
         path: the checkpoint's folder; None: where the model's file says, usually the local Hugging Face cache.
         offline: whether nothing may be downloaded.
         **settings: laid over the model's file, tables key by key: `dtype`, `device`, `attention`, `device_map`,
-            `revision`, `conversation`, `processor`, `video`, `weights` and whatever else conf/base/model.yaml has.
+            `revision`, `conversation`, `processor`, `video`, `transparency`, `weights` and whatever else
+            conf/base/model.yaml has.
 
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not fit; one line.
@@ -125,7 +126,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         hf_model: a model with `generate`, such as `LlavaForConditionalGeneration`; where it is and in which precision.
         hf_processor: its processor.
         **settings: `name`, `conversation` (the frame of prompts; by default the processor's own chat template, where
-            it has one), `generation`, `processor`, `video` and `media`, as in conf/base/model.yaml.
+            it has one), `generation`, `processor`, `video`, `transparency` and `media`, as in conf/base/model.yaml.
 
     Raises:
         UserError: a model of another family, or a class without `generate`; the line names the valid ones.

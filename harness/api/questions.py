@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from mimetypes import guess_type
 from os import PathLike, fspath
 from typing import Any
@@ -10,33 +10,38 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from harness import fields
 from harness.adapters.chats import Chat
 from harness.errors import UserError
 from harness.media.frames import Clip, sample_frames
-from harness.media.pictures import open_image
-from harness.specs import VideoSpec
+from harness.media.pictures import TRANSPARENCY, open_image
+from harness.specs import ModelSpec
 
 VALID = "a PIL image, a path, a numpy array of uint8, espalier.video(...), a list of these, or None"
+FRAMES = "a list of pictures of one size, or an array (T, H, W, 3) of uint8"
 CHAT = "a list of turns {'role': ..., 'content': ...}, a content being a text or a list of parts"
 
 
-def video(source: Any, fps: float = 1.0) -> Clip:
+def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) -> Clip:
     """Return frames as one video, all of which the model sees.
 
     Args:
         source: a list of pictures of one size, or an array (T, H, W, 3) of uint8.
         fps: frames per second, for models that are told the time.
+        transparency: of the pictures: `drop` takes the colours under it, `white` lays them on white.
 
     Raises:
         UserError: no frames, or frames of several sizes.
     """
-    frames = [np.asarray(_picture(one)) for one in source]
+    fields.choice("transparency", transparency, TRANSPARENCY)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        raise UserError(f"video={type(source).__name__} is no list of pictures; valid: {FRAMES}")
+    frames = [np.asarray(_picture(one, transparency)) for one in source]
     if not frames or len({one.shape for one in frames}) > 1:
         raise UserError(
             f"video of {len(frames)} frames, shapes {sorted({one.shape for one in frames})}; valid: frames of one size"
         )
-    if not fps > 0:
-        raise UserError(f"fps={fps!r} must be a number above 0")
+    fps = fields.positive("fps", fps)
     number = len(frames)
     return Clip(
         frames=np.stack(frames),
@@ -58,7 +63,7 @@ def is_chat(asked: Any) -> bool:
     )
 
 
-def single(media: Any, question: Any, rule: VideoSpec) -> Chat:
+def single(media: Any, question: Any, spec: ModelSpec) -> Chat:
     """Return the chat of one question about pictures or a video, which stand before the words.
 
     Raises:
@@ -70,11 +75,11 @@ def single(media: Any, question: Any, rule: VideoSpec) -> Chat:
         )
     several = isinstance(media, list | tuple)
     found = [] if media is None else list(media) if several else [media]
-    parts = [_part(one, rule) for one in found]
+    parts = [_part(one, spec) for one in found]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def whole(turns: Any, rule: VideoSpec) -> Chat:
+def whole(turns: Any, spec: ModelSpec) -> Chat:
     """Return a chat in the form that adapters read, pictures opened and videos sampled.
 
     Raises:
@@ -85,14 +90,16 @@ def whole(turns: Any, rule: VideoSpec) -> Chat:
         if not isinstance(turn, Mapping) or {"role", "content"} - set(turn):
             raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         content = turn["content"]
+        if not isinstance(content, str | list | tuple):
+            raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         chat.append(
-            {"role": turn["role"], "content": [_told(number, part, rule) for part in parts]}
+            {"role": turn["role"], "content": [_told(number, part, spec) for part in parts]}
         )
     return chat
 
 
-def _told(number: int, part: Any, rule: VideoSpec) -> dict[str, Any]:
+def _told(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
@@ -107,15 +114,15 @@ def _told(number: int, part: Any, rule: VideoSpec) -> dict[str, Any]:
             "{'type': 'image', 'image': ...}, {'type': 'video', 'video': ...}"
         )
     if kind == "image":
-        return {"type": "image", "image": _picture(held[0])}
-    return {"type": "video", "video": _clip(held[0], rule)}
+        return {"type": "image", "image": _picture(held[0], spec.transparency)}
+    return {"type": "video", "video": _clip(held[0], spec)}
 
 
-def _part(source: Any, rule: VideoSpec) -> dict[str, Any]:
+def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:
     """Return a picture or a video, told apart by what it is, and a path by its ending."""
     if _is_video(source):
-        return {"type": "video", "video": _clip(source, rule)}
-    return {"type": "image", "image": _picture(source)}
+        return {"type": "video", "video": _clip(source, spec)}
+    return {"type": "image", "image": _picture(source, spec.transparency)}
 
 
 def _is_video(source: Any) -> bool:
@@ -124,15 +131,16 @@ def _is_video(source: Any) -> bool:
     return isinstance(source, Clip) or (isinstance(source, np.ndarray) and source.ndim == 4)
 
 
-def _clip(source: Any, rule: VideoSpec) -> Clip:
+def _clip(source: Any, spec: ModelSpec) -> Clip:
     if isinstance(source, Clip):
         return source
     if isinstance(source, str | PathLike):
+        rule = spec.video
         return sample_frames(source, rule.frames, rule.rule, rule.short, rule.rate)
-    return video(source)
+    return video(source, transparency=spec.transparency)
 
 
-def _picture(source: Any) -> Image.Image:
+def _picture(source: Any, transparency: str) -> Image.Image:
     if isinstance(source, np.ndarray):
         shape = (*source.shape, 1)[2] if source.ndim in (2, 3) else 0
         if source.dtype != np.uint8 or shape not in (1, 3, 4):
@@ -142,4 +150,4 @@ def _picture(source: Any) -> Image.Image:
         source = Image.fromarray(source.squeeze(2) if source.shape[2:] == (1,) else source)
     if not isinstance(source, Image.Image | str | PathLike | bytes | Mapping):
         raise UserError(f"image={type(source).__name__} cannot be opened; valid: {VALID}")
-    return open_image(source)
+    return open_image(source, transparency)

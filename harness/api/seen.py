@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from harness.adapters.base import Adapter
-from harness.adapters.chats import Chat, media_of
+from harness.adapters.chats import Chat
 from harness.adapters.placement import WHOLE, Box, Sight
 from harness.media.frames import Clip
 
@@ -73,7 +73,7 @@ def seen_by(adapter: Adapter, chat: Chat, grid: np.ndarray) -> Seen:
     """
     if not len(grid):
         return Seen()
-    media = media_of(0, chat, adapter.spec.video)
+    media = adapter.opened(chat)
     order = [*_order(adapter, chat)]
     frames = _frames_of(media.clips, int(grid[:, 0].max()) + 1 - len(media.pictures))
     pictures = iter(_named(media.pictures, bool(media.clips)))
@@ -108,7 +108,7 @@ def _order(adapter: Adapter, chat: Chat) -> Iterable[str]:
 
     A template may put videos before pictures.
     """
-    text = adapter.written(chat, media_of(0, chat, adapter.spec.video))
+    text = adapter.written(chat, adapter.opened(chat))
     kinds = dict(zip(adapter.placeholders, ("image", "video"), strict=False))
     return (kinds[word] for word in re.findall("|".join(map(re.escape, kinds)), text))
 

@@ -12,7 +12,7 @@ from harness.errors import Refused, UserError
 _KEY = re.compile(
     r"(?<![\w./-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
     r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|check_weights"
-    r"|generation|processor|video|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
+    r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
 
 #: What values are called.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from harness.errors import UserError
+from harness.media.pictures import open_image
 from harness.seedling.scenes import Scenes
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -62,7 +63,6 @@ def folder_images(folder: Path, n_images: int, seed: int) -> Iterator[Image.Imag
 
 def _open(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+        return open_image(path)
+    except UserError as error:
         raise UserError(f"images_dir: {path.name!r} does not open as an image ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +15,13 @@ from harness.errors import UserError
 #: What carries out the cells: this process, workers on this machine, a queue.
 LAUNCHERS = ("local", "joblib", "slurm")
 
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _whole = partial(fields.integer, at_least=0)
 _some = partial(fields.integer, at_least=1)
 
 #: What a job takes of a machine, with what checks a value.
 RESOURCES: Mapping[str, Callable[[str, Any], Any]] = {
-    "partition": fields.text,
+    "partition": fields.line,
     "gpus": _whole,
     "cpus": _some,
     "memory": fields.size,
@@ -90,6 +92,22 @@ def asked_of(key: str, part: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _options(part: dict[str, Any]) -> dict[str, Any]:
+    """Return options of sbatch, none of which can become a line of its own in the batch script."""
+    for name, value in part.items():
+        if not _OPTION.fullmatch(name):
+            raise UserError(
+                f"cluster.options: {name!r} is no option of sbatch; valid: letters, digits, - and _"
+            )
+        if isinstance(value, str):
+            fields.line(f"cluster.options.{name}", value)
+        elif value is not None and not isinstance(value, bool | int | float):
+            raise UserError(
+                f"cluster.options.{name}={value!r} must be a text, a number, true or null"
+            )
+    return part
+
+
 def _spec(part: Mapping[str, Any]) -> ClusterSpec:
     names = [name for name in ClusterSpec.__dataclass_fields__ if name != "asked"]
     fields.only_known("cluster", part, (*names, *RESOURCES))
@@ -105,6 +123,6 @@ def _spec(part: Mapping[str, Any]) -> ClusterSpec:
         poll=fields.positive("cluster.poll", part["poll"]),
         timeouts=_whole("cluster.timeouts", part["timeouts"]),
         grace=_some("cluster.grace", part["grace"]),
-        options=fields.table("cluster.options", part["options"]),
+        options=_options(fields.table("cluster.options", part["options"])),
         flops_per_second=fields.positive("cluster.flops_per_second", part["flops_per_second"]),
     )

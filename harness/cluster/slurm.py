@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ class Slurm:
             # SLURM tells up to a minute early; a short job is told after half of its time at the soonest.
             "signal_delay_s": min(self.cluster.grace, 30 * asked.minutes),
             "array_parallelism": self.cluster.array_parallelism,
-            "setup": [f'export PYTHONPATH="{ROOT}:$PYTHONPATH"'],
+            "setup": [f'export PYTHONPATH={shlex.quote(str(ROOT))}:"$PYTHONPATH"'],
             "additional_parameters": {"requeue": True, **self.cluster.options},
         }
         return {name: value for name, value in told.items() if value is not None}

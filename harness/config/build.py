@@ -49,7 +49,7 @@ SECTIONS = {
     "model": (
         "name adapter path hub revision dtype attention weights scale device device_map max_memory "
         "check_weights template prompt prompts conversation join template_sha256 conversion generation processor video "
-        "media facts architecture drafts boxes resources"
+        "transparency media facts architecture drafts boxes resources"
     ),
     "method": "name variant params",
     "compressor": "name variant params ratio",

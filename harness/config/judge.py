@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from harness import fields
 from harness.errors import UserError
 from harness.paths import rooted
+from harness.secrets import names_a_key
 from harness.specs import JudgeSpec
 
 KEYS = (
@@ -87,9 +88,18 @@ def _temperature(value: Any) -> float | None:
 
 
 def _options(table: dict[str, Any]) -> dict[str, Any]:
-    for name in table:
-        if name.lower() in OURS:
+    for name in _names(table):
+        if name.lower() in OURS or names_a_key(name):
             raise UserError(
-                f"judge.options.{name} is not for options; valid: other fields of a chat completion"
+                f"judge.options.{name} is not for options; valid: other fields of a chat completion, and the key in "
+                "the environment (judge.key_env)"
             )
     return table
+
+
+def _names(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a table and of those in it."""
+    for name, value in table.items():
+        yield str(name)
+        if isinstance(value, Mapping):
+            yield from _names(value)

@@ -13,6 +13,7 @@ from harness import fields
 from harness.config.prompts import settled
 from harness.errors import UserError
 from harness.facts import CLASS_ATTENTION, ModelFacts
+from harness.media.pictures import TRANSPARENCY
 from harness.paths import rooted
 from harness.specs import (
     ATTENTIONS,
@@ -66,6 +67,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
         generation=fields.table("model.generation", part["generation"]),
         processor=fields.table("model.processor", part["processor"]),
         video=_video(fields.table("model.video", part["video"])),
+        transparency=fields.choice("model.transparency", part["transparency"], TRANSPARENCY),
         media=fields.choice("model.media", part["media"], MEDIA),
         architecture=fields.table("model.architecture", part["architecture"]),
         drafts=fields.names("model.drafts", part["drafts"], empty=True),

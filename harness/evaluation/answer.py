@@ -17,6 +17,7 @@ from lmms_eval.protocol import ChatMessages
 
 from harness.errors import UserError
 from harness.evaluation import kept
+from harness.evaluation.borders import Borders
 from harness.evaluation.feeding import Reading
 from harness.evaluation.samples import Failure, Key, Sample
 from harness.evaluation.wording import Wording
@@ -61,6 +62,7 @@ class Answerer:
             journal; None: the journal keeps answers alone.
         wording: what replaces the tasks' own questions; None: nothing.
         shown: whether every sample must show a picture or a video.
+        borders: where media may come from; None: from anywhere.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Answerer:
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
         wording: Wording | None = None,
         shown: bool = False,
+        borders: Borders | None = None,
     ) -> None:
         self._responder = responder
         self._seed = seed
@@ -78,6 +81,7 @@ class Answerer:
         self._source = source
         self._wording = wording or Wording(None, {})
         self._shown = shown
+        self._borders = borders
         # A benchmark's functions and data are read by one thread at a time.
         self._one = Lock()
         self.reading = Reading()
@@ -211,6 +215,8 @@ class Answerer:
             ) from error
         messages = self._wording.of(messages, document, task, doc_id)
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
+        if self._borders is not None:
+            chat = self._borders.chat(chat)
         if self._shown and not shows(chat):
             raise ValueError(
                 "the sample shows no picture and no video; valid: benchmark.media=optional, which answers it as a text"

@@ -14,6 +14,7 @@ from lmms_eval.api.task import Task
 from harness.errors import UserError
 from harness.evaluation.answer import Answerer, key_of
 from harness.evaluation.batch import LARGEST, RealTrial, largest_batch, remembered, widest
+from harness.evaluation.borders import Borders
 from harness.evaluation.feeding import Reading, fed, look_ahead
 from harness.evaluation.samples import Failure, Journal, Key, Sample, SampleErrors, finished
 from harness.evaluation.wording import Wording
@@ -69,6 +70,7 @@ class ChatModel(lmms):
         complete: called in rank 0 with all answers, which are in the journal, before any is scored.
         ranks: the processes that share the work. lmms-eval is not told of them: each gets all requests, and the
             batches, the same as one process would form, are dealt out here.
+        borders: where media may come from; None: from anywhere.
     """
 
     is_simple = False
@@ -82,6 +84,7 @@ class ChatModel(lmms):
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         complete: Callable[[Mapping[Key, Sample]], None] | None = None,
+        borders: Borders | None = None,
     ) -> None:
         """Take everything that answering needs; nothing is loaded here."""
         super().__init__()
@@ -98,6 +101,7 @@ class ChatModel(lmms):
             self._source,
             Wording(spec.benchmark.text, self._tasks),
             spec.benchmark.shown,
+            borders,
         )
         self._gave_up = False
         self._asked: list[Group] = []

@@ -167,7 +167,9 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
             check_references(loaded.tasks, bench.limit)
         tell(loaded.tasks, spec.model, bench)
         judging(spec, loaded.tasks)
-    return loaded
+    assert loaded.borders is not None
+    borders = replace(loaded.borders, transparency=spec.model.transparency)
+    return replace(loaded, borders=borders)
 
 
 def evaluate_session(
@@ -225,7 +227,8 @@ def evaluate_session(
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if clocked is None else clocked.take
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete)
+        borders = loaded.borders
+        model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete, borders)
         results = ask(model, loaded, spec)
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:

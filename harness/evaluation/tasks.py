@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     ExitStack,
     contextmanager,
     nullcontext,
@@ -28,6 +27,7 @@ from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from harness.errors import UserError
+from harness.evaluation.borders import Borders, admit_own, borders_of
 from harness.evaluation.data import cause_of, origin
 from harness.evaluation.local import LocalData
 from harness.evaluation.shelf import Shelf
@@ -46,17 +46,23 @@ class Loaded:
     """The task, or all leaf tasks of a group, with the manager that knows them.
 
     `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
-    these lie in a folder of the user's.
+    these lie in a folder of the user's, and `borders` holds where their media may come from.
     """
 
     manager: TaskManager
     tasks: tuple[Task, ...]
     ours: bool
     data: LocalData | None = None
+    borders: Borders | None = None
 
-    def serving(self) -> AbstractContextManager[None]:
-        """Return the context in which functions of the tasks find their data sets."""
-        return nullcontext() if self.data is None else self.data.serving()
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Return the context in which functions of the tasks find their data sets, and open nothing else."""
+        with (
+            nullcontext() if self.data is None else self.data.serving(),
+            nullcontext() if self.borders is None else self.borders.held(pixels=True),
+        ):
+            yield
 
 
 def load_tasks(
@@ -101,6 +107,7 @@ def load_tasks(
             )
     retry = ConfigurableTask.download.retry
     stop = stop_after_attempt(1) if offline or data is not None else retry.stop
+    borders = borders_of(data, include_path, offline)
     configs: list[TaskConfig] = []
     shelf.turn_to(
         (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
@@ -108,11 +115,13 @@ def load_tasks(
 
     def noted(**config: Any) -> TaskConfig:
         configs.append(_AsWritten(**_at_revision(config, pinned or {})))
+        admit_own(borders, configs[-1])
         return configs[-1]
 
     try:
         with (
             nullcontext() if data is None else data.serving(loading=True),
+            borders.held(pixels=False),
             mock.patch.object(retry, "stop", stop),
             shelved_data(shelf),
             mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
@@ -144,7 +153,7 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
-    return Loaded(manager, tasks, ours=name in own, data=data)
+    return Loaded(manager, tasks, name in own, data, borders)
 
 
 def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from harness.errors import UserError
+from harness.secrets import masked
 from harness.specs import JudgeSpec
 
 #: Letters of a server's own message that an error line quotes.
@@ -167,7 +168,7 @@ class Client:
         return " ".join(self._without_key(text).split())[:QUOTED]
 
     def _without_key(self, text: str) -> str:
-        return text if self._key is None else text.replace(self._key, "***")
+        return masked(text, (self._key,))
 
 
 def _wait(header: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -24,8 +25,9 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
         UserError: no such file, not a file, not a container, an image, no video stream, or one in an unknown code.
     """
     name = fspath(path)
-    if not Path(name).is_file():
-        state = "is not a file" if Path(name).exists() else "does not exist"
+    # Not Path's: they raise on names that are too long.
+    if not os.path.isfile(name):
+        state = "is not a file" if os.path.exists(name) else "does not exist"
         raise UserError(f"video {name!r} {state}; valid: a video file")
     try:
         # An absolute path is never taken for a protocol, and titles that are not UTF-8 are no reason to fail.

@@ -32,9 +32,10 @@ class Clip:
         indices: the frames' numbers among all frames of the video, in order of presentation, ascending; those of a
             video with too few frames may repeat.
         timestamps: seconds from the video's first frame to each of them, as the file says, also at a variable rate.
-        fps: average frames per second of the file.
+        fps: average frames per second of the file, by the times of its frames where it has any.
         total_frames: frames in the file, counted.
         duration: seconds from the first frame to the end of the last, which is given the average length.
+        steady: whether index / fps is the time of a frame, but for the rounding in the file.
     """
 
     frames: np.ndarray
@@ -43,12 +44,23 @@ class Clip:
     fps: float
     total_frames: int
     duration: float
+    steady: bool = True
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The frames as processors take them for what they are: (T, H, W, 3), or (T, 3, H, W) of a height of 1 or 3.
+
+        Such a height would be taken for the channels.
+        """
+        return self.frames.transpose(0, 3, 1, 2) if self.frames.shape[1] in (1, 3) else self.frames
 
     def metadata(self) -> dict[str, Any]:
         """Return what a processor reads as `video_metadata` beside `videos=clip.frames, do_sample_frames=False`.
 
-        Processors derive times as index / fps, which agrees with `timestamps` at a constant rate only.
+        Processors derive times as index / fps. At a variable rate the indices are therefore the places, not whole
+        numbers, that frames of these times would have at the average rate.
         """
+        indices = self.indices if self.steady else [at * self.fps for at in self.timestamps]
         return {
             "total_num_frames": self.total_frames,
             "fps": self.fps,
@@ -56,7 +68,7 @@ class Clip:
             "width": self.frames.shape[2],
             "duration": self.duration,
             "video_backend": "pyav",
-            "frames_indices": list(self.indices),
+            "frames_indices": list(indices),
         }
 
 
@@ -163,4 +175,5 @@ def _clip(frames: np.ndarray, indices: tuple[int, ...], shown: Moments) -> Clip:
         fps=shown.fps,
         total_frames=shown.total,
         duration=shown.duration,
+        steady=shown.steady,
     )

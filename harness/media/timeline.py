@@ -18,6 +18,12 @@ from harness.media.container import open_video, reason
 LOST_SECONDS = 1.0
 LOST_SHARE = 0.05
 
+# Containers round times to their clock's tick, and files made out of others keep the rounding: milliseconds, mostly.
+ROUNDED_SECONDS = 1e-3
+
+# A lone frame shows no rate, and what is stated may be the tick of a clock, 1,000 or more a second.
+FASTEST = 240
+
 # Containers that store no time of presentation; what the demuxer makes up can be wrong when frames are reordered.
 UNTIMED = ("avi", "asf", "rm")
 
@@ -28,11 +34,13 @@ class Moments:
 
     Attributes:
         seconds: (T,) float64 time from the first frame to each.
-        fps: average frames per second.
+        fps: average frames per second: that of the header where the times agree with it, else that of the times.
+        steady: whether frames follow each other at that rate, but for the rounding of times in the file.
     """
 
     seconds: np.ndarray
     fps: float
+    steady: bool = True
 
     @property
     def total(self) -> int:
@@ -65,21 +73,25 @@ class Timeline:
 def moments(pts: Sequence[int | None], stream: VideoStream) -> Moments:
     """Return when frames are shown, from their presentation times in the stream's time base.
 
-    Without usable times, frames are taken to follow at the stream's rate. Needs at least one frame.
+    Headers state rates that their frames do not keep: the highest one, that of the camera, or the tick of a clock. So
+    they are believed where the times agree, to the rounding, which keeps the exact 30000/1001 of a file whose times are
+    in milliseconds. Without usable times, frames are taken to follow at the stated rate. Needs at least one frame.
     """
     base = stream.time_base
     times = [at for at in pts if at is not None]
     timed = base is not None and len(times) == len(pts) and times == sorted(set(times))
-    ticks = np.array([at - times[0] for at in times] if timed else [], dtype=np.float64)
-    seconds = ticks * float(base or 0)
-    if stream.average_rate:
-        fps = float(stream.average_rate)
-    elif len(seconds) > 1:  # before the guessed rate, which is that of the shortest step
-        fps = (len(seconds) - 1) / float(seconds[-1])
-    else:
-        # A lone frame may have no rate at all; one per second keeps divisions by it defined.
-        fps = float(stream.guessed_rate or 1)
-    return Moments(seconds if timed else np.arange(len(pts)) / fps, fps)
+    stated = float(stream.average_rate or stream.guessed_rate or 1)
+    if len(pts) == 1 and stated > FASTEST:
+        stated = 1.0  # keeps divisions by it defined
+    if not timed or len(times) < 2:
+        return Moments(np.arange(len(pts)) / stated, stated)
+    tick = float(base or 0)
+    seconds = np.array([at - times[0] for at in times], dtype=np.float64) * tick
+    rounding = max(tick, ROUNDED_SECONDS) * 1.01
+    for fps in (stated, (len(times) - 1) / float(seconds[-1])):
+        if np.abs(seconds - np.arange(len(times)) / fps).max() <= rounding:
+            return Moments(seconds, fps)
+    return Moments(seconds, fps, steady=False)
 
 
 def read_timeline(path: str | PathLike[str]) -> Timeline | None:
@@ -137,10 +149,11 @@ class _Listing:
     def add(self, packet: Packet, tick: float, of_video: bool) -> None:
         """Enter a packet of the video, or of a sound track; `tick` is its unit of time in seconds."""
         self._torn = packet.is_corrupt
-        at = packet.dts if packet.dts is not None else packet.pts
-        if at is not None:
-            self._first = min(self._first, at * tick)
-            self._last = max(self._last, (at + (packet.duration or 0)) * tick)
+        # Frames are decoded ahead of their time, at a variable rate by seconds.
+        for at in (packet.dts, packet.pts):
+            if at is not None:
+                self._first = min(self._first, at * tick)
+                self._last = max(self._last, (at + (packet.duration or 0)) * tick)
         if of_video:
             self.pts.append(packet.pts)
             self.key.append(packet.is_keyframe)
@@ -154,7 +167,8 @@ class _Listing:
     def ends_early(self, stated: float) -> bool:
         """Return whether the last packet is torn, or the packets end long before the stated seconds do."""
         timed = self._last >= self._first
-        lost = stated - self.seconds if timed else 0.0
+        # Matroska and ASF state where the clock ends, MP4 how long it runs; it need not begin at 0.
+        lost = stated - max(self.seconds, self._last) if timed else 0.0
         return self._torn or lost > max(LOST_SECONDS, LOST_SHARE * stated)
 
     def timeline(self, stream: VideoStream) -> Timeline | None:

@@ -18,6 +18,7 @@ from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import CONF, compose_section
 from harness.errors import UserError
+from harness.plain import plain_page
 from harness.report.stored import stored
 from harness.specs import ORIGINAL
 
@@ -149,7 +150,7 @@ def table(found: Sequence[Beside]) -> str:
             f"{difference} | {one.verdict} | {samples} | [{anchor.paper}]({anchor.url}), table {anchor.table}, "
             f"{anchor.row}, {anchor.column} |"
         )
-    return "\n".join(lines)
+    return plain_page("\n".join(lines))
 
 
 @command

@@ -14,6 +14,7 @@ from harness.budget import Budget
 from harness.commands import command
 from harness.errors import UserError
 from harness.folders import check_folder
+from harness.plain import plain_page
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
@@ -101,7 +102,7 @@ def write_cache(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts), encoding="utf-8")
+    page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [*written, page], missing
 
 

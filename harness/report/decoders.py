@@ -15,6 +15,7 @@ from harness.cells import passed_over
 from harness.commands import command
 from harness.errors import UserError
 from harness.folders import check_folder
+from harness.plain import plain_page
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
 from harness.report.decoder_looks import around
@@ -93,7 +94,7 @@ def write_decoders(
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     page = folder / "README.md"
-    page.write_text("\n".join(parts), encoding="utf-8")
+    page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [*written, page], missing
 
 

@@ -13,6 +13,7 @@ from harness.budget import Budget
 from harness.commands import command
 from harness.errors import UserError
 from harness.folders import check_folder
+from harness.plain import plain_page
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
@@ -87,7 +88,7 @@ def write_diffusion(
     parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
     parts.append(TABLES)
     parts += [_table(one, names) for dealt in found.values() for one in dealt]
-    page.write_text("\n".join(parts), encoding="utf-8")
+    page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [png, svg, page]
 
 

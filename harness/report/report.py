@@ -17,6 +17,7 @@ from harness.config.presets import register
 from harness.errors import UserError
 from harness.kinds.stacking import label_of
 from harness.labels import label
+from harness.plain import plain_page
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.report.dots import draw_dots
 from harness.report.groups import Group, at, title, title_of, verdict
@@ -83,10 +84,10 @@ def write_report(
             picture = folder / f"{file_name(panel.benchmark)}.svg"
             figure.savefig(picture, metadata={"Date": None})
         table = folder / f"{file_name(panel.benchmark)}.md"
-        table.write_text(page(panel, model, names, ours), encoding="utf-8")
+        table.write_text(plain_page(page(panel, model, names, ours)), encoding="utf-8")
         yield from (table, picture)
     index = folder / "README.md"
-    index.write_text(overview(panels, model, names), encoding="utf-8")
+    index.write_text(plain_page(overview(panels, model, names)), encoding="utf-8")
     yield index
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
+from harness.plain import plain_page
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
 from harness.report.style import STYLE
@@ -62,5 +63,5 @@ def write_panels(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
         figure.savefig(png, dpi=RESOLUTION)
         # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
-    table.write_text(markdown(panels), encoding="utf-8")
+    table.write_text(plain_page(markdown(panels)), encoding="utf-8")
     return png, svg, table

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from harness.plain import plain
 from harness.running.forecast import Forecast, clock
 
 T = TypeVar("T")
@@ -105,7 +106,10 @@ class Board:
             yield self._grid(self.now, options.max_width)
         for place, cause in self.failed[-FAILURES:]:
             yield Text(
-                f"failed: {said(place)}: {cause}", style="red", no_wrap=True, overflow="ellipsis"
+                plain(f"failed: {said(place)}: {cause}"),
+                style="red",
+                no_wrap=True,
+                overflow="ellipsis",
             )
         if len(self.failed) > FAILURES:
             yield Text(f"failed before: {len(self.failed) - FAILURES} more")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from harness.cells import brief, differences
 from harness.cells import name as curve_name
+from harness.plain import plain_values
 from harness.report.columns import Column, below, beside, fits
 from harness.report.speculative_table import lines, tables_of
 
@@ -25,6 +26,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
     console = Console(file=stream)
     if not console.is_terminal:
         console = Console(file=stream, width=WIDTH)
+    rows = [plain_values(dict(row)) for row in rows]
     shown = _once(rows)
     parts: list[RenderableType]
     if full:

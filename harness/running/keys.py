@@ -56,7 +56,11 @@ PACKAGES = (
 )
 
 #: Files of a benchmark's folder that shape its samples or its scores.
-TASK_FILES = ("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet")
+TASK_FILES = (
+    *("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet"),
+    *("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp", "*.gif", "*.tif", "*.tiff", "*.pdf"),
+    *("*.mp4", "*.mkv", "*.webm", "*.avi", "*.mov"),
+)
 
 
 def run_key(parts: Mapping[str, Any]) -> str:

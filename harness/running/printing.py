@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.kinds.stacking import label_of
+from harness.plain import plain
 from harness.running import hints, streams
 from harness.running.waiting import Waiting
 from harness.specs import RunSpec
@@ -53,7 +54,7 @@ def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
 def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> None:
     """Print the cells that have no row, one line for each reason."""
     for reason, names in reasons(cells).items():
-        print(f"{word}: {', '.join(names)}: {reason}", file=out, flush=True)
+        print(plain(f"{word}: {', '.join(names)}: {reason}"), file=out, flush=True)
 
 
 def prints_json(spec: RunSpec, out: TextIO) -> bool:
@@ -72,7 +73,7 @@ def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out:
     keys = {row["run_key"] for row in rows}
     place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
     with streams.output():
-        print(f"\nrow: {hints.shorter(place)}", file=out)
+        print(f"\nrow: {plain(hints.shorter(place))}", file=out)
         if advice is not None:
             line, purpose = advice
             print(f"next: {line}\n      {purpose}", file=out)

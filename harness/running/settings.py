@@ -10,6 +10,7 @@ from typing import Any
 from harness.benchmark_spec import BenchmarkSpec
 from harness.facts import ModelFacts
 from harness.kinds.lookup import kind_of
+from harness.media.pictures import TRANSPARENCY
 from harness.specs import ORIGINAL, JudgeSpec, ModelSpec, PromptSpec, RunSpec
 from methods.base import Method
 
@@ -96,6 +97,8 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "architecture": model.architecture if model.weights == "random" else None,
         "facts": _facts(model.facts),
         **_prompt(model.prompt),
+        # Younger, too.
+        **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
     }
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from harness.commands import complain, discard, speak_plainly
+from harness.plain import plain
 
 __all__ = [
     "OutputLost",
@@ -97,6 +98,6 @@ def flush() -> None:
 def tell(line: str) -> None:
     """Print a line that is no error on stderr, if stderr takes it."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line), file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)

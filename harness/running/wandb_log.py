@@ -20,7 +20,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from harness.errors import UserError, tell_once, unknown_name
+from harness.plain import plain
 from harness.running.wandb_marks import Mark
+from harness.secrets import masked, scrub, wandb_keys
 from harness.specs import RunSpec
 from harness.store import RunDir
 
@@ -75,13 +77,27 @@ def mirror(
     try:
         _mirror(directory, config, spec, group)
     except Exception as error:  # a third party's service may fail in any way, and the row is stored
-        line = next(iter(str(error).splitlines()), "")
+        line = plain(masked(next(iter(str(error).splitlines()), ""), wandb_keys()))
         print(
             f"log=wandb: run {directory.path.name} was not logged: {type(error).__name__}: {line}; "
             "its row is in the store",
             file=sys.stderr,
             flush=True,
         )
+    finally:
+        scrub(logs(spec.store / "wandb", directory.path.name), wandb_keys())
+
+
+def logs(folder: Path, key: str) -> list[Path]:
+    """Return what wandb logged of its own work on a run, which repeats what servers answer."""
+    places = (
+        "*.log",
+        f"*run-*-{key}/logs/*",
+        f"*run-*-{key}/*.log",
+        "cache/logs/**/*",
+        "cache/wandb/logs/**/*",
+    )
+    return [path for place in places for path in folder.glob(place) if path.is_file()]
 
 
 def group_of(argv: Sequence[str]) -> str:
@@ -170,7 +186,8 @@ def mode() -> str:
     if reachable(address):
         return "online"
     tell_once(
-        f"log=wandb: {address} does not answer; runs are logged offline, `python -m harness.wandb_sync` sends them"
+        f"log=wandb: {masked(address, wandb_keys())} does not answer; runs are logged offline, "
+        "`python -m harness.wandb_sync` sends them"
     )
     return "offline"
 

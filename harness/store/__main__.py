@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.commands import command
 from harness.errors import UserError
 from harness.paths import ROOT
+from harness.plain import plain
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
 from harness.store.commits import DIRTY, counted, named
@@ -87,7 +88,7 @@ def _export(options: argparse.Namespace) -> int:
     from harness.store.exporting import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
-    print(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")
+    print(f"{plain(str(options.folder))}: {rows} rows, {size:,} bytes; {read} runs read")
     return 0
 
 
@@ -107,7 +108,7 @@ def _verify(options: argparse.Namespace) -> int:
     wrong = 0
     for entry in found:
         for fault in faults(entry, mend=not options.dry):
-            print(fault)
+            print(plain(fault))
             wrong += 1
     print(f"{counts(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
@@ -167,7 +168,7 @@ def _purge(options: argparse.Namespace) -> int:
 
 def _list(found: Sequence[Waste]) -> None:
     for part in found:
-        print(f"{part.path}: {part.why} ({part.size:,} bytes)")
+        print(plain(f"{part.path}: {part.why} ({part.size:,} bytes)"))
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -193,7 +194,7 @@ def _show(options: argparse.Namespace) -> int:
         said += verdict(ours, theirs, found)
     more = write(lines, sys.stdout, options.limit or None)
     for text in filter(None, (*said, more)):
-        print(text, file=sys.stderr)
+        print(plain(text), file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness.plain import plain
 from harness.stats import Interval
 from harness.store.against import BROKE, MENDED, SAME, Comparison, Pair
 from harness.store.answers import Said, Told
@@ -109,7 +110,7 @@ def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -
 
 def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
     """Write lines as a table to a terminal, in columns without a frame elsewhere."""
-    heading, rows = lines
+    heading, rows = lines[0], [[plain(cell) for cell in row] for row in lines[1]]
     if stream.isatty():
         table = Table(*heading)
         for row in rows:
@@ -123,6 +124,7 @@ def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
 
 
 def _cell(title: str, cell: str) -> str:
+    cell = plain(cell)
     short = cell if len(cell) <= WIDTH else f"{cell[: WIDTH - 1]}…"
     colour = COLOURS.get(cell) if title == "change" else None
     return f"[{colour}]{cell}[/]" if colour else escape(short)
@@ -131,7 +133,7 @@ def _cell(title: str, cell: str) -> str:
 def _escaped(cell: str) -> str:
     for letter, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         cell = cell.replace(letter, written)
-    return cell
+    return plain(cell)
 
 
 def _score(score: float | None) -> str:

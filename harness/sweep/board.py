@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from harness.plain import plain
 from harness.store.index import DONE, FAILED, RUNNING
 from harness.sweep.progress import LEFT, STATES, At, Progress
 from harness.sweep.rerun import commands
@@ -27,11 +28,11 @@ def lines(progress: Progress) -> Iterator[str]:
     """Yield the status as plain text."""
     sweep = progress.sweep
     if sweep.name:
-        yield f"sweep {sweep.name}: run.py {' '.join(sweep.argv)}"
+        yield plain(f"sweep {sweep.name}: run.py {' '.join(sweep.argv)}")
     yield head(progress)
     for one in progress.cells:
         parts = (one.state, one.cell.title, _count(progress, one), _score(one), one.note)
-        yield "  ".join(filter(None, parts))
+        yield plain("  ".join(filter(None, parts)))
     yield from advice(progress)
 
 
@@ -41,7 +42,7 @@ def table(progress: Progress) -> Group:
     for one in progress.cells:
         state = f"[{COLOURS[one.state]}]{one.state}[/]"
         texts = (one.cell.title, _count(progress, one), _score(one), one.note)
-        cells.add_row(state, *map(escape, texts))
+        cells.add_row(state, *(escape(plain(text)) for text in texts))
     return Group(escape(head(progress)), cells, *map(escape, advice(progress)))
 
 
@@ -49,7 +50,7 @@ def advice(progress: Progress) -> Iterator[str]:
     """Yield the commands that run the failed cells again, and only these."""
     failed = [one.cell for one in progress.of(FAILED)]
     for command in commands(failed):
-        yield f"again: {command}"
+        yield plain(f"again: {command}")
 
 
 def clock(seconds: float) -> str:

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 
+from harness.plain import plain_page
 from harness.tables import wording
 from harness.tables.cells import COLUMNS
 from harness.tables.filling import Filled
@@ -67,7 +68,7 @@ def markdown(table: Table) -> str:
     for name, said in wording.said(table):
         mark = "`" if name.startswith("Missing") else ""
         parts.append(f"## {name}\n\n" + "".join(f"- {mark}{one}{mark}\n" for one in said))
-    return "\n".join(parts)
+    return plain_page("\n".join(parts))
 
 
 def latex(table: Table) -> str:

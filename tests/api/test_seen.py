@@ -22,7 +22,7 @@ SHAPES = ((120, 80), (70, 150))
 
 def seen(adapter: Adapter, *media: Any) -> tuple[Seen, dict[str, Any], torch.Tensor]:
     """Return what is seen of a chat, its inputs, and the projector unit of each token."""
-    chat = single(list(media), "w1 w2", adapter.spec.video)
+    chat = single(list(media), "w1 w2", adapter.spec)
     inputs = adapter.encode([chat])
     layout = adapter.layout(inputs)
     return seen_by(adapter, chat, rows_of(layout)[0]), inputs, layout.source[0, :, 0]

@@ -155,7 +155,7 @@ def test_rows_of_a_model_under_its_original_prompts_keep_their_settings() -> Non
     )
     method = METHODS.load("none")()
     block = settings_of(spec, method, Contents("x"))
-    assert not {"prompt", "join"} & set(block["model"])
+    assert not {"prompt", "join", "transparency"} & set(block["model"])
     assert block["model"]["video"] == {
         "frames": 32,
         "rule": "uniform",
@@ -168,6 +168,8 @@ def test_rows_of_a_model_under_its_original_prompts_keep_their_settings() -> Non
     )
     block = settings_of(other, method, Contents("x"))
     assert (block["model"]["prompt"], block["model"]["join"]) == ("vlmevalkit", "lines")
+    white = composed("model=seedling", "model.transparency=white", "method=none")
+    assert settings_of(white, method, Contents("x"))["model"]["transparency"] == "white"
     assert block["benchmark"]["text"] == other.benchmark.texts["vlmevalkit"]
 
 

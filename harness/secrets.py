@@ -1,0 +1,124 @@
+"""Keys of services stay out of what is printed or stored, also where a server repeats them in other letters."""
+
+from __future__ import annotations
+
+import base64
+import html.entities
+import netrc
+import os
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+MASK = "***"
+
+#: A piece of a key of so many letters is masked, too: servers shorten what they repeat.
+PIECE = 8
+
+#: Letters of base64 that no other word is likely to have.
+SHORTEST = 5
+
+#: Names of settings that hold a key, and what keys of services look like.
+_NAMED = re.compile(
+    r"(?i)(.*[_-])?(api_?key|apikey|key|token|secret|password|passwd|auth|authorization|bearer|credentials?)"
+)
+_SETTING = re.compile(r"([\w.+~-]+)[\"']?\s*[:=]\s*[\"']?([^,{}\[\]\"'=]+)")
+_LOOKS = re.compile(r"\b(?:sk|pk|hf|gsk|xai)[-_][\w-]{8,}")
+
+#: What stands before the host of an address.
+_USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
+
+
+def masked(text: str, keys: Iterable[str | None]) -> str:
+    """Return a text without keys, and without what stands before the host of an address.
+
+    A key is found as it is; with letters escaped as in JSON, once or more, in URLs or HTML; as base64, of whatever
+    stands before it; in hexadecimal; and where its beginning or end of `PIECE` letters or more is left.
+    """
+    for key in keys:
+        if key:
+            text = _pattern(key).sub(MASK, text)
+            text = _without_pieces(text, key)
+    return _USER.sub(f"{MASK}@", text)
+
+
+def names_a_key(name: str) -> bool:
+    """Say whether a setting of this name, or the last part of it, would hold a key, a password or the like."""
+    return _NAMED.fullmatch(name.rpartition(".")[2].lstrip("+~-")) is not None
+
+
+def typed(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys on a command line: values of settings that are named so, and words that look like keys."""
+    found: list[str] = []
+    for argument in arguments:
+        found += _LOOKS.findall(argument)
+        for name, value in _SETTING.findall(argument):
+            if names_a_key(name) and not value.strip().replace(".", "").isdigit():
+                found += [value.strip(), *value.split()]
+    return tuple(dict.fromkeys(word for word in found if len(word) > 3))
+
+
+def wandb_keys() -> tuple[str, ...]:
+    """Return the keys that wandb may use here: of the environment, and of the netrc file."""
+    keys = [os.environ.get("WANDB_API_KEY", "").strip()]
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        hosts = netrc.netrc(path).hosts.values()
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        hosts = ()
+    keys += [password for _, _, password in hosts if password]
+    return tuple(filter(None, dict.fromkeys(keys)))
+
+
+def scrub(files: Iterable[Path], keys: Iterable[str | None]) -> None:
+    """Take keys out of text files in place; what cannot be read or written stays."""
+    keys = tuple(keys)
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="surrogateescape")
+            clean = masked(text, keys)
+            if clean != text:
+                file.write_text(clean, encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            continue
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    coded = sorted(_base64(key), key=len, reverse=True)
+    forms = ["".join(map(_letter, key)), f"(?i:{key.encode().hex()})", *map(re.escape, coded)]
+    return re.compile("|".join(forms))
+
+
+def _letter(letter: str) -> str:
+    """Return a pattern of a letter and of its escapes."""
+    code = ord(letter)
+    names = [name.rstrip(";") for name, text in html.entities.html5.items() if text == letter]
+    hexadecimal = f"0*(?i:{code:x})"
+    entities = "|".join((rf"\#0*{code}", rf"\#[xX]{hexadecimal}", *map(re.escape, names)))
+    return (
+        rf"(?:\\*{re.escape(letter)}|\\+[uU]\{{?{hexadecimal}\}}?|\\+x{hexadecimal}|%(?:25)*(?i:{code:02x})"
+        rf"|&(?:amp;)*(?:{entities});?)"
+    )
+
+
+def _base64(key: str) -> set[str]:
+    """Return what base64 always makes of a key, with none to two letters before it and any behind it."""
+    found = set()
+    for before in range(3):
+        coded = base64.b64encode(b"\0" * before + key.encode()).decode().rstrip("=")
+        # The first letters are of what stands before, the last of what stands behind.
+        start = (0, 2, 3)[before]
+        whole = (before + len(key)) * 8 // 6
+        middle = coded[start:whole]
+        if len(middle) >= SHORTEST:
+            found |= {middle, middle.replace("+", "-").replace("/", "_")}
+    return found
+
+
+def _without_pieces(text: str, key: str) -> str:
+    for size in range(len(key) - 1, PIECE - 1, -1):
+        for piece in (key[:size], key[-size:]):
+            text = text.replace(piece, MASK)
+    return text

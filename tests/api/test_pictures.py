@@ -1,0 +1,156 @@
+"""Pictures and videos in Python: what is drawn for a sample depends on them, and unfit ones are refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import espalier
+from harness.api.identity import identities
+from harness.api.questions import single, video, whole
+from tests.family_runs import saved
+from tests.tiny import picture
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return espalier.load(saved("qwen2_vl"), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def video_model() -> Any:
+    return espalier.load(saved("qwen2_vl_video"), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    return [picture(number, 112, 112) for number in range(6)]
+
+
+@pytest.mark.parametrize("method", ["random", "random_layer2"])
+def test_random_choices_differ_by_picture_and_repeat(
+    method: str, model: Any, pictures: list[Image.Image]
+) -> None:
+    question = "w1 w2"
+    with espalier.apply(model, method, ratio=0.5) as pruned:
+        alone = [pruned.ask(image, question, max_new_tokens=2) for image in pictures]
+        again = [pruned.ask(np.asarray(image), question, max_new_tokens=2) for image in pictures]
+        many = pruned.ask_many([(image, question) for image in pictures], max_new_tokens=2)
+        other = pruned.ask(pictures[0], "w2 w1", max_new_tokens=2)
+
+    def choices(answers: list[Any]) -> list[Any]:
+        return [answer.kept_indices for answer in answers]
+
+    assert len(set(choices(alone))) == len(pictures)
+    assert choices(again) == choices(many) == choices(alone)
+    assert choices([other]) != choices(alone[:1])
+
+
+def test_sampled_answers_differ_by_picture_and_repeat(
+    model: Any, pictures: list[Image.Image]
+) -> None:
+    drawn = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 8}
+    with espalier.apply(model, "none") as plain:
+        answers = [plain.ask(image, "w1", **drawn).text for image in pictures]
+        assert answers == [plain.ask(image, "w1", **drawn).text for image in pictures]
+    assert len(set(answers)) == len(pictures)
+
+
+def test_a_sample_is_all_that_the_model_is_given(model: Any, pictures: list[Image.Image]) -> None:
+    first, second = pictures[:2]
+    frames = [np.asarray(image) for image in pictures[:4]]
+    film = video(frames)
+    chats = [
+        single(first, "w1", model.spec),
+        single([first, second], "w1", model.spec),
+        single([second, first], "w1", model.spec),
+        single(None, "w1", model.spec),
+        single(film, "w1", model.spec),
+        single(video(frames[::-1]), "w1", model.spec),
+        single(video(frames, fps=2), "w1", model.spec),
+        single(first.resize((56, 224)), "w1", model.spec),
+        whole(
+            [
+                {"role": "user", "content": [{"type": "image", "image": second}]},
+                {"role": "assistant", "content": "w2"},
+                {"role": "user", "content": "w1"},
+            ],
+            model.spec,
+        ),
+    ]
+    names = identities(chats)
+    assert len(set(names)) == len(chats)
+    assert names == [*identities(chats[:4]), *identities(chats[4:])]
+    assert identities([single(first.copy(), "w1", model.spec)]) == names[:1]
+
+
+@pytest.mark.parametrize("size", [(1, 300), (300, 1), (2, 20000)])
+def test_a_thin_picture_is_one_line_with_its_size_and_the_limit(
+    size: tuple[int, int], model: Any, video_model: Any
+) -> None:
+    thin, fit = Image.new("RGB", size), Image.new("RGB", (56, 56))
+    frames = [np.asarray(thin)] * 4
+    width, height = size
+    with espalier.apply(model, "none") as plain:
+        cases: list[tuple[str, Any]] = [
+            (rf"^picture 0 \({width}x{height}\)", lambda: plain.ask(thin, "w1")),
+            (rf"^picture 1 \({width}x{height}\)", lambda: plain.ask([fit, thin], "w1")),
+            (
+                rf"^question 1: picture 0 \({width}x{height}\)",
+                lambda: plain.ask_many([(fit, "w1"), (thin, "w1")]),
+            ),
+        ]
+        for words, ask in cases:
+            with pytest.raises(espalier.UserError, match=words + ".*smaller than 200") as got:
+                ask()
+            assert "\n" not in str(got.value)
+        assert plain.ask(Image.new("RGB", (31, 639)), "w1", max_new_tokens=1).tokens == 1
+    with (
+        espalier.apply(video_model, "none") as plain,
+        pytest.raises(espalier.UserError, match=rf"^video 0 \(frames of {width}x{height}\).*200"),
+    ):
+        plain.ask(video(frames), "w1")
+
+
+def test_frames_of_one_or_three_rows_are_not_taken_for_channels(video_model: Any) -> None:
+    """A video of flat frames is answered as one of taller frames that look the same."""
+    for height in (1, 3):
+        row = np.random.default_rng(0).integers(0, 256, (4, 1, 56, 3), dtype=np.uint8)
+        film = video(np.repeat(row, height, axis=1))
+        np.testing.assert_array_equal(film.pixels.transpose(0, 2, 3, 1), film.frames)
+        with espalier.apply(video_model, "none") as plain:
+            assert plain.ask(film, "w1", max_new_tokens=1).visual > 0
+
+
+def test_transparency_is_a_setting_of_the_model(model: Any) -> None:
+    clear = Image.new("RGBA", (56, 56), (0, 0, 0, 0))
+    white = espalier.load(saved("qwen2_vl"), dtype="float32", device="cpu", transparency="white")
+    for spec, shade in ((model.spec, 0), (white.spec, 255)):
+        chats = [
+            single(clear, "w1", spec),
+            single(np.asarray(clear), "w1", spec),
+            whole([{"role": "user", "content": [{"type": "image", "image": clear}]}], spec),
+        ]
+        for chat in chats:
+            assert chat[0]["content"][0]["image"].getpixel((0, 0)) == (shade,) * 3
+        (part, _) = single([clear], "w1", spec)[0]["content"]
+        assert part["image"].mode == "RGB"
+    assert video([clear]).frames.max() == 0
+    assert video([clear], transparency="white").frames.min() == 255
+    with pytest.raises(espalier.UserError, match=r"^transparency='black' is unknown.*drop, white"):
+        espalier.load("seedling", transparency="black")
+
+
+def test_what_is_no_video_and_no_content_is_refused(model: Any) -> None:
+    for source in (5, "film", None, {}):
+        with pytest.raises(espalier.UserError, match="is no list of pictures"):
+            video(source)
+    for fps in ("x", 0, float("inf")):
+        with pytest.raises(espalier.UserError, match=r"fps=.* must be a number above 0"):
+            video([np.zeros((4, 4, 3), np.uint8)], fps)
+    for content in (5, None):
+        with pytest.raises(espalier.UserError, match="turn 0 of the chat is"):
+            whole([{"role": "user", "content": content}], model.spec)

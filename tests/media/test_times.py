@@ -1,0 +1,122 @@
+"""Rates and times of videos: what the frames show, whatever the container's header states."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from transformers import Qwen3VLProcessor
+
+from harness.adapters.llava_video import time_instruction
+from harness.media.frames import sample_frames
+
+#: Ten frames in the first second, then ten a second apart.
+SLOWING = [100 * i for i in range(10)] + [1000 * i for i in range(1, 11)]
+
+CONTAINERS = {
+    "mp4": ("libx264", "yuv420p"),
+    "mkv": ("libx264", "yuv420p"),
+    "webm": ("libvpx-vp9", "yuv420p"),
+    "avi": ("mpeg4", "yuv420p"),
+    "gif": ("gif", "rgb8"),
+    "ts": ("libx264", "yuv420p"),
+}
+
+
+def encode(path: Path, milliseconds: list[int], rate: int = 10) -> Path:
+    """Write frames that are shown at the given times, under a header that states `rate`."""
+    codec, pixels = CONTAINERS[path.suffix[1:]]
+    base = Fraction(1, 1000)
+    with av.open(str(path), "w", format="mpegts" if path.suffix == ".ts" else None) as out:
+        stream = out.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
+        stream.codec_context.time_base = base
+        for number, at in enumerate(milliseconds):
+            shade = np.full((48, 64, 3), 9 * number % 250, np.uint8)
+            frame = av.VideoFrame.from_ndarray(shade, format="rgb24").reformat(format=pixels)
+            frame.pts, frame.time_base = at, base
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("ending", CONTAINERS)
+def test_a_variable_rate_is_that_of_the_times_in_every_container(
+    ending: str, tmp_path: Path
+) -> None:
+    path = encode(tmp_path / f"slowing.{ending}", SLOWING)
+    clip = sample_frames(path, 64, short="all")
+    assert clip.timestamps == pytest.approx([at / 1000 for at in SLOWING], abs=0.011)
+    assert clip.fps == pytest.approx(1.9, rel=0.01)
+    assert clip.duration == pytest.approx(20 / 1.9, rel=0.01)
+    # Ten seconds at one frame a second are ten frames; eight of these fit.
+    assert len(sample_frames(path, 8, "fps", rate=1.0).indices) == 8
+    assert len(sample_frames(path, 8, "fps_then_uniform", rate=1.0).indices) == 8
+    assert len(sample_frames(path, 64, "fps_then_uniform", rate=1.0).indices) == 10
+
+
+@pytest.mark.parametrize("ending", CONTAINERS)
+def test_models_are_told_the_times_of_the_frames(ending: str, tmp_path: Path) -> None:
+    clip = sample_frames(encode(tmp_path / f"slowing.{ending}", SLOWING), 4)
+    at = [SLOWING[index] / 1000 for index in clip.indices]
+    metadata = clip.metadata()
+    places, fps = metadata["frames_indices"], metadata["fps"]
+    pairs = Qwen3VLProcessor._calculate_timestamps(None, list(places), fps)
+    assert pairs == pytest.approx([(at[0] + at[1]) / 2, (at[2] + at[3]) / 2], abs=0.011)
+    # What Qwen2.5-VL's processor makes the seconds of a pair of frames of.
+    sampled = len(places) / metadata["total_num_frames"] * fps
+    assert 2 / sampled == pytest.approx(clip.duration / 2)
+    sentence = time_instruction(clip)
+    assert sentence.startswith("The video lasts for 10.5")
+    assert ",".join(f"{second:.2f}s" for second in clip.timestamps) in sentence
+
+
+@pytest.mark.parametrize("ending", CONTAINERS)
+def test_a_constant_rate_keeps_the_exact_rate_of_its_header(ending: str, tmp_path: Path) -> None:
+    path = encode(tmp_path / f"steady.{ending}", [round(1000 * i / 8) for i in range(24)], rate=8)
+    clip = sample_frames(path, 6)
+    assert clip.fps == pytest.approx(8.0, rel=1e-6 if ending in ("mp4", "mkv", "webm") else 0.02)
+    if ending in ("mp4", "mkv", "webm"):
+        assert clip.fps == 8.0
+        assert clip.metadata()["frames_indices"] == list(clip.indices)
+
+
+def test_times_in_milliseconds_do_not_move_an_exact_rate(tmp_path: Path) -> None:
+    times = [round(1001 * i / 30) for i in range(90)]
+    path = tmp_path / "exact.mkv"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=Fraction(30000, 1001))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for at in times:
+            frame = av.VideoFrame(64, 48, "yuv420p")
+            frame.pts, frame.time_base = at, Fraction(1, 1000)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    clip = sample_frames(path, 8)
+    assert clip.fps == 30000 / 1001
+    assert clip.metadata()["frames_indices"] == list(clip.indices)
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv", "webm", "gif", "ts"])
+def test_a_clip_that_does_not_start_at_zero_is_whole(ending: str, tmp_path: Path) -> None:
+    path = encode(tmp_path / f"late.{ending}", [5000 + at for at in SLOWING])
+    clip = sample_frames(path, 64, short="all")
+    assert clip.timestamps == pytest.approx([at / 1000 for at in SLOWING], abs=0.011)
+    assert clip.fps == pytest.approx(1.9, rel=0.01)
+
+
+@pytest.mark.parametrize("ending", CONTAINERS)
+def test_a_lone_frame_has_no_rate_of_a_clock(ending: str, tmp_path: Path) -> None:
+    clip = sample_frames(encode(tmp_path / f"lone.{ending}", [0]), 8)
+    assert clip.fps in (1.0, 10.0)
+    assert clip.timestamps == (0.0,) * 8
+
+
+@pytest.mark.parametrize("ending", CONTAINERS)
+def test_two_frames_five_seconds_apart(ending: str, tmp_path: Path) -> None:
+    clip = sample_frames(encode(tmp_path / f"two.{ending}", [0, 5000]), 2)
+    assert (clip.fps, clip.timestamps[1]) == (pytest.approx(0.2), pytest.approx(5.0))
