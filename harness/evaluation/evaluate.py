@@ -137,6 +137,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
     from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.judged import judging
     from harness.evaluation.local import local_data
+    from harness.evaluation.stated import add_statements
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
     from harness.evaluation.units import check_cluster
@@ -157,6 +158,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
             )
         )
         check_denoised(loaded.tasks, spec)
+        add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
@@ -221,7 +223,8 @@ def evaluate_session(
     with served(loaded):
         unscored: list[Failure] = []
         for task in tasks:
-            guard_scoring(task, unscored, judge.verdict if clocked is None else clocked.verdict)
+            verdicts = judge.verdict if clocked is None else clocked.verdict
+            guard_scoring(task, unscored, verdicts, bench.answers)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if clocked is None else clocked.take

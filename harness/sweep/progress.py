@@ -11,6 +11,7 @@ from harness.journal import Journal
 from harness.store.claims import size
 from harness.store.index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
 from harness.store.sweeps import Cell, Sweep
+from harness.thoughts import spoken
 
 LEFT = "left"
 #: In the order in which they are counted and shown.
@@ -138,7 +139,7 @@ def _answered(folder: Path) -> tuple[int, int | None]:
     if len(texts) < len(targets):
         return len(found), None
     pairs = zip(texts, found.values(), strict=True)
-    return len(found), sum(text == str(one["answer"]).strip() for text, one in pairs)
+    return len(found), sum(text == spoken(str(one["answer"])).strip() for text, one in pairs)
 
 
 def _rate(entry: Entry, answers: int) -> float | None:
