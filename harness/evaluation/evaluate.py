@@ -57,7 +57,8 @@ class Evaluation:
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
         aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
-        unparsed: answers in no form that the scorer knows; None where it does not tell.
+        unparsed: answers in no form that the scorer knows; where it does not tell, those whose reasoning never ends,
+            None if there are none.
         judge: which judge scored the answers and how that went; None where none was asked.
         latency: times and memory of both sides where the harness composes the prompts; None elsewhere.
     """
@@ -262,7 +263,7 @@ def evaluate_session(
             speedup=beside.speedup,
             speedup_note=beside.note,
             aggregation=scored.how,
-            unparsed=scored.unparsed,
+            unparsed=_unparsed(scored.unparsed, samples),
             judge=judge.told(),
             latency=timed,
         )
@@ -279,6 +280,13 @@ def check_limit(limit: object) -> None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
+
+
+def _unparsed(told: int | None, samples: Sequence[Sample]) -> int | None:
+    """Return what a benchmark tells of unreadable answers; else how many ended within their reasoning, if any did."""
+    return (
+        told if told is not None else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
+    )
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:

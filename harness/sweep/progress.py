@@ -31,7 +31,7 @@ class At:
         error: standard error of a finished cell's headline.
         metric: what the score is called.
         rate: answers a second of one that runs; None before the first.
-        note: why it failed, or who runs it.
+        note: why it failed, who runs it, or that its answers could not be read.
     """
 
     cell: Cell
@@ -110,7 +110,7 @@ def _at(cell: Cell, entry: Entry | None) -> At:
     told = entry.summary
     if entry.state == DONE:
         scored = told["value"], told["stderr"], str(told["metric"])
-        return At(cell, DONE, told["n_samples"], *scored)
+        return At(cell, DONE, told["n_samples"], *scored, note=told["note"])
     if entry.state == DAMAGED:
         return At(cell, FAILED, note=told["problem"])
     answers, right = _answered(entry.path)

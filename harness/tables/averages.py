@@ -29,6 +29,7 @@ class Averaged:
         consistent: the same over the benchmarks that all lines of the model have.
         own: the paper's rule on what was measured; None unless all that it takes is.
         shared: how many benchmarks all lines have.
+        unread: whether too many answers of what was measured could not be read.
     """
 
     cell: Cell
@@ -37,6 +38,7 @@ class Averaged:
     consistent: float | None
     own: float | None
     shared: int
+    unread: bool = False
 
     @property
     def remark(self) -> str:
@@ -76,7 +78,9 @@ def with_averages(
         if average is None:
             out.append(one)
         else:
-            out.append(replace(one, value=average.own, remark=average.remark, apart=apart))
+            unread = average.own is not None and average.unread
+            own = {"value": average.own, "unread": unread}
+            out.append(replace(one, remark=average.remark, apart=apart, **own))
     return out
 
 
@@ -128,6 +132,7 @@ def _averaged(
         mean(sorted(shared), False),
         mean(printed, True),
         len(shared),
+        any(line[place].unread for place in printed),
     )
 
 
