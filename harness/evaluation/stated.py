@@ -32,7 +32,9 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
     Raises:
         UserError: a task lacks a column of options, or has a metric `unparsed` of its own.
     """
-    for task in tasks if answers is not None else ():
+    if answers is None:
+        return
+    for task in tasks:
         name, metrics = task.config.task, task.aggregation()
         columns = getattr(task.eval_docs, "column_names", None) or answers.options
         for column in answers.options:
