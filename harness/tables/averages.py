@@ -79,8 +79,8 @@ def with_averages(
             out.append(one)
         else:
             unread = average.own is not None and average.unread
-            own = {"value": average.own, "unread": unread}
-            out.append(replace(one, remark=average.remark, apart=apart, **own))
+            measured = replace(one, value=average.own, unread=unread)
+            out.append(replace(measured, remark=average.remark, apart=apart))
     return out
 
 
