@@ -38,7 +38,7 @@ LINK = (
     r"is|are|be|was|would|should|must|will|most|likely|clearly|definitely|therefore|thus|to|for|this|question|the|"
     r"est|es|ist|è|é|是|为|為|应该|应|應該|应当|选项|选|選|项|は|은|는|correct|option|choice|letter"
 )
-VERB = "choose|chose|pick|select|say|guess|with|is|it's|be|so|thus|hence|therefore"
+VERB = "choose|chose|pick|select|say|think|guess|with|is|it's|be|so|thus|hence|therefore|option|choice|letter|labell?ed"
 NEGATED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|incorrect|wrong|exclude|unlikely|except)\b|n't\b|不|错",
     re.I,
@@ -54,7 +54,7 @@ IGNORANT = re.compile(
     r"\b(?:can ?not|can't|unable to|(?:not |im)possible to|(?:hard|difficult) to)\s+(?:be\s+)?(?:\w+ly\s+)?"
     r"(?:tell|told|say|said|answer|determine|know|judge|decide|confirm|verify|assess)"
     r"|\b(?:not|n't)\s+(?:\w+ly\s+)?(?:sure|certain|clear|know|enough|sufficient)"
-    r"|\bno\s+(?:idea|way|information|answer|clue|telling|opinion|comment)"
+    r"|\bno\s+(?:idea|way|information|answer|clue|telling|opinion|comment|one|body)\b|\b(?:could|might|may)\s+be\b"
     r"|\b(?:unsure|unclear|uncertain|unknown|undetermined|dunno|maybe|perhaps|possibly|depends)\b",
     re.I,
 )
@@ -105,7 +105,9 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
     first = forms.first.match(text)
     if first:
         listed = _stated(forms.listed, text, forms.another)
-        return "" if listed == "" or _several(first, text, forms.another) else _of(first)
+        denied = first["marked"] is None and DENIED.match(text, first.end())
+        several = listed == "" or _several(first, text, forms.another)
+        return "" if denied or several else _of(first)
     end = text.rstrip().rpartition("\n")[2].strip(ENDS)
     if len(end) == 1 and end.upper() in texts:
         return end.upper()
@@ -122,12 +124,12 @@ def yes_or_no(answer: str) -> str:
     if IGNORANT.search(text):
         return ""
     rest = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
-    first = re.match(r"(?:(yes|no)\b|([yn])[.!]?$)", rest)
+    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", rest)
     if first:
         said = "yes" if first[0].startswith("y") else "no"
         return (
             ""
-            if re.match(r"[\s,.;:!/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
+            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
             else said
         )
     words = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
@@ -164,15 +166,16 @@ def _forms(letters: str) -> Forms:
         ),
         first=re.compile(
             rf"\(?\s*(?:(?i:option|choice|letter)\s+)?\(?(?:(?P<marked>{capital}|{small})\s*[).:;、](?=\W|[^\W\d_]{{2}}|$)"
-            rf"|(?P<alone>{capital})\s*\n|{whole})"
+            rf"|(?P<alone>{capital})\s*\n|{whole})|(?i:option|choice|letter)\s+\(?{ended}"
         ),
         bracketed=re.compile(rf"\(\s*(?P<capital>{capital})\s*\)"),
         last=re.compile(
-            rf"(?:\b(?i:{VERB})\b|[:=→])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{whole}"
-            r"(?=\s*(?:$|[.,;!?\n]|because\b|since\b|as\b))"
+            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{whole}"
+            r"(?=\s*(?:$|[.,;!?\n]|because\b|since\b|as\b|is\s+(?:the\s+)?(?:correct|right|best|true)\b))"
         ),
         another=re.compile(
-            rf"\s*\)?\s*(?:(?:,\s*)?(?:\b(?i:and|or|nor)\b|[&/+和或与及])\s*(?:(?i:option)\s+)?{capitals}"
+            rf"\s*\)?\s*(?:(?:,\s*)?(?:\b(?i:and|or|nor)\b|[&/+和或与及])\s*"
+            rf"(?:(?i:option|maybe|perhaps|possibly|also)\s+)?{capitals}"
             rf"|,\s*{capitals}\)?\s*(?:,|\band\b|\bor\b|$|\.))"
         ),
         listed=re.compile(
