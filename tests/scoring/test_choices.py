@@ -10,6 +10,24 @@ OPTIONS = {"A": "root", "B": "stem", "C": "leaf", "D": "flower"}
 
 STATE_B = [
     *(
+        "Letter B",
+        "B?",
+        "B (stem)",
+        "stem (B)",
+        "## Answer\nB",
+        "- B",
+        "> B",
+        "选项B",
+        "我认为答案是B",
+        "是B",
+    ),
+    *("Based on X, option B is correct", "It looks like option B", "The one labeled B", "Option b"),
+    *(
+        "The final answer is \\boxed{\\text{B. stem}}",
+        "It cannot be A, so the answer is B.",
+        "B, not A",
+    ),
+    *(
         "B",
         "B.",
         "(B)",
@@ -110,6 +128,24 @@ STATE_B = [
 
 STATE_NONE = [
     *(
+        "B is wrong",
+        "B is not correct",
+        "A or maybe B",
+        "Option A or option B",
+        "None of A, B, C, D",
+    ),
+    *(
+        "It could be A, it could be B",
+        "I'm torn between A and B",
+        "The answer cannot be A",
+        "A和B都对",
+    ),
+    *(
+        "Choose A, B, C or D",
+        "A. root, B. stem, C. leaf, D. flower",
+        "D. H. Lawrence, not C. S. Lewis",
+    ),
+    *(
         "",
         "  \n",
         "Cannot tell",
@@ -175,6 +211,7 @@ STATE_NONE = [
 ]
 
 STATE_YES = [
+    *("Yeah", "Yes; there is one", "Yes\n\nBecause no dog", "A: Yes", "I would say yes."),
     *(
         "Yes",
         "yes.",
@@ -199,6 +236,14 @@ STATE_NO = [
 ]
 
 UNCLEAR = [
+    *(
+        "No one knows",
+        "Could be yes",
+        "yes | no",
+        "Yes?No?",
+        "Neither yes nor no",
+        "Hard to say, yes",
+    ),
     *("", "Not sure", "Nothing can be said", "Now that is hard", "I cannot tell from this image."),
     *(
         "Yes and no",
