@@ -132,12 +132,11 @@ def yes_or_no(answer: str) -> str:
             if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
             else said
         )
-    words = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
+    clear = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
     if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", rest):
-        words.add("no")
-    if len(re.findall(r"\byes\b", text)) and len(re.findall(r"\bno\b", text)):
-        return ""
-    return words.pop() if len(words) == 1 else ""
+        clear.add("no")
+    either = clear | set(re.findall(r"\b(?:yes|no)\b", text))
+    return clear.pop() if clear and len(either) == 1 else ""
 
 
 def _plain(answer: str) -> str:

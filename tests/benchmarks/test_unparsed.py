@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from harness.evaluation.evaluate import Evaluation
-from tests.benchmarks.fixtures import ANSWERS, answer
+from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository
 from tests.benchmarks.runs import metrics_of, spec_of, told
@@ -41,8 +42,13 @@ HEDGES = ("Cannot tell", "Dunno", "Both A and B", "Not sure", "A thing is drawn"
 
 @pytest.fixture
 def evaluated(repositories: Repositories, tmp_path: Path) -> Callable[..., Evaluation]:
-    """Return a function that evaluates answers, which a function of the document gives."""
-    return lambda name, say: told(spec_of(name, repositories(name), tmp_path), say)
+    """Return a function that evaluates answers, which a function of the document gives, each time in a store anew."""
+    number = count()
+
+    def evaluate(name: str, say: Answer) -> Evaluation:
+        return told(spec_of(name, repositories(name), tmp_path / str(next(number))), say)
+
+    return evaluate
 
 
 def headline(evaluation: Evaluation) -> float | None:
