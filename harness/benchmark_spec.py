@@ -14,6 +14,8 @@ TASK_MEDIA = ("auto", "required", "optional")
 #: `benchmark.needs`: a Java runtime, a language model that judges, a server that takes submissions.
 NEEDS = ("java", "judge", "server")
 DERIVATIONS = ("sum", "mean")
+#: `benchmark.answers.form`.
+ANSWER_FORMS = ("yes_no", "letters")
 PAPERS = ("d2pruner", "d3tom", "rtprune", "aircache", "parallelvlm")
 
 
@@ -71,6 +73,18 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """In which form questions are answered (ANSWER_FORMS).
+
+    `options` are the columns with the options' texts, one a letter, or one with a list of them; without any the letters
+    are A to D.
+    """
+
+    form: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class BenchmarkSpec:
     """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
 
@@ -83,6 +97,8 @@ class BenchmarkSpec:
         path: folder that holds the data set's repository, or several as `<owner>/<name>`; None: the hub's cache.
         reported: how papers print a metric.
         derived: metrics made of the task's own.
+        answers: in which form questions are answered, where a strict reader goes before the task's own
+            (harness/evaluation/stated.py); None: the task's own reads alone.
         cluster: which documents are one unit of statistics; None: each for itself.
         blocks: left out in turn for intervals of metrics that are no mean; None: by size, 0: aggregated once only.
         prompt: what is set of the task's own prompt settings (lmms_eval_specific_kwargs).
@@ -117,6 +133,7 @@ class BenchmarkSpec:
     papers: tuple[str, ...] = ()
     note: str | None = None
     derived: Mapping[str, Derived] = field(default_factory=dict)
+    answers: Answers | None = None
     cluster: Cluster | None = None
     blocks: int | None = None
     prompt_tokens: int | None = None

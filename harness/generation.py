@@ -11,6 +11,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from harness.errors import unknown_name
+from harness.thoughts import spoken
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ def _known() -> frozenset[str]:
 
 
 def cut(text: str, until: tuple[str, ...]) -> str:
-    """Return the text before the first stop string."""
+    """Return the text before the first stop string after its reasoning, which is kept."""
+    answer = spoken(text)
+    thought = text.removesuffix(answer)
     for stop in until:
-        text = text.split(stop, 1)[0]
-    return text
+        answer = answer.split(stop, 1)[0]
+    return thought + answer

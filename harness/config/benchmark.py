@@ -9,11 +9,13 @@ from typing import Any
 
 from harness import fields
 from harness.benchmark_spec import (
+    ANSWER_FORMS,
     DERIVATIONS,
     NEEDS,
     PAPERS,
     TASK_KINDS,
     TASK_MEDIA,
+    Answers,
     BenchmarkSpec,
     Cluster,
     DatasetSpec,
@@ -158,6 +160,18 @@ def _derivation(key: str, value: Any) -> Derived:
     return Derived(word, fields.names(f"{key}.{word}", members))
 
 
+def _answers(key: str, value: Any) -> Answers | None:
+    return None if value is None else Answers(**_table(key, value, ANSWERS))
+
+
+def _form(key: str, value: Any) -> str:
+    return fields.choice(key, value, ANSWER_FORMS)
+
+
+def _columns(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(fields.names(key, value, empty=True))
+
+
 def _cluster(key: str, value: Any) -> Cluster | None:
     if value is None or isinstance(value, str):
         column = fields.optional_text(key, value)
@@ -206,6 +220,8 @@ DATASET: dict[str, Reader] = {
 
 REPORTED: dict[str, Reader] = {"name": fields.text, "scale": fields.positive}
 
+ANSWERS: dict[str, Reader] = {"form": _form, "options": _columns}
+
 CLUSTER: dict[str, Reader] = {"column": fields.text, "modulo": _modulo}
 
 #: Every key of a file, with what checks its value.
@@ -225,6 +241,7 @@ READERS: dict[str, Reader] = {
     "higher_is_better": fields.flag,
     "reported": _reported,
     "derived": _derived,
+    "answers": _answers,
     "cluster": _cluster,
     "blocks": _blocks,
     "generation": fields.table,

@@ -269,7 +269,7 @@ class ChatModel(lmms):
             return GenerationResult(text="")
         sample = self.samples[key]
         counts = TokenCounts(input_tokens=sample.input_tokens, output_tokens=sample.output_tokens)
-        return GenerationResult(text=sample.answer, token_counts=counts)
+        return GenerationResult(text=sample.scored, token_counts=counts)
 
     def _source(self, task: str, split: str, doc_id: int, document: Any) -> tuple[str, Any]:
         config = self._tasks[task].config

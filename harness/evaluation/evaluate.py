@@ -57,7 +57,8 @@ class Evaluation:
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
         aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
-        unparsed: answers in no form that the scorer knows; None where it does not tell.
+        unparsed: answers in no form that the scorer knows; where it does not tell, those whose reasoning never ends,
+            None if there are none.
         judge: which judge scored the answers and how that went; None where none was asked.
         latency: times and memory of both sides where the harness composes the prompts; None elsewhere.
     """
@@ -137,6 +138,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
     from harness.evaluation.derived import check_derived, needed
     from harness.evaluation.judged import judging
     from harness.evaluation.local import local_data
+    from harness.evaluation.stated import add_statements
     from harness.evaluation.tasks import check_metrics, load_tasks, quiet
     from harness.evaluation.told import tell
     from harness.evaluation.units import check_cluster
@@ -157,6 +159,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
             )
         )
         check_denoised(loaded.tasks, spec)
+        add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
@@ -223,7 +226,8 @@ def evaluate_session(
     with served(loaded):
         unscored: list[Failure] = []
         for task in tasks:
-            guard_scoring(task, unscored, judge.verdict if clocked is None else clocked.verdict)
+            verdicts = judge.verdict if clocked is None else clocked.verdict
+            guard_scoring(task, unscored, verdicts, bench.answers)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if clocked is None else clocked.take
@@ -262,7 +266,7 @@ def evaluate_session(
             speedup=beside.speedup,
             speedup_note=beside.note,
             aggregation=scored.how,
-            unparsed=scored.unparsed,
+            unparsed=_unparsed(scored.unparsed, samples),
             judge=judge.told(),
             latency=timed,
         )
@@ -279,6 +283,13 @@ def check_limit(limit: object) -> None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
+
+
+def _unparsed(told: int | None, samples: Sequence[Sample]) -> int | None:
+    """Return what a benchmark tells of unreadable answers; else how many ended within their reasoning, if any did."""
+    return (
+        told if told is not None else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
+    )
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:

@@ -10,26 +10,32 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
-from harness.benchmark_spec import BenchmarkSpec
+from harness.benchmark_spec import Answers, BenchmarkSpec
 from harness.errors import UserError
 from harness.evaluation.derived import needed
 from harness.evaluation.samples import Failure, Key
+from harness.evaluation.stated import by_statement
 from harness.evaluation.tasks import metric_names
 
 
 def guard_scoring(
-    task: Task, failures: list[Failure], beside: Callable[[Key], list[str]] = lambda key: []
+    task: Task,
+    failures: list[Failure],
+    beside: Callable[[Key], list[str]] = lambda key: [],
+    answers: Answers | None = None,
 ) -> None:
     """Make `task.process_results` skip and name a sample when it raises or gives NaN, without retries.
 
     `beside` returns what the task scores beside the answer of a sample: a judge's verdict, or what the clock said.
+    `answers` is the form of its answers, where a strict reader goes before the task's.
 
     lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
     walks the documents in ascending order, once for each filter, so counting the calls gives the
     id. A sample without metric values enters no aggregate.
     """
     method = type(task).process_results
-    score: Callable[..., Mapping[str, Any]] = partial(getattr(method, "__wrapped__", method), task)
+    own: Callable[..., Mapping[str, Any]] = partial(getattr(method, "__wrapped__", method), task)
+    score = by_statement(own, answers)
     seen = 0
 
     def guarded(doc: Any, results: Any, **more: Any) -> Mapping[str, Any]:

@@ -107,7 +107,7 @@ class Judging:
     def _question(self, sample: Sample) -> Question:
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
-        parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.answer.strip())
+        parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())
         return Question(sample.key, rubric.words, parts, rubric.holds)
 
 

@@ -10,6 +10,7 @@ from harness.engine.record import Record
 from harness.errors import tell_once
 from harness.evaluation.entries import ANSWER, MAY, MAY_SCORES, RECORD, SCORES, check, is_table
 from harness.evaluation.kept import plain
+from harness.thoughts import spoken
 
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
@@ -39,7 +40,7 @@ class Sample:
     Attributes:
         task: name of the lmms-eval task.
         doc_id: index of the document in its split.
-        answer: text after the stop strings are applied, which is what is scored.
+        answer: text after the stop strings are applied.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
         record: what the engine measured.
@@ -60,6 +61,11 @@ class Sample:
     def key(self) -> Key:
         """Identity inside the run."""
         return (self.task, self.doc_id)
+
+    @property
+    def scored(self) -> str:
+        """What is scored: the answer without its reasoning."""
+        return spoken(self.answer)
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""

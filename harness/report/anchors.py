@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.plain import plain_page
 from harness.report.stored import stored
 from harness.specs import ORIGINAL
+from harness.unread import FOOTNOTE, is_marked, mark
 
 #: Points that a number may be off.
 NEAR = 0.5
@@ -63,6 +64,7 @@ class Beside:
     measured: float | None = None
     samples: int | None = None
     whole: bool = True
+    mark: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -125,7 +127,7 @@ def _beside(anchor: Anchor, rows: Sequence[Row]) -> Beside:
     whole = [row for row in found if row["settings"]["benchmark"]["limit"] is None]
     row = (whole or found)[-1]
     value = row["metrics"][anchor.metric]["value"] * scale_of(anchor)
-    return Beside(anchor, value, row["n_samples"], bool(whole))
+    return Beside(anchor, value, row["n_samples"], bool(whole), mark(is_marked(row)))
 
 
 def scale_of(anchor: Anchor) -> float:
@@ -142,7 +144,7 @@ def table(found: Sequence[Beside]) -> str:
     ]
     for one in found:
         anchor = one.anchor
-        measured = "" if one.measured is None else f"{one.measured:.1f}"
+        measured = "" if one.measured is None else f"{one.measured:.1f}{one.mark}"
         difference = "" if one.difference is None else f"{one.difference:+.1f}"
         samples = "" if one.samples is None else f"{one.samples:,}"
         lines.append(
@@ -150,6 +152,8 @@ def table(found: Sequence[Beside]) -> str:
             f"{difference} | {one.verdict} | {samples} | [{anchor.paper}]({anchor.url}), table {anchor.table}, "
             f"{anchor.row}, {anchor.column} |"
         )
+    if any(one.mark for one in found):
+        lines += ["", f"{FOOTNOTE}."]
     return plain_page("\n".join(lines))
 
 

@@ -24,6 +24,7 @@ from harness.report.stacking_table import stacking
 from harness.report.stored import WHERE
 from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
+from harness.unread import FOOTNOTE, is_marked
 
 #: The sweep that brings the rows of a part.
 PRESETS = {
@@ -101,6 +102,8 @@ def write_cache(
             missing.append(f"no rows for {what}; run: python run.py {preset}")
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
+    if any(is_marked(cell.row) for cell in cells):
+        parts.append(f"{FOOTNOTE}.\n")
     page = folder / "README.md"
     page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [*written, page], missing
@@ -114,7 +117,11 @@ def _table(panel: Panel, names: dict[str, str]) -> str:
     """Return the scores of one benchmark, random entries first."""
     (floor,) = [curve for curve in panel.curves if curve.name == "random_kv"]
     others = [curve for curve in panel.curves if curve is not floor]
-    full = "" if panel.full is None else f"; {100 * panel.full.value:.1f} with the whole cache"
+    full = (
+        ""
+        if panel.full is None
+        else f"; {100 * panel.full.value:.1f}{panel.full_mark} with the whole cache"
+    )
     ranked = sorted(others, key=lambda curve: -curve.points[-1].score.value)
     table = gains(panel, Group(floor, tuple(ranked)), names)
     return f"{panel.metric} on {panel.n_samples} samples{full}.\n\n{table}"

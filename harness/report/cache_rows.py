@@ -12,6 +12,7 @@ from harness.cells import name
 from harness.report.data import FULL, read_run
 from harness.report.stored import Stored, chosen, no_runs, of_model, one_of_each, stored, telling
 from harness.stats import Interval, mean_interval
+from harness.unread import is_marked, mark
 
 #: The compressor whose windows and budgets are studied.
 COMPARED = "aircache"
@@ -42,7 +43,7 @@ class Cell(Stored):
     @property
     def percent(self) -> str:
         """The score with its interval, in percent."""
-        return self.score.percent
+        return self.score.percent + mark(is_marked(self.row))
 
 
 def chosen_cells(store: Path, model: str | None = None, where: Sequence[str] = ()) -> list[Cell]:

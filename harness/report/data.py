@@ -25,6 +25,7 @@ from harness.stats import (
     paired_pvalue,
 )
 from harness.stats import retention_interval as retained
+from harness.unread import FOOTNOTE, is_marked, mark
 
 #: Method without reduction, and methods that no paper proposes: the floor every other is read by.
 FULL = "none"
@@ -45,7 +46,7 @@ class Run:
 
     `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
     `flops` is the share of the unreduced prefill. `single` is whether every answer is one token; `discriminates`,
-    of rows that evict cache entries, whether any is not.
+    of rows that evict cache entries, whether any is not. `unread` is whether too many answers could not be read.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Run:
     units: Mapping[Key, Key]
     discriminates: bool | None = None
     single: bool = False
+    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Point:
         chance: `pvalue` corrected (Holm) for all comparisons with random dropping in the panel.
         lost: p-value of the paired test against the unpruned model, corrected for all of these in the panel.
         flops: share of the unreduced prefill's FLOPs: methods that act later cost more at the same count of tokens.
+        unread: whether too many answers of one of its runs could not be read.
     """
 
     ratio: float
@@ -86,6 +89,12 @@ class Point:
     chance: float | None = None
     lost: float | None = None
     scores: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    unread: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What stands behind its numbers."""
+        return mark(self.unread)
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,8 @@ class Curve:
 class Panel:
     """One benchmark: its headline metric, the unpruned score if measured, and the curves.
 
-    `notes` say which rows are not in it, a line each; `unpruned` has the unreduced model's score of each unit, as a
-    point's `scores` have its own.
+    `notes` say which rows are not in it and what a mark means, a line each; `full_mark` stands behind `full`;
+    `unpruned` has the unreduced model's score of each unit, as a point's `scores` have its own.
     """
 
     benchmark: str
@@ -116,6 +125,7 @@ class Panel:
     full: Interval | None
     curves: tuple[Curve, ...]
     notes: tuple[str, ...] = ()
+    full_mark: str = ""
     unpruned: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -205,12 +215,13 @@ def panel_of(
         for name, run in first.items()
         if run.method in FLOORS
     }
+    unread = {(run.name, run.ratio) for run in runs if run.unread}
     costs = {
         name: {ratio: _cost(runs, name, ratio) for ratio in ratios}
         for name, ratios in groups.items()
     }
     curves = [
-        _curve(first[name], groups, costs[name], _floor(first[name], floors, nearest), full)
+        _curve(first[name], groups, costs[name], _floor(first[name], floors, nearest), full, unread)
         for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
     ]
     return Panel(
@@ -220,11 +231,13 @@ def panel_of(
         full=None if full is None else _mean(full),
         curves=_corrected(curves),
         unpruned=full,
+        full_mark=mark(any(name == plain for name, _ in unread)),
         notes=(
             *notes,
             *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
             *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
             *_alike(runs),
+            *([FOOTNOTE] if unread else []),
         ),
     )
 
@@ -269,6 +282,7 @@ def _curve(
     costs: Mapping[float, float],
     floor: str | None,
     full: NDArray[np.float64] | None,
+    unread: Collection[tuple[str, float]],
 ) -> Curve:
     points = []
     for ratio, scores in groups[run.name].items():
@@ -287,6 +301,7 @@ def _curve(
                 flops=costs[ratio],
                 lost=None if whole is None or ratio == 0 else paired_pvalue(scores, whole),
                 scores=scores,
+                unread=(run.name, ratio) in unread,
             )
         )
     floor = None if floor == run.name else floor
@@ -349,6 +364,7 @@ def read_run(one: Stored) -> Run:
         # Younger than rows.
         discriminates=extra.get("discriminates"),
         single=extra.get("first_token") == 1,
+        unread=is_marked(row),
     )
 
 

@@ -22,6 +22,7 @@ from harness.report.report import config_names, gains
 from harness.report.stored import WHERE
 from harness.report.style import STYLE
 from harness.report.write import RESOLUTION
+from harness.unread import FOOTNOTE
 
 #: The method that is shown at every number of steps.
 FOLLOWED = "d3tom"
@@ -88,6 +89,8 @@ def write_diffusion(
     parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
     parts.append(TABLES)
     parts += [_table(one, names) for dealt in found.values() for one in dealt]
+    if any(FOOTNOTE in one.panel.notes for dealt in found.values() for one in dealt):
+        parts.append(f"{FOOTNOTE}.\n")
     page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [png, svg, page]
 
@@ -105,7 +108,11 @@ def _table(dealt: Dealt, names: dict[str, str]) -> str:
         (curve for curve in panel.curves if curve is not floor),
         key=lambda curve: title(curve.name, names),
     )
-    full = "" if panel.full is None else f"; {100 * panel.full.value:.1f} with every token"
+    full = (
+        ""
+        if panel.full is None
+        else f"; {100 * panel.full.value:.1f}{panel.full_mark} with every token"
+    )
     return (
         f"### {panel.benchmark}, {dealt.steps} steps\n\n{panel.metric} on {panel.n_samples} samples, answers of "
         f"{dealt.length} places{full}.\n\n{gains(panel, Group(floor, tuple(others)), names)}"
@@ -130,7 +137,7 @@ def _bought(benchmark: str, dealt: Sequence[Dealt]) -> str:
 
 
 def _cost(spot: Spot) -> str:
-    return f"{spot.point.score.percent}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
+    return f"{spot.point.score.percent}{spot.point.mark}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
 
 
 @command

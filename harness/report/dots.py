@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from harness.report.data import Curve, Panel, Point
 from harness.report.groups import Group, at, title_of, verdict
 from harness.report.style import GRID, NOTE, readable
+from harness.unread import FOOTNOTE
 
 #: In inches: a row, what stands above and below them all, a column, a letter of a name.
 ROW, AROUND, COLUMN, LETTER = 0.185, 1.15, 2.35, 0.075
@@ -48,7 +49,8 @@ def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -
     # Scores stand to the right of the longest whisker.
     first.set_xlim(left, right + 0.2 * (right - left))
     figure.supxlabel(
-        "points above random tokens at the same place, paired 95 % intervals; to the right the score in percent",
+        "points above random tokens at the same place, paired 95 % intervals; to the right the score in percent"
+        + (f"\n{FOOTNOTE}" if FOOTNOTE in panel.notes else ""),
         fontsize=9,
     )
     figure.legend(
@@ -94,13 +96,13 @@ def _draw_floor(
         axes.plot(
             [above, above], [place + 0.5, bottom], color="#000000", linewidth=0.9, linestyle=dashes
         )
-    _write(axes, place, f"{name}: {100 * floor.score.value:.1f}")
+    _write(axes, place, f"{name}: {100 * floor.score.value:.1f}{floor.mark}")
 
 
 def _draw_dot(axes: Axes, curve: Curve, ratio: float, place: int) -> None:
     point = at(curve, ratio)
     if point is None or point.gain is None:
-        _write(axes, place, "-" if point is None else f"{100 * point.score.value:.1f}")
+        _write(axes, place, "-" if point is None else f"{100 * point.score.value:.1f}{point.mark}")
         return
     edge, face = DOTS[verdict(point)]
     axes.plot(
@@ -119,7 +121,7 @@ def _draw_dot(axes: Axes, curve: Curve, ratio: float, place: int) -> None:
         markerfacecolor=face,
         zorder=4,
     )
-    _write(axes, place, f"{100 * point.score.value:.1f}")
+    _write(axes, place, f"{100 * point.score.value:.1f}{point.mark}")
 
 
 def _write(axes: Axes, place: int, words: str) -> None:

@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.report.data import Curve, Panel
 from harness.report.style import GRID, NOTE, line_look, looks, readable
+from harness.unread import FOOTNOTE, MARK, MEANS
 
 COLUMNS = 3
 
@@ -62,6 +63,9 @@ def _legend(
     if any(panel.full is not None for panel in panels):
         handles.append(Line2D([], [], color="#000000", linewidth=1.2, dashes=(5, 3), label=FULL))
     handles.append(Patch(color="#000000", alpha=0.1, label="its 95 % interval"))
+    if any(FOOTNOTE in panel.notes for panel in panels):
+        shape = {"marker": f"${MARK}$", "linestyle": "", "color": "#000000"}
+        handles.append(Line2D([], [], label=MEANS, **shape))  # type: ignore[arg-type]
     told = {"frameon": False, "fontsize": 8.5, "handlelength": 3.2}
     if axes is None:
         figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, **told)
@@ -128,6 +132,9 @@ def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any], shift: float, ba
         zorder=2 if look["control"] else 3,
         **line_look(look),
     )
+    for place, value, point in zip(x, y, curve.points, strict=True):
+        if point.unread:
+            axes.annotate(MARK, (place, value), (3, 3), textcoords="offset points", fontsize=9)
 
 
 def _draw_full(axes: Axes, panel: Panel) -> None:
@@ -142,7 +149,7 @@ def _label(axes: Axes, panel: Panel, known: Looks, gap: float) -> None:
     low, high = axes.get_ylim()
     ends: list[tuple[float, str, object]] = []
     if panel.full is not None:
-        ends.append((100 * panel.full.value, FULL, "#000000"))
+        ends.append((100 * panel.full.value, FULL + panel.full_mark, "#000000"))
     for curve in panel.curves:
         last = curve.points[-1]
         # The lightest grey is too light for letters.

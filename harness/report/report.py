@@ -24,6 +24,7 @@ from harness.report.groups import Group, at, title, title_of, verdict
 from harness.report.style import STYLE
 from harness.report.table import mark, said
 from harness.specs import RunSpec
+from harness.unread import FOOTNOTE
 
 INTRO = """\
 # {benchmark}: every method against random tokens
@@ -129,7 +130,11 @@ def groups(panel: Panel) -> list[Group]:
 
 def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]) -> str:
     """Return one benchmark's page: the picture, one table for each place, and what was left out."""
-    full = "" if panel.full is None else f"; {100 * panel.full.value:.1f} with all of them"
+    full = (
+        ""
+        if panel.full is None
+        else f"; {100 * panel.full.value:.1f}{panel.full_mark} with all of them"
+    )
     parts = [
         INTRO.format(
             benchmark=panel.benchmark,
@@ -162,6 +167,8 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
         "benchmark's page.\n",
     ]
     pages = " | ".join(f"[{panel.benchmark}]({file_name(panel.benchmark)}.md)" for panel in panels)
+    if any(FOOTNOTE in panel.notes for panel in panels):
+        lines.append(f"{FOOTNOTE}.\n")
     for group in groups(panels[0]):
         lines += [f"| {group.title} | {pages} |", "| --- |" + " --- |" * len(panels)]
         marks = {
@@ -190,10 +197,10 @@ def _cell(point: Point | None) -> str:
     if point is None:
         return "-"
     if point.gain is None:
-        return point.score.percent
+        return point.score.percent + point.mark
     found = verdict(point)
     told = f" **{found}**{mark(point.chance)}" if found else ""
-    return f"{100 * point.score.value:.1f}, {point.gain.points}{told}"
+    return f"{100 * point.score.value:.1f}{point.mark}, {point.gain.points}{told}"
 
 
 def _left_out(gaps: Sequence[Gap]) -> str:
@@ -208,7 +215,11 @@ def _marks(panel: Panel, name: str) -> str:
         return ""
     signs = {"above": "+", "below": "-", "": "."}
     points = [at(curve, ratio) for ratio in panel.ratios]
-    return "`" + "".join(" " if one is None else signs[verdict(one)] for one in points) + "`"
+    return (
+        "`"
+        + "".join(" " if one is None else signs[verdict(one)] + one.mark for one in points)
+        + "`"
+    )
 
 
 def _balance(marks: Sequence[str]) -> int:

@@ -29,8 +29,16 @@ def over_all(panels: Sequence[Panel]) -> list[str]:
         f"| method | {' | '.join(f'{100 * (1 - ratio):.4g} %' for ratio in ratios)} |",
         "| --- |" + " ---: |" * len(ratios),
     ]
+    marked = {
+        (curve.name, point.ratio): point.mark
+        for panel in panels
+        for curve in panel.curves
+        for point in curve.points
+        if point.unread
+    }
     for name in dict.fromkeys(name for name, _ in found):
-        cells = " | ".join(_interval(found.get((name, ratio))) for ratio in ratios)
+        keys = [(name, ratio) for ratio in ratios]
+        cells = " | ".join(_interval(found.get(key)) + marked.get(key, "") for key in keys)
         lines.append(f"| {name} | {cells} |")
     return ["\n".join(lines) + "\n"]
 
@@ -45,13 +53,13 @@ def _benchmark(panel: Panel) -> str:
         f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
         "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
         "shares leave.\n",
-        _table(panel, lambda point: _interval(point.score), full=True),
+        _table(panel, lambda point: _interval(point.score) + point.mark, full=True),
     ]
     if panel.full is not None:
         parts += [
             "Retention: score in percent of the unpruned score, paired by sample; `*` where it differs from it, "
             "corrected for all cells of this table.\n",
-            _table(panel, lambda point: _interval(point.retention) + mark(point.lost)),
+            _table(panel, lambda point: _interval(point.retention) + mark(point.lost) + point.mark),
         ]
     if any(point.gain for curve in panel.curves for point in curve.points):
         parts += [
@@ -77,7 +85,7 @@ def _table(
     titles = [f"{100 * (1 - ratio):.4g} %" for ratio in ratios] + ["FLOPs"] * full
     lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
     if full and panel.full is not None:
-        cells = [_interval(panel.full), *[""] * (len(ratios) - 1), "100 %"]
+        cells = [_interval(panel.full) + panel.full_mark, *[""] * (len(ratios) - 1), "100 %"]
         lines.append(f"| unpruned | {' | '.join(cells)} |")
     for curve in filter(only, panel.curves):
         found = {point.ratio: cell(point) for point in curve.points}
@@ -100,4 +108,4 @@ def _against(point: Point) -> str:
     if point.gain is None or point.pvalue is None:
         return ""
     chance = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{point.gain.points}, {chance}{mark(point.chance)}"
+    return f"{point.gain.points}, {chance}{mark(point.chance)}{point.mark}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from harness.cells import name, policy
+from harness.unread import is_marked
 
 Row = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ BLOCKS = (
     *("run_key", "model", "benchmark", "method", "variant", "ratio", "budget_rule", "seed"),
     *("n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
     *(f"extra.{name}" for name in ("label", "headline", "higher_is_better", "aggregation")),
-    *("extra.speculative", "extra.environment"),
+    *("extra.speculative", "extra.environment", "extra.unparsed"),
 )
 
 #: One line for each cell and metric.
@@ -60,6 +61,9 @@ ROWS: Mapping[str, Column] = {
     "value": Column(NUMBER, "the metric, in its own unit: accuracies from 0 to 1", None),
     "stderr": Column(NUMBER, "its standard error, same unit; NaN where unknown", None),
     "higher_is_better": Column(FLAG, "of the headline", _at("extra", "higher_is_better")),
+    "unread": Column(
+        FLAG, "whether more than 5 % of the run's answers could not be read", is_marked
+    ),
     "aggregation": Column(TEXT, "mean, influence, combined or once", None),
     "visual_tokens": Column(NUMBER, "visual tokens of a prompt, mean", _at("tokens", "visual")),
     "kept_tokens": Column(

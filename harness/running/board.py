@@ -12,6 +12,7 @@ from rich.text import Text
 
 from harness.plain import plain
 from harness.running.forecast import Forecast, clock
+from harness.unread import FOOTNOTE, MARK, is_marked, mark
 
 T = TypeVar("T")
 
@@ -67,7 +68,8 @@ class Board:
     def finish(self, place: Place, row: Mapping[str, Any]) -> None:
         """Take the row of a cell."""
         value = row["metrics"][headline(row)]["value"]
-        self.scores[place] = "undefined" if value is None else f"{value:.3f}"
+        number = "undefined" if value is None else f"{value:.3f}"
+        self.scores[place] = number + mark(is_marked(row))
         self.done += 1
         if row["status"] == "cached":
             self.stored += 1
@@ -104,6 +106,8 @@ class Board:
         """Draw the scores of the running benchmark and the latest failures."""
         if self.now is not None:
             yield self._grid(self.now, options.max_width)
+        if any(score.endswith(MARK) for score in self.scores.values()):
+            yield Text(FOOTNOTE)
         for place, cause in self.failed[-FAILURES:]:
             yield Text(
                 plain(f"failed: {said(place)}: {cause}"),

@@ -13,6 +13,7 @@ from harness.cells import name as curve_name
 from harness.plain import plain_values
 from harness.report.columns import Column, below, beside, fits
 from harness.report.speculative_table import lines, tables_of
+from harness.unread import FOOTNOTE, is_marked, mark
 
 #: Beside rows of cache compressors whose scores tell nothing of them.
 SAME = "every answer is one token, chosen before entries go: eviction decided no more than that it ends there"
@@ -37,6 +38,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
         rows_so = [row for row in shown if row["extra"].get("discriminates") is False]
         names = ", ".join(dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in rows_so))
         parts.append(f"{names}: {SAME}")
+    if any(map(is_marked, shown)):
+        parts.append(FOOTNOTE)
     for part in parts:
         console.print(part)
 
@@ -45,7 +48,11 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     """Return one table; or, where that is too wide, for each benchmark what was scored and below it what that cost."""
     models = ", ".join(dict.fromkeys(row["model"] for row in rows))
     names, counts = _names(rows, rows), _counts(rows)
-    metrics = Column("metric", tuple(_metric(*_headline_first(row)[0]) for row in rows), "left")
+    metrics = Column(
+        "metric",
+        tuple(_metric(*_headline_first(row)[0]) + mark(is_marked(row)) for row in rows),
+        "left",
+    )
     benchmarks = Column("benchmark", tuple(row["benchmark"] for row in rows), "left")
     status = Column("", tuple(row["status"] for row in rows))
     columns = [benchmarks, *names, metrics, *counts, *_costs(rows), status]
@@ -58,7 +65,9 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     parts: list[RenderableType] = []
     for (benchmark, headline), group in groups.items():
         scores = Column(
-            headline, tuple(_score(_headline_first(row)[0][1]) for row in group), "left"
+            headline,
+            tuple(_score(_headline_first(row)[0][1]) + mark(is_marked(row)) for row in group),
+            "left",
         )
         states = Column("status", tuple(row["status"] for row in group), "left")
         title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
@@ -113,7 +122,8 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         show_header=False,
     )
     for name, values in _headline_first(row):
-        table.add_row("metric", _metric(name, values))
+        marked = is_marked(row) and name == row["extra"].get("headline")
+        table.add_row("metric", _metric(name, values) + mark(marked))
     table.add_row("samples", f"{row['n_samples']} ({row['status']}, key {row['run_key']})")
     table.add_row(
         "visual tokens",

@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.cells import name
 from harness.running.board import Board, headline
 from harness.running.forecast import Forecast, clock
+from harness.unread import MEANS, is_marked
 
 
 class TimeLeft(ProgressColumn):
@@ -161,4 +162,5 @@ def score(row: Mapping[str, Any]) -> str:
     """Return the metric that a row is read by, with its value."""
     name = headline(row)
     value = row["metrics"][name]["value"]
-    return f"{name} undefined" if value is None else f"{name} {value:.3f}"
+    number = "undefined" if value is None else f"{value:.3f}"
+    return f"{name} {number}{f' ({MEANS})' if is_marked(row) else ''}"

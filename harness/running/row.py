@@ -15,6 +15,7 @@ from harness.measure.memory import Peak
 from harness.running.preflight import Job
 from harness.specs import RunSpec
 from harness.store import SCHEMA
+from harness.unread import too_many
 
 if TYPE_CHECKING:
     from harness.engine.record import Record
@@ -62,6 +63,7 @@ def build_row(
             "resumed_samples": evaluation.resumed,
             "failures": [str(failure) for failure in evaluation.failures],
             "unparsed": evaluation.unparsed,
+            "unread": too_many(evaluation.unparsed, evaluation.n_samples),
             "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
             **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
             **({} if evaluation.latency is None else {"latency": dict(evaluation.latency)}),

@@ -128,6 +128,7 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "dataset": dataset if any(dataset.values()) else None,
         "data": contents.data,
         "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
+        "answers": None if benchmark.answers is None else asdict(benchmark.answers),
         "prompt_tokens": benchmark.prompt_tokens,
         "new_tokens": benchmark.new_tokens,
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),

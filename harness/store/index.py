@@ -13,6 +13,7 @@ from harness.lease import LEASE, Terms, file_time, look
 from harness.store import failures
 from harness.store.blocks import Row
 from harness.store.reading import walk
+from harness.unread import MEANS, is_marked
 
 DONE, DAMAGED, RUNNING, FAILED, UNFINISHED = "done", "damaged", "running", "failed", "unfinished"
 STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
@@ -20,7 +21,7 @@ STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
 #: What summaries are of.
 BLOCKS = (
     *("model", "method", "benchmark", "ratio", "n_samples", "metrics", "extra.headline"),
-    *("extra.label", "extra.samples_per_second", "extra.environment"),
+    *("extra.label", "extra.samples_per_second", "extra.environment", "extra.unparsed"),
 )
 
 
@@ -104,6 +105,7 @@ def _summary(row: Row) -> dict[str, Any]:
         "metric": name,
         "value": score.get("value"),
         "stderr": score.get("stderr"),
+        "note": MEANS if is_marked(row) else "",
         "rate": extra.get("samples_per_second"),
         "commit": commit if isinstance(commit, str) else None,
     }

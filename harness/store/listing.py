@@ -57,7 +57,7 @@ def line(entry: Entry) -> tuple[str, ...]:
     score = "" if told["value"] is None else f"{told['metric']} {told['value']:.3f}"
     spread = "" if told["stderr"] is None else f" ± {told['stderr']:.3f}"
     names = (told["model"], method, f"{told['ratio']:g}", told["benchmark"])
-    return (entry.key, DONE, *names, str(told["n_samples"]), score + spread, age, "")
+    return (entry.key, DONE, *names, str(told["n_samples"]), score + spread, age, told["note"])
 
 
 def counts(found: Sequence[Entry]) -> str:

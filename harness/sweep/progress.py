@@ -12,6 +12,7 @@ from harness.journal import Journal
 from harness.store.claims import size
 from harness.store.index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
 from harness.store.sweeps import Cell, Sweep
+from harness.thoughts import spoken
 
 LEFT = "left"
 #: In the order in which they are counted and shown.
@@ -31,7 +32,7 @@ class At:
         error: standard error of a finished cell's headline.
         metric: what the score is called.
         rate: answers a second of one that runs; None before the first.
-        note: why it failed, or who runs it.
+        note: why it failed, who runs it, or that its answers could not be read.
     """
 
     cell: Cell
@@ -110,7 +111,7 @@ def _at(cell: Cell, entry: Entry | None) -> At:
     told = entry.summary
     if entry.state == DONE:
         scored = told["value"], told["stderr"], str(told["metric"])
-        return At(cell, DONE, told["n_samples"], *scored)
+        return At(cell, DONE, told["n_samples"], *scored, note=told["note"])
     if entry.state == DAMAGED:
         return At(cell, FAILED, note=told["problem"])
     try:
@@ -142,7 +143,7 @@ def _answered(folder: Path) -> tuple[int, int | None]:
     if len(texts) < len(targets):
         return len(found), None
     pairs = zip(texts, found.values(), strict=True)
-    return len(found), sum(text == str(one["answer"]).strip() for text, one in pairs)
+    return len(found), sum(text == spoken(str(one["answer"])).strip() for text, one in pairs)
 
 
 def _rate(entry: Entry, answers: int) -> float | None:

@@ -30,6 +30,7 @@ class Averaged:
         own: the paper's rule on what was measured; None unless all that it takes is.
         shared: how many benchmarks all lines have.
         unlike: why the measured average need not be the printed one: the reasons of the cells that it takes.
+        unread: whether too many answers of what was measured could not be read.
     """
 
     cell: Cell
@@ -39,6 +40,7 @@ class Averaged:
     own: float | None
     shared: int
     unlike: str = ""
+    unread: bool = False
 
     @property
     def remark(self) -> str:
@@ -70,7 +72,9 @@ def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[F
         if average is None:
             out.append(one)
         else:
-            out.append(replace(one, value=average.own, remark=average.remark, apart=average.unlike))
+            unread = average.own is not None and average.unread
+            measured = replace(one, value=average.own, unread=unread)
+            out.append(replace(measured, remark=average.remark, apart=average.unlike))
     return out
 
 
@@ -123,6 +127,7 @@ def _averaged(
         mean(printed, True),
         len(shared),
         "; ".join(_reasons(line, reference, printed)),
+        any(line[place].unread for place in printed),
     )
 
 

@@ -12,6 +12,9 @@ from harness.tables.rows import Measured, Notes
 from harness.tables.settings import compared
 from harness.tables.wanted import Wanted, method_of, wanted
 
+#: Begins the paths of scores.
+METRICS = "metrics."
+
 #: Standard errors on either side of a 95 % interval.
 WIDTH = 1.96
 
@@ -43,6 +46,7 @@ class Filled:
         analytic: what a formula says of the cell; None where none does.
         remark: of an average, what does not follow in print.
         apart: of an average, why it need not be the printed one.
+        unread: whether it is a score of a row, or of several, of which too many answers could not be read.
     """
 
     cell: Cell
@@ -53,6 +57,7 @@ class Filled:
     analytic: Formula | None = None
     remark: str = ""
     apart: str = ""
+    unread: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -171,7 +176,8 @@ def _measured(one: Filled, run: Wanted, row: Measured) -> Filled:
         return replace(one, run=f"row {row.key} has no {run.of}")
     error = row.numbers.get(error_of(run.of))
     stderr = None if error is None else error * run.scale
-    return replace(one, value=value * run.scale, stderr=stderr, row=row)
+    unread = row.unread and run.of.startswith(METRICS)
+    return replace(one, value=value * run.scale, stderr=stderr, row=row, unread=unread)
 
 
 def error_of(path: str) -> str:

@@ -22,6 +22,7 @@ BESIDE = (
         "verdict",
         "samples",
         "whole",
+        "unread",
         "run_key",
         "analytic",
         "formula",
@@ -38,6 +39,7 @@ TEX = str.maketrans(
     {
         **{one: f"\\{one}" for one in "%&$#_{}"},
         "†": r"\dag{}",
+        "‡": r"\ddag{}",
         "≠": r"$\neq$",
         "²": r"\textsuperscript{2}",
         "~": r"\textasciitilde{}",
@@ -147,6 +149,7 @@ def _beside(one: Filled) -> list[str]:
         one.verdict,
         "" if row is None else str(row.samples),
         "" if row is None else str(row.whole).lower(),
+        "" if row is None else str(one.unread).lower(),
         "" if row is None else row.key,
         "" if one.analytic is None else f"{one.analytic.value:.6g}",
         "" if one.analytic is None else one.analytic.source,

@@ -17,6 +17,7 @@ from harness.tables import wording
 from harness.tables.filling import Filled
 from harness.tables.panels import Panel
 from harness.tables.table import Table
+from harness.unread import MEANS
 
 #: Inches of a panel, and of the lines around it.
 PANEL, AROUND = (4.4, 3.2), 1.1
@@ -159,7 +160,9 @@ def _about(table: Table) -> str:
     apart = (
         "" if table.model is None else f" Measured on {table.model} in place of the printed models."
     )
-    return f"{told}The paper prints no numbers of this figure.{apart}"
+    unread = any(one.unread for one in table.filled)
+    marked = f" Of some rows, {MEANS}." if unread else ""
+    return f"{told}The paper prints no numbers of this figure.{apart}{marked}"
 
 
 def _places(table: Table, panel: Panel) -> list[str]:

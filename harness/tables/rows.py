@@ -14,6 +14,7 @@ from harness.store.blocks import block_at, remembered
 from harness.store.reading import walk
 from harness.store.tables import dated_rows, is_table
 from harness.tables.settings import told_of
+from harness.unread import is_marked
 
 #: What names the cell that a row fills.
 CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
@@ -22,7 +23,14 @@ CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
 Asked = Mapping[tuple[str, str], frozenset[str]]
 
 #: Blocks of a row that every table asks for.
-BLOCKS = (*("run_key", *CELL), "n_samples", "seed", "settings", "extra.environment")
+BLOCKS = (
+    *("run_key", *CELL),
+    "n_samples",
+    "seed",
+    "settings",
+    "extra.environment",
+    "extra.unparsed",
+)
 
 #: How many notes of one kind are told in full.
 TOLD = 5
@@ -42,6 +50,7 @@ class Measured:
         committed: when, in seconds.
         settings: by dotted key, as harness/tables/settings.py compares them.
         numbers: by dotted path.
+        unread: whether too many answers could not be read.
     """
 
     key: str
@@ -54,6 +63,7 @@ class Measured:
     seed: int
     settings: Mapping[str, Any]
     numbers: Mapping[str, float]
+    unread: bool = False
 
 
 @dataclass
@@ -222,6 +232,7 @@ def _measured(
         seed=row.get("seed", 0),
         settings=told.settings,
         numbers={path: value for path in asked if (value := _number(row, path)) is not None},
+        unread=is_marked(row),
     )
 
 

@@ -10,11 +10,13 @@ from harness.tables.filling import Filled
 from harness.tables.panels import called
 from harness.tables.table import Line, Table
 from harness.tables.wanted import Wanted
+from harness.unread import MARK, MEANS, mark
 
 LEGEND = (
     "A cell holds what was measured, and in brackets what is printed, the difference, the verdict and n, the samples "
     "behind it; of a cell that nothing measured the brackets alone. Behind = or ≠ stands what a formula gives: ≠ where "
-    "the print is known to be wrong. † marks an average that does not follow from the cells printed beside it."
+    "the print is known to be wrong. † marks an average that does not follow from the cells printed beside it, "
+    f"{MARK} a score of which {MEANS}."
 )
 
 
@@ -25,7 +27,7 @@ def digits(one: Filled) -> int:
 
 def measured(one: Filled) -> str:
     """Return the measured number as text, empty if there is none."""
-    return "" if one.value is None else f"{one.value:.{digits(one)}f}"
+    return "" if one.value is None else f"{one.value:.{digits(one)}f}{mark(one.unread)}"
 
 
 def difference(one: Filled) -> str:
@@ -50,9 +52,9 @@ def samples(one: Filled) -> str:
 
 def parts(one: Filled) -> list[str]:
     """Return a cell with a number in words: the measured number, or else the printed one, and what stands beside it."""
-    mark = "†" if one.remark else ""
+    dagger = "†" if one.remark else ""
     nothing = "" if one.value is not None else "-"
-    printed = " ".join(filter(None, (f"{one.cell.value or nothing}{mark}", formula(one))))
+    printed = " ".join(filter(None, (f"{one.cell.value or nothing}{dagger}", formula(one))))
     if one.value is None:
         return [printed]
     judged = "" if one.difference is None else f"{difference(one)} {one.verdict}"
@@ -146,5 +148,6 @@ def averages(table: Table) -> Iterator[tuple[str, ...]]:
         )
         numbers = (one.follows, one.consistent, one.own)
         follows, consistent, own = ("" if value is None else f"{value:.2f}" for value in numbers)
+        own += mark(bool(own) and one.unread)
         shared = f"{consistent} ({one.shared})" if consistent else ""
         yield where, one.cell.value or "-", follows, shared, own, one.remark

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmms_eval.tasks.mmbench import cn_utils
 
-from tasks.mmbench.letters import letter, share_of_questions
+from tasks.mmbench.letters import letter_of, share_of_questions
 
 Doc = dict[str, Any]
 
@@ -22,10 +22,10 @@ def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Read the letter off an answer; an answer that names no option is wrong, and unparsed."""
+    """Read the letter off an answer; an answer that states no option is wrong, and unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
     item = {option: doc.get(option) for option in "ABCD"} | {"prediction": answer.strip()}
-    named = letter(item)
+    named = letter_of(item)
     sample = {"index": int(doc["index"]), "right": named == doc["answer"]}
     return {"accuracy": sample, "unparsed": float(not named)}
 

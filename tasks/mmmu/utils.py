@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from lmms_eval.tasks.mmmu import utils as mmmu
 
 try:
     from harness.evaluation.chance import without_guesses
+    from harness.scoring.choices import letter, lettered
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from harness.evaluation.chance import without_guesses
+    from harness.scoring.choices import letter, lettered
 
 Doc = dict[str, Any]
 
@@ -33,13 +36,20 @@ def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> l
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Read an option or a text off an answer; one that names no option, or says nothing, is wrong and unparsed."""
+    """Read an option or a text off an answer; one that states no option, or says nothing, is wrong and unparsed.
+
+    Open questions are read by lmms-eval's rules, and all of them for `mmmu_acc_lmms_eval`.
+    """
     answer = results[0] if results and isinstance(results[0], str) else ""
     with without_guesses():
         sample = mmmu.mmmu_process_results(doc, [answer])["mmmu_acc"]
-    (read,) = sample["parsed_pred"]
-    named = any(str(part).strip() for part in ([read] if isinstance(read, str) else read))
-    return {"mmmu_acc": sample, "unparsed": float(not named)}
+    if doc["question_type"] == "multiple-choice":
+        stated = letter(answer, lettered(ast.literal_eval(doc["options"])))
+        found, unparsed = {**sample, "parsed_pred": [stated]}, not stated
+    else:
+        (read,) = sample["parsed_pred"]
+        found, unparsed = sample, not any(str(part).strip() for part in read)
+    return {"mmmu_acc": found, "mmmu_acc_lmms_eval": sample, "unparsed": float(unparsed)}
 
 
 def accuracy(samples: list[Doc]) -> float:

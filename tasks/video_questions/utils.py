@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import string
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmms_eval.tasks._task_utils.mcq_extract import extract_mcq_answer
-from lmms_eval.tasks.mvbench.utils import mcq_acc
-
 try:
     from harness.media.unpacked import unpacked
+    from harness.scoring.choices import letter, lettered
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from harness.media.unpacked import unpacked
+    from harness.scoring.choices import letter, lettered
 
 Doc = dict[str, Any]
 Settings = dict[str, str] | None
-
-#: What LongVideoBench's own evaluation takes out of an answer before it looks for a letter.
-PHRASES = (
-    "The best answer is",
-    "The correct answer is",
-    "The answer is",
-    "The answer",
-    "The best option is",
-    "The correct option is",
-    "Best answer:",
-    "Best option:",
-)
 
 #: What LongVideoBench has in the columns of options that a question lacks.
 NO_OPTION = "N/A"
@@ -42,9 +28,12 @@ def _said(results: Sequence[Any]) -> str:
     return results[0] if results and isinstance(results[0], str) else ""
 
 
-def _scores(letter: str, right: str) -> dict[str, float]:
-    """Return the scores of a letter; an empty one is no answer."""
-    return {"accuracy": float(letter == right), "unparsed": float(not letter)}
+def _scores(
+    results: Sequence[Any], options: Mapping[str, str] | Sequence[str], right: str
+) -> dict[str, float]:
+    """Return the scores of the option that an answer states; one that states none is wrong, and unparsed."""
+    stated = letter(_said(results), options)
+    return {"accuracy": float(stated == right), "unparsed": float(not stated)}
 
 
 def mean_of_kinds(results: Sequence[Doc]) -> float:
@@ -77,8 +66,10 @@ def videomme_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
 
 
 def videomme_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the scores of the letter that lmms-eval reads out of an answer."""
-    return _scores(extract_mcq_answer(_said(results), choices=list("ABCD")), doc["answer"])
+    """Returns the scores of the option that an answer states."""
+    # Options bear their letters: "A. Apples."
+    texts = [option.partition(". ")[2] for option in doc.get("options", ())]
+    return _scores(results, {**dict.fromkeys("ABCD", ""), **lettered(texts)}, doc["answer"])
 
 
 # MLVU
@@ -96,8 +87,8 @@ def mlvu_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
 
 
 def mlvu_results(doc: Doc, results: list[Any]) -> dict[str, Any]:
-    """Returns the scores of the letter that lmms-eval reads out of an answer, with the kind of question."""
-    scores = _scores(extract_mcq_answer(_said(results), choices=list("ABCD")), doc["answer"])
+    """Returns the scores of the option that an answer states, with the kind of question."""
+    scores = _scores(results, "ABCD", doc["answer"])
     return scores | {"m_avg": {"kind": doc["task_type"], "score": scores["accuracy"]}}
 
 
@@ -117,8 +108,8 @@ def longvideobench_visual(doc: Doc) -> list[str]:
 def longvideobench_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
     """Returns the question with a letter before each of its options."""
     how = lmms_eval_specific_kwargs or {}
-    lettered = zip(string.ascii_uppercase, _options(doc), strict=False)
-    options = "\n".join(f"{letter}. {option}" for letter, option in lettered)
+    listed = zip(string.ascii_uppercase, _options(doc), strict=False)
+    options = "\n".join(f"{one}. {option}" for one, option in listed)
     first, last = how.get("pre_prompt", ""), how.get("post_prompt", "")
     return f"{first}{doc['question']}\n{options}\n{last}"
 
@@ -128,20 +119,12 @@ def longvideobench_target(doc: Doc) -> str:
     return string.ascii_uppercase[doc["correct_choice"]]
 
 
-def longvideobench_letter(answer: str) -> str:
-    """Returns the first letter from A to E in an answer without its usual phrases; empty where there is none.
-
-    LongVideoBench's own evaluation, and lmms-eval's, draw a letter at random there.
-    """
-    for phrase in PHRASES:
-        answer = answer.replace(phrase, "")
-    found = re.search(r"[ABCDE]", answer)
-    return found[0] if found else ""
-
-
 def longvideobench_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the scores of an answer's letter."""
-    return _scores(longvideobench_letter(_said(results)), longvideobench_target(doc))
+    """Returns the scores of the option that an answer states.
+
+    LongVideoBench's own evaluation, and lmms-eval's, take the first capital letter, or draw one.
+    """
+    return _scores(results, lettered(_options(doc)), longvideobench_target(doc))
 
 
 # MVBench
@@ -155,18 +138,16 @@ def mvbench_visual(doc: Doc) -> list[str]:
 def mvbench_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
     """Returns the question with a letter before each of its options."""
     how = lmms_eval_specific_kwargs or {}
-    lettered = zip(string.ascii_uppercase, doc["candidates"], strict=False)
-    options = "".join(f"({letter}) {option}\n" for letter, option in lettered)
+    listed = zip(string.ascii_uppercase, doc["candidates"], strict=False)
+    options = "".join(f"({one}) {option}\n" for one, option in listed)
     return f"Question:{doc['question']}\nOption:\n{options}{how.get('post_prompt', '')}"
 
 
 def mvbench_results(doc: Doc, results: list[Any]) -> dict[str, Any]:
-    """Returns the scores of the option that lmms-eval reads out of an answer, with the subtask.
+    """Returns the scores of the option that an answer states, with the subtask.
 
     An empty answer is wrong: lmms-eval leaves it out of the average, and a silent model would win.
     """
-    said = _said(results)
-    letters = string.ascii_uppercase[: len(doc["candidates"])]
-    letter = next((one for one in letters if said.strip() and mcq_acc(one, said)), "")
-    scores = _scores(letter, letters[doc["candidates"].index(doc["answer"])])
+    right = string.ascii_uppercase[doc["candidates"].index(doc["answer"])]
+    scores = _scores(results, lettered(doc["candidates"]), right)
     return scores | {"average": {"kind": doc["subtask"], "score": scores["accuracy"]}}

@@ -124,15 +124,18 @@ def test_a_number_may_be_five_percent_off_and_a_word_may_not(
             2 / 3,
             0,
         ),
-        # What is neither lowers no F1, so it is counted.
+        # What is neither counts as a yes, and is counted.
         (
-            lambda doc: "a horse" if doc["id"] == "0" else right_answer(doc),
-            (0, 1, 1),
-            1.0,
+            lambda doc: "a horse" if doc["id"] == "1" else right_answer(doc),
+            (2 / 3, 1, 1),
+            6 / 7,
             5 / 6,
             1,
         ),
-        (saying("Yes, there is."), (0, 0, 0), 0.0, 0.0, 6),
+        (saying("Yes, there is."), (2 / 3, 2 / 3, 2 / 3), 2 / 3, 0.5, 0),
+        (saying("There is not. Yes?"), (0, 0, 0), 0.0, 0.5, 6),
+        # Not among the script's words for no: a yes that the answer does not state.
+        (saying("**No**"), (2 / 3, 2 / 3, 2 / 3), 2 / 3, 0.5, 6),
     ],
 )
 def test_f1_of_each_kind_and_of_all(
@@ -193,13 +196,22 @@ def test_a_letter_is_read_off_the_usual_forms(
 
 
 @pytest.mark.parametrize(
-    ("form", "right"),
-    [("{}", True), ("{}. that one", True), ("The answer is {}", False), ("{} it is", False)],
+    ("form", "right", "theirs"),
+    [
+        *(("{}", 1, 1), ("{}. that one", 1, 1), ("The answer is {}", 1, 0), ("{} it is", 1, 0)),
+        *(("Cannot tell", 0, 0), ("", 0, 0)),
+    ],
 )
 @pytest.mark.parametrize("name", ["scienceqa_img", "ai2d"])
-def test_a_letter_stands_first_or_alone(scored: Scored, name: str, form: str, right: bool) -> None:
+def test_lmms_eval_wants_the_letter_first_or_alone(
+    scored: Scored, name: str, form: str, right: float, theirs: float
+) -> None:
     found = scored(name, lambda doc: form.format(ANSWERS[name](doc)))
-    assert found["exact_match"] == float(right)
+    assert found == {
+        "exact_match": right,
+        "exact_match_lmms_eval": theirs,
+        "unparsed": 1 - right,
+    }
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,9 @@ def test_a_file_agrees_with_the_task_of_lmms_eval(name: str) -> None:
     metrics = {
         f"{leaf.name}/{metric}" if several else metric for leaf in found for metric in leaf.metrics
     }
+    if spec.answers is not None:
+        metrics |= {f"{metric}_lmms_eval" for metric in metrics} | {"unparsed"}
+        assert spec.metrics[-1] == "unparsed"
     assert set(spec.metrics) <= metrics | set(spec.derived)
     assert {leaf.settings["dataset_path"] for leaf in found} == {spec.dataset.path}
     if not several:
@@ -125,7 +128,11 @@ def test_papers_print_the_headline(printed: str) -> None:
 def test_mme_is_the_sum_of_its_two_parts() -> None:
     spec = spec_of("benchmark=mme")
     parts = ("mme_perception_score", "mme_cognition_score")
-    assert spec.derived == {"mme_total": Derived("sum", parts)}
+    own = tuple(f"{part}_lmms_eval" for part in parts)
+    assert spec.derived == {
+        "mme_total": Derived("sum", parts),
+        "mme_total_lmms_eval": Derived("sum", own),
+    }
     assert spec.headline == "mme_total"
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from harness.errors import UserError
 from harness.registry import Registry
-from harness.running import console
+from harness.running import console, progress
 from harness.running.board import Board
 from harness.running.forecast import Forecast, clock
 from harness.running.progress import shown, tell_finished
+from harness.unread import FOOTNOTE, MARK, MEANS
 from tests.running.terminal import screen
 
 
@@ -83,6 +84,23 @@ def test_table_has_one_line_for_each_run_with_its_headline() -> None:
     cells = "rec none K=3 0.5 acc 0.500 ± 0.125 7 72 50% 1.00 - 3.00 4.00 2 KiB done"
     assert " ".join(lines[0].split()) == cells
     assert "other" not in out.getvalue()
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("width", [80, 180])
+def test_a_score_of_unreadable_answers_is_marked(
+    full: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "WIDTH", width)
+    out = io.StringIO()
+    extra = {"headline": "acc", "label": "", "speedup": None}
+    rows = [row("fastv", "b", extra=extra | {"unparsed": unparsed}) for unparsed in (0, 1)]
+    console.print_rows(rows[:1], out, full=full)
+    assert MARK not in out.getvalue()
+    console.print_rows(rows[1:], out, full=full)
+    assert "0.500 ± 0.125‡" in out.getvalue()
+    assert FOOTNOTE in out.getvalue()
+    assert progress.score(rows[1]) == f"acc 0.500 ({MEANS})"
 
 
 def test_sheet_shows_every_metric_headline_first() -> None:

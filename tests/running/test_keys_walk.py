@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.benchmark_spec import Cluster, Derived
+from harness.benchmark_spec import Answers, Cluster, Derived
 from harness.catalogue import METHODS, build_method
 from harness.config.build import build_spec
 from harness.config.compose import read_command
@@ -116,6 +116,7 @@ VALUES: dict[str, Any] = {
     "budget.rule": "flops",
     "budget.ratio": 0.25,
     "benchmark.derived": {"total": Derived("sum", ("accuracy", "unparsed"))},
+    "benchmark.answers": Answers("letters", ("options",)),
     "benchmark.cluster": Cluster("scene"),
     "benchmark.blocks": 0,
     "benchmark.sources": (ROOT / "tasks" / "videos",),

@@ -17,6 +17,7 @@ from harness.tables.filling import Formula, Shelf
 from harness.tables.formats import FORMATS, LONGEST
 from harness.tables.rows import Notes, choose, read_rows
 from harness.tables.table import Table, build
+from harness.unread import MARK, MEANS
 from tests.tables.stored import CELLS, commit, write_paper
 
 ASKED = {
@@ -54,6 +55,19 @@ def test_verdicts(store: Path, tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_a_score_of_unreadable_answers_is_marked_and_so_is_its_average(tmp_path: Path) -> None:
+    for key, value, of in (("rec", 0.8, {}), ("vqa", 0.9, {"benchmark": "seedling_vqa"})):
+        extra = {"environment": {"commit": "abc"}, "unparsed": 26 if key == "rec" else 25}
+        commit(tmp_path, key, value, extra=extra, **of)
+    table, _ = rebuilt(tmp_path / "papers", tmp_path)
+    assert "80.0‡ (80.0, +0.0 near, n=500) | 90.0 (90.0, +0.0 near, n=500) | 100‡ (100" in (
+        FORMATS["md"](table)
+    )
+    assert f"{MARK} a score of which {MEANS}" in FORMATS["html"](table)
+    assert r"80.0\ddag{}" in FORMATS["tex"](table)
+    assert ",near,500,true,true,rec," in FORMATS["csv"](table)
+
+
 MARKDOWN = """\
 |  | Rec | Vqa | Avg |
 | --- | ---: | ---: | ---: |
@@ -83,8 +97,8 @@ Fast & 50.0 {\scriptsize (60.0 $\neq$ 50.5, -10.0 FAR, n=500)} & \textit{81.0 = 
 MISSING = "python run.py model=seedling method=fastv budget=kept ratio=0.5 benchmark=seedling_vqa"
 
 CSV = f"""\
-Toy,1,Small,Fast,50%,Rec,,accuracy,60.0,%,50,1,-10,FAR,500,true,fast_rec,50.5,a guess,a slip,,
-Toy,1,Small,Fast,50%,Vqa,,accuracy,81.0,%,,,,missing,,,,81,a guess,,,{MISSING}
+Toy,1,Small,Fast,50%,Rec,,accuracy,60.0,%,50,1,-10,FAR,500,true,false,fast_rec,50.5,a guess,a slip,,
+Toy,1,Small,Fast,50%,Vqa,,accuracy,81.0,%,,,,missing,,,,,81,a guess,,,{MISSING}
 """
 
 HTML = (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lmms_eval.tasks.mmbench.cn_utils import mmbench_evaluator
 
-from tasks.mmbench.letters import ROTATION, letter, share_of_questions
+from tasks.mmbench.letters import ROTATION, letter_of, share_of_questions
 from tasks.mmbench.utils import process_results
 
 OPTIONS = {"A": "黄色", "B": "绿色", "C": "蓝色", "D": None}
@@ -25,19 +25,20 @@ SAID = {
     "绿色": "B",
     "是绿色或者黄色": "",
     "The answer is (B).": "B",
-    # Of two letters the one at the beginning.
-    "A or B": "A",
+    # Two letters are none; lmms-eval takes the one at the beginning.
+    "A or B": "",
     "": "",
     "   ": "",
     "不知道": "",
     "qqq": "",
-    "D": "D",
+    # A letter without an option.
+    "D": "",
 }
 
 
 @pytest.mark.parametrize(("answer", "wanted"), SAID.items())
 def test_letters(answer: str, wanted: str) -> None:
-    assert letter(OPTIONS | {"prediction": answer.strip()}) == wanted
+    assert letter_of(OPTIONS | {"prediction": answer.strip()}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,9 @@ def items(rng: random.Random) -> list[dict[str, Any]]:
                 | {
                     "index": question + turn * ROTATION,
                     "answer": rng.choice("AB"),
-                    "prediction": rng.choice([*SAID, "A", "B"]),
+                    "prediction": rng.choice(
+                        [*(said for said in SAID if said != "A or B"), "A", "B"]
+                    ),
                     "question": "?",
                     "category": "c",
                     "L2-category": "l",
@@ -84,7 +87,9 @@ def items(rng: random.Random) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_it_is_lmms_evals_static_evaluation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_answers_score_as_by_lmms_evals_static_evaluation(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which asks nobody: no connection can be opened here, and the generator of random numbers is of no account."""
 
     def refuse(*args: Any, **more: Any) -> None:
@@ -93,7 +98,7 @@ def test_it_is_lmms_evals_static_evaluation(seed: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(socket, "socket", refuse)
     asked = items(random.Random(seed))
     samples = [
-        {"index": one["index"], "right": letter(one | {"prediction": one["prediction"].strip()}) == one["answer"]}
+        {"index": one["index"], "right": letter_of(one | {"prediction": one["prediction"].strip()}) == one["answer"]}
         for one in asked
     ]  # fmt: skip
     stripped = [one | {"prediction": one["prediction"].strip()} for one in asked]

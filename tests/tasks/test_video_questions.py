@@ -123,10 +123,24 @@ def test_an_odd_answer_does_not_raise(utils: ModuleType, name: str) -> None:
     assert (found["accuracy"], found["unparsed"]) == (0, 1)
 
 
-def test_usual_phrases_hold_no_letter(utils: ModuleType) -> None:
-    assert utils.longvideobench_letter("The answer is (D).") == "D"
-    assert utils.longvideobench_letter("Best option: E") == "E"
-    assert utils.longvideobench_letter("no idea") == ""
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(
+    "said", ["The answer is (B).", "Best option: B", "A tree is drawn, so the answer is B.", "b)"]
+)
+def test_the_option_that_a_sentence_states_is_read(utils: ModuleType, name: str, said: str) -> None:
+    scores = SCORES[name](utils, said)
+    assert (scores["accuracy"], scores["unparsed"]) == (1, 0)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(
+    "said", ["Cannot tell", "a square", "The image shows a square.", "Dunno", "A or B", "not B"]
+)
+def test_an_answer_that_states_no_option_is_unparsed(
+    utils: ModuleType, name: str, said: str
+) -> None:
+    scores = SCORES[name](utils, said)
+    assert (scores["accuracy"], scores["unparsed"]) == (0, 1)
 
 
 def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out(utils: ModuleType) -> None:

@@ -1,5 +1,6 @@
 // The leaderboard: filtered rows, sorted by a column, a page at a time, so that ten thousand rows are no burden.
 const PAGE = 40;
+const UNREAD = "‡", UNREAD_MEANS = data.rows.columns.unread.some(Boolean) ? ` ${UNREAD} more than 5 % of the answers could not be read.` : "";
 const board = { sort: "value", down: true, page: 0 };
 
 const COLUMNS = [
@@ -17,8 +18,8 @@ const COLUMNS = [
 ].filter((column) => column.key !== "model" || data.rows.texts.model.length > 1);
 
 function shownScore(row) {
-  if (row.interval) return ranged(row.interval);
-  return scaled(row.metric, row.value);
+  const score = row.interval ? ranged(row.interval) : [scaled(row.metric, row.value)].flat();
+  return row.unread ? [...score, UNREAD] : score;
 }
 
 function ranged(ends) {
@@ -60,7 +61,7 @@ function drawBoard() {
   panel.replaceChildren(
     element("div", { class: "bar" },
       element("b", { id: "count" }, `${found.length} of ${rows.length} rows`),
-      element("span", { class: "note" }, "Click a heading to sort. Scores in percent with their 95 % interval over samples; the score kept is that of the unpruned model on the same samples.")),
+      element("span", { class: "note" }, "Click a heading to sort. Scores in percent with their 95 % interval over samples; the score kept is that of the unpruned model on the same samples." + UNREAD_MEANS)),
     ...[found.length ? element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines)))
       : element("p", { class: "none" }, "No row has all of this. Reset a filter."), pager].filter(Boolean));
   panel.dataset.took = (performance.now() - started).toFixed(1);

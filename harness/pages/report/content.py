@@ -12,10 +12,11 @@ from harness.report.data import CONTROLS, FULL, Curve, Panel, Point, panel_of
 from harness.report.stored import Stored
 from harness.report.style import looks, readable
 from harness.stats import Interval
+from harness.unread import is_marked
 
 #: Columns of a line, in this order; those of `TEXTS` are numbers of a list of texts.
 TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
-NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher")
+NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher", "unread")
 
 #: Kinds of methods by where they act, in the order of the filter.
 KINDS = (
@@ -84,6 +85,7 @@ def _line(row: Row) -> dict[str, Any]:
         "ms": None if None in spent else sum(spent),
         "kv": row.get("memory", {}).get("kv_bytes"),
         "higher": int(extra.get("higher_is_better", True)),
+        "unread": int(is_marked(row)),
     }
 
 
@@ -140,6 +142,7 @@ def _point(point: Point) -> dict[str, Any]:
         "retention": _ends(point.retention),
         "gain": _ends(point.gain),
         "chance": _short(point.chance),
+        "unread": int(point.unread),
     }
 
 

@@ -121,6 +121,7 @@ function curveGroup(line, x, y, join) {
     const mark = marker(look, x(p.x), y(p.y));
     mark.append(svg("title", {}, p.title));
     group.append(mark);
+    if (p.unread) group.append(text(x(p.x) + 5, y(p.y) - 4, UNREAD, "start"));
   }
   return group;
 }

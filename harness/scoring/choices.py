@@ -1,0 +1,225 @@
+"""Strict readers of short answers: which option an answer states, and whether it states yes or no.
+
+An answer that states nothing clearly gives "": a hedge, two options, a letter inside a word.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+#: What a table has in the column of an option that a question lacks, beside NaN.
+ABSENT = (None, "", "nan")
+
+#: Brackets as round ones, quotation marks as plain ones.
+PLAIN = str.maketrans("{}[]<>【】「」『』\u2018\u2019\u201c\u201d", "()()()()()()''\"\"")
+#: Marks of Markdown and LaTeX that say nothing, and the tags of an answer.
+MARKUP = re.compile(r"</?answer>|\\(?:boxed|text(?:bf|it)?|math(?:rm|bf|it)?)\b|[*_`$\"«»#]")
+QUOTES = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
+ENDS = string.punctuation + string.whitespace + "。、·"
+
+#: What no letter of an option touches: letters of words, digits.
+WORD = "A-Za-z0-9À-ɏ"
+BEFORE, AFTER = rf"(?<![{WORD}'])", rf"(?!-?[{WORD}'])"
+#: "A stem is drawn" begins with an article, "A is right" with an option.
+NOUN = (
+    r"(?!\s+(?!(?:is|it|was|because|since|as|and|or|but|would|seems|appears|matches|which|with|for)\b)"
+    rf"[{WORD}])"
+)
+
+ANSWER = "answer|response|solution|réponse|respuesta|antwort|risposta|resposta|ответ|정답|답|答案|答え|正解"
+OPTION = "option|choice|letter|one|옵션|选项|選項|选择|選擇"
+CHOOSE = "选择|選擇|选|選|应选"
+LINK = (
+    r"is|are|be|was|would|should|must|will|most|likely|clearly|definitely|therefore|thus|to|for|this|question|the|"
+    r"est|es|ist|è|é|是|为|為|应该|应|應該|应当|选项|选|選|项|は|은|는|correct|option|choice|letter"
+)
+VERB = "choose|chose|pick|select|say|think|guess|with|is|it's|be|so|thus|hence|therefore|option|choice|letter|labell?ed"
+NEGATED = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|incorrect|wrong|exclude|unlikely|except)\b|n't\b|不|错",
+    re.I,
+)
+DENIED = re.compile(r"\)?\s*(?:is|was|are)?\s*(?:not|n't|wrong|incorrect|false|不|错)\b", re.I)
+HEDGED = re.compile(
+    r"\b(?:not|no|never|neither|none|nothing|cannot|both|either|unclear|unsure|maybe|perhaps|all of)\b|n't\b|不|无法",
+    re.I,
+)
+
+#: What says of an answer that it knows of none.
+IGNORANT = re.compile(
+    r"\b(?:can ?not|can't|unable to|(?:not |im)possible to|(?:hard|difficult) to)\s+(?:be\s+)?(?:\w+ly\s+)?"
+    r"(?:tell|told|say|said|answer|determine|know|judge|decide|confirm|verify|assess)"
+    r"|\b(?:not|n't)\s+(?:\w+ly\s+)?(?:sure|certain|clear|know|enough|sufficient)"
+    r"|\bno\s+(?:idea|way|information|answer|clue|telling|opinion|comment|one|body)\b|\b(?:could|might|may)\s+be\b"
+    r"|\b(?:unsure|unclear|uncertain|unknown|undetermined|dunno|maybe|perhaps|possibly|depends)\b",
+    re.I,
+)
+LEAD = re.compile(
+    r"(?:(?:so|therefore|thus|hence|well|okay|ok)\b[\s,]*)?"
+    r"(?:(?:the|my)\s+)?(?:(?:final|correct|short|best)\s+)?(?:(?:answer|response)\b"
+    r"(?:\s+to\s+(?:this|the)\s+question)?(?:\s+is\b|\s+would\s+be\b)?[\s:=-]*)?"
+)
+
+
+class Forms(NamedTuple):
+    """The patterns of some letters."""
+
+    stated: re.Pattern[str]
+    first: re.Pattern[str]
+    bracketed: re.Pattern[str]
+    last: re.Pattern[str]
+    another: re.Pattern[str]
+    listed: re.Pattern[str]
+
+
+def lettered(texts: Iterable[Any]) -> dict[str, str]:
+    """Return options by their letters, from A on; None, NaN, "" and "nan" stand for an option that is not there."""
+    pairs = zip(string.ascii_uppercase, texts, strict=False)
+    # NaN is unlike itself.
+    return {one: str(text) for one, text in pairs if text not in ABSENT and text == text}
+
+
+def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
+    """Return the letter of the one option that an answer states, "" if it states none or several.
+
+    Args:
+        answer: what was said.
+        options: the letters, capital ones, with the options' texts where these are known.
+    """
+    texts = options if isinstance(options, Mapping) else dict.fromkeys(options, "")
+    text = _plain(answer)
+    core = text.strip(ENDS)
+    if len(core) == 1 and core.upper() in texts:
+        return core.upper()
+    alike = [one for one, said in texts.items() if said and _core(said) == core.casefold()]
+    if alike or not core:
+        return alike[0] if len(alike) == 1 else ""
+    forms = _forms("".join(texts))
+    stated = _stated(forms.stated, text, forms.another)
+    if stated is not None:
+        return stated
+    first = forms.first.match(text)
+    if first:
+        listed = _stated(forms.listed, text, forms.another)
+        denied = first["marked"] is None and DENIED.match(text, first.end())
+        several = listed == "" or _several(first, text, forms.another)
+        return "" if denied or several else _of(first)
+    end = text.rstrip().rpartition("\n")[2].strip(ENDS)
+    if len(end) == 1 and end.upper() in texts:
+        return end.upper()
+    for pattern in (forms.bracketed, forms.last):
+        stated = _stated(pattern, text, forms.another)
+        if stated is not None:
+            return stated
+    return _named(text, texts)
+
+
+def yes_or_no(answer: str) -> str:
+    """Return "yes" or "no" where an answer states the one and not the other, else ""."""
+    text = " ".join(_plain(answer).replace("(", " ").replace(")", " ").lower().split())
+    if IGNORANT.search(text):
+        return ""
+    rest = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
+    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", rest)
+    if first:
+        said = "yes" if first[0].startswith("y") else "no"
+        return (
+            ""
+            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
+            else said
+        )
+    clear = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
+    if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", rest):
+        clear.add("no")
+    either = clear | set(re.findall(r"\b(?:yes|no)\b", text))
+    return clear.pop() if clear and len(either) == 1 else ""
+
+
+def _plain(answer: str) -> str:
+    text = MARKUP.sub("", unicodedata.normalize("NFKC", answer)).translate(PLAIN)
+    return QUOTES.sub("", text).strip()
+
+
+def _core(text: str) -> str:
+    return _plain(text).strip(ENDS).casefold()
+
+
+@cache
+def _forms(letters: str) -> Forms:
+    capital, small = f"[{letters}]", f"[{letters.lower()}]"
+    noun = "".join(rf"(?!{one}{NOUN.replace('(?!', '(?=', 1)})" for one in "AI" if one in letters)
+    whole = rf"{BEFORE}{noun}(?P<capital>{capital}){AFTER}"
+    end = r"(?=\s*\)?\s*(?:$|[.,;:!?\n]))"
+    ended = rf"{BEFORE}(?P<small>{small}){AFTER}{end}"
+    either = rf"\(?\s*(?:{whole}|{ended})"
+    linked = rf"[\s:=→>-]*(?:(?i:{LINK})[\s:=,]*)*"
+    must = rf"\s*(?:(?i:is|are|be)\b|[:=是为は은])[\s:=]*(?:(?i:{LINK})[\s:=,]*)*"
+    capitals = rf"\(?{capital}{AFTER}"
+    return Forms(
+        stated=re.compile(
+            rf"(?:(?i:{ANSWER}){linked}|(?i:{OPTION}){must}|(?:{CHOOSE})[\s:]*){either}"
+        ),
+        first=re.compile(
+            rf"\(?\s*(?:(?i:option|choice|letter)\s+)?\(?(?:(?P<marked>{capital}|{small})\s*[).:;、](?=\W|[^\W\d_]{{2}}|$)"
+            rf"|(?P<alone>{capital})\s*\n|{whole})|(?i:option|choice|letter)\s+\(?{ended}"
+        ),
+        bracketed=re.compile(rf"\(\s*(?P<capital>{capital})\s*\)"),
+        last=re.compile(
+            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{whole}"
+            r"(?=\s*(?:$|[.,;!?\n]|because\b|since\b|as\b|is\s+(?:the\s+)?(?:correct|right|best|true)\b))"
+        ),
+        another=re.compile(
+            rf"\s*\)?\s*(?:(?:,\s*)?(?:\b(?i:and|or|nor)\b|[&/+和或与及])\s*"
+            rf"(?:(?i:option|maybe|perhaps|possibly|also)\s+)?{capitals}"
+            rf"|,\s*{capitals}\)?\s*(?:,|\band\b|\bor\b|$|\.))"
+        ),
+        listed=re.compile(
+            rf"(?:^|\s)(?:(?i:option|choice)\s+\(?{whole}|\(?(?P<marked>{capital})[).:]\s)"
+        ),
+    )
+
+
+def _of(found: re.Match[str]) -> str:
+    return next(value for value in found.groupdict().values() if value).upper()
+
+
+def _several(found: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
+    return another.match(text, found.end()) is not None
+
+
+def _stated(pattern: re.Pattern[str], text: str, another: re.Pattern[str]) -> str | None:
+    """Return the letter that all matches agree on, "" where they do not; None where nothing matches."""
+    stated = set()
+    for found in pattern.finditer(text):
+        clause = re.split(r"[.!?;,\n。，]", text[: found.end()])[-1]
+        if NEGATED.search(clause) or DENIED.match(text, found.end()):
+            continue
+        stated.add("" if _several(found, text, another) else _of(found))
+    return None if not stated else stated.pop() if len(stated) == 1 else ""
+
+
+def _named(text: str, texts: Mapping[str, str]) -> str:
+    """Return the letter of the one option whose text an answer holds, where nothing in it denies or doubts."""
+    if HEDGED.search(text) or IGNORANT.search(text):
+        return ""
+    cores = {one: _core(said) for one, said in texts.items() if said}
+    said = text.casefold()
+    held = {one: core for one, core in cores.items() if _holds(said, core)}
+    longest = [
+        one
+        for one, core in held.items()
+        if not any(core != other and core in other for other in held.values())
+    ]
+    return longest[0] if len(longest) == 1 else ""
+
+
+def _holds(text: str, core: str) -> bool:
+    if not core.isascii():
+        return core in text
+    if len(core) < 3 and not core.isdigit():
+        return False
+    return re.search(rf"(?<!\w){re.escape(core)}(?!\w)", text) is not None
