@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import JudgeLost, StoreLost, UserError
+from harness.errors import JudgeLost, StoreLost, UserError, without_secrets
 from harness.ranks import RankLost, Ranks, join, speaks
 from harness.running import streams
 from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
@@ -44,13 +44,14 @@ CELLS = "--cells"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     speak_plainly()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with stoppable(), Waiting(quiet=not speaks()) as waiting:
-            code = carry_out(list(sys.argv[1:] if argv is None else argv), waiting)
+            code = carry_out(arguments, waiting)
             flush()
         return code
     except UserError as error:
-        return complain(error, code=2)
+        return complain(without_secrets(str(error), arguments), code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return complain(error, code=1)
     except KeyboardInterrupt as error:

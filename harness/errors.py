@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
+
+
+#: The value of a key that is named like a secret.
+_SECRET = re.compile(
+    r"(?i)(?:api[_-]?key|authorization|(?<![a-z_])token|secret|passw\w*)[\"']?\s*[:=]\s*[\"']?([^\s,}\"']{3,})"
+)
 
 
 class UserError(ValueError):
@@ -32,6 +39,14 @@ class StoreLost(RuntimeError):
 
 class JudgeLost(RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
+
+
+def without_secrets(line: str, arguments: Iterable[str]) -> str:
+    """Return an error line without the values that arguments give to keys named like a secret, as `api_key`."""
+    for argument in arguments:
+        for value in _SECRET.findall(argument):
+            line = line.replace(value, "***")
+    return line
 
 
 @cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.paths import ROOT
 from harness.running.wandb_log import mode
 from harness.running.wandb_marks import Mark
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     try:
         if options.rebuild is None:
+            existing_store(options.store)
             if options.dry:
                 print(*listing(options.store), sep="\n")
                 return 0

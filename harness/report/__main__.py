@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import fields
 from harness.errors import UserError
+from harness.folders import existing_store
+from harness.measure.schedule import RULES
 from harness.report.data import read_panels
 from harness.report.stored import WHERE
 from harness.report.write import write_panels
@@ -25,8 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         benchmarks = [name for name in options.benchmarks.split(",") if name]
+        if not benchmarks:
+            raise UserError(
+                f"--benchmarks={options.benchmarks!r} names none; valid: names, separated by commas"
+            )
+        store = existing_store(options.store)
+        fields.choice("--rule", options.rule, RULES)
         panels = read_panels(
-            options.store, benchmarks, options.model, options.rule, where=options.where
+            store, benchmarks, options.model, options.rule, where=options.where
         )
         paths = write_panels(panels, options.out)
     except UserError as error:

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths, missing = write_cache(options.store, options.write, options.model, options.where)
+        paths, missing = write_cache(existing_store(options.store), options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

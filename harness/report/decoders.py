@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from harness.cells import passed_over
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
 from harness.report.decoder_looks import around
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths, missing = write_decoders(options.store, options.write, options.model, options.where)
+        paths, missing = write_decoders(existing_store(options.store), options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

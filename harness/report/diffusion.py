@@ -11,6 +11,7 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths = write_diffusion(options.store, options.write, options.model, options.where)
+        paths = write_diffusion(existing_store(options.store), options.write, options.model, options.where)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

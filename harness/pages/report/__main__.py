@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.pages.report.assembly import LIMIT, assemble, collect
 from harness.paths import ROOT, rooted
 from harness.specs import POSITIONS
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, demo = STORES
     stores = options.store or [own if any(own.glob("runs/*/row.json")) else demo]
     try:
+        for store in stores:
+            existing_store(store)
         content = collect(stores, options.positions, not options.no_overlays)
         page = assemble(content)
     except UserError as error:
