@@ -18,7 +18,7 @@ from harness.config.drafts import with_options
 from harness.config.judge import KEYS as JUDGE
 from harness.config.judge import judge_spec
 from harness.config.model import model_spec
-from harness.config.prompts import worded
+from harness.config.prompts import check_texts, worded
 from harness.errors import UserError
 from harness.lease import Terms
 from harness.measure.schedule import RULES
@@ -89,6 +89,7 @@ def build_spec(config: Cell) -> RunSpec:
     benchmark = benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"])
     asked = (benchmark.kind, benchmark.name)
     model = model_spec(parts["model"], asked)
+    check_texts(benchmark.texts, parts["model"]["prompts"])
     method = replace(
         _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
     )
