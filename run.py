@@ -212,7 +212,9 @@ def inform(argv: Sequence[str], folder: str) -> None:
 
     with _command_line([__file__, *without_cells(argv)]):
         try:
-            hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
+            hydra.main(version_base="1.3", config_path=folder, config_name="config")(
+                lambda _: None
+            )()
         except OSError:
             with streams.output():
                 raise

@@ -21,7 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data
 
 
-@pytest.mark.parametrize("place", ["/", "/proc", "/proc/self", "/sys", "/dev", "/dev/shm", "/dev/fd"])
+@pytest.mark.parametrize(
+    "place", ["/", "/proc", "/proc/self", "/sys", "/dev", "/dev/shm", "/dev/fd"]
+)
 def test_neither_a_disk_nor_the_kernel(place: str, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(place)

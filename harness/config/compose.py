@@ -120,7 +120,9 @@ def read_command(
                 f"{in_quotes(text)}"
             )
         elif base.get(KEY) is not None:
-            raise UserError(f"{KEY} lists the grids of a sweep; add -m to run them, or leave it out")
+            raise UserError(
+                f"{KEY} lists the grids of a sweep; add -m to run them, or leave it out"
+            )
         else:
             cell = _checked([resolved(_job(base))])
             return Command((*flags, *overrides), cell, sweep=False, lines=(tuple(overrides),))
@@ -207,9 +209,7 @@ def _check_flags(options: argparse.Namespace) -> None:
             raise UserError(f"--{name} goes with --cfg; valid: --cfg job --{name}")
 
 
-def _check_look(
-    options: argparse.Namespace, sweeps: Sequence[Override], base: DictConfig
-) -> None:
+def _check_look(options: argparse.Namespace, sweeps: Sequence[Override], base: DictConfig) -> None:
     """Raise if a command line that only looks at a config has several of them, or leads nowhere."""
     if sweeps:
         raise UserError(
@@ -224,7 +224,9 @@ def _check_look(
             section = None
         if section is None:
             names = ", ".join(sorted(map(str, _job(base))))
-            raise UserError(f"--package={options.package!r} is no part of the config; valid: {names}")
+            raise UserError(
+                f"--package={options.package!r} is no part of the config; valid: {names}"
+            )
     if options.resolve and isinstance(section, DictConfig):
         resolved(section)
 

@@ -228,8 +228,10 @@ def expand(overrides: list[Override]) -> list[list[str]]:
 def one_line(error: Exception) -> str:
     """Return an error of a library in one line, without what OmegaConf adds below it."""
     text = next((line for line in str(error).splitlines() if line.strip()), "")
-    return text.strip() if isinstance(error, HydraException | OmegaConfBaseException) else (
-        f"{type(error).__name__}: {text.strip()}"
+    return (
+        text.strip()
+        if isinstance(error, HydraException | OmegaConfBaseException)
+        else (f"{type(error).__name__}: {text.strip()}")
     )
 
 

@@ -41,7 +41,9 @@ def settled(
     valid = [name for name, one in sets.items() if one is not None]
     name = fields.choice("model.prompt", part["prompt"], valid)
     for word in valid:
-        fields.only_some(f"model.prompts.{word}", fields.table(f"model.prompts.{word}", sets[word]), KEYS)
+        fields.only_some(
+            f"model.prompts.{word}", fields.table(f"model.prompts.{word}", sets[word]), KEYS
+        )
     key = f"model.prompts.{name}"
     chosen = fields.table(key, sets[name])
     of_tasks = _of_tasks(f"{key}.tasks", chosen, tasks)

@@ -47,7 +47,8 @@ class Trouble(Exception):
     def __init__(
         self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
     ) -> None:
-        super().__init__(line)
+        # A server's own words may hold what moves a terminal.
+        super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
         self.passing, self.wait, self.single = passing, wait, single
 
 
@@ -136,7 +137,7 @@ class Client:
             raise self._refusal(response)
         try:
             return self._reply(response.json())
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             start = self._line(response.text)
             raise Trouble(f"the answer is no chat completion: {start!r}") from None
 
@@ -182,7 +183,7 @@ class Client:
         try:
             told = response.json()["error"]
             told = told["message"] if isinstance(told, Mapping) else told
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             told = response.text
         line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
         if status in (401, 403):

@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         store = existing_store(options.store)
         fields.choice("--rule", options.rule, RULES)
-        panels = read_panels(
-            store, benchmarks, options.model, options.rule, where=options.where
-        )
+        panels = read_panels(store, benchmarks, options.model, options.rule, where=options.where)
         paths = write_panels(panels, options.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -169,7 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths, missing = write_decoders(existing_store(options.store), options.write, options.model, options.where)
+        paths, missing = write_decoders(
+            existing_store(options.store), options.write, options.model, options.where
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

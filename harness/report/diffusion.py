@@ -140,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
     try:
-        paths = write_diffusion(existing_store(options.store), options.write, options.model, options.where)
+        paths = write_diffusion(
+            existing_store(options.store), options.write, options.model, options.where
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

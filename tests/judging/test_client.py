@@ -38,7 +38,11 @@ WHOLE = json.dumps(completion("8 2", "referee")).encode()
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(body=WHOLE), packed(gzip.compress(WHOLE), "gzip"), packed(zlib.compress(WHOLE), "deflate")],
+    [
+        Answer(body=WHOLE),
+        packed(gzip.compress(WHOLE), "gzip"),
+        packed(zlib.compress(WHOLE), "deflate"),
+    ],
 )
 def test_an_answer_is_unpacked(answer: Answer) -> None:
     assert ask(answer) == "8 2"
