@@ -211,11 +211,26 @@ def run(spec: RunSpec, runner: Runner) -> None:
 
 
 def inform(argv: Sequence[str], folder: str) -> None:
-    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run."""
+    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run.
+
+    Raises:
+        UserError: Hydra refuses what `read_command` has let through.
+    """
     import hydra
 
-    with _command_line([__file__, *argv]):
-        hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
+    from harness.config.compose import without_cells
+    from harness.config.overrides import HYDRAS, one_line
+
+    with _command_line([__file__, *without_cells(argv)]):
+        try:
+            hydra.main(version_base="1.3", config_path=folder, config_name="config")(
+                lambda _: None
+            )()
+        except OSError:
+            with streams.output():
+                raise
+        except HYDRAS as error:
+            raise UserError(f"command line: {one_line(error)}; valid: --help") from error
 
 
 @contextmanager

@@ -117,6 +117,14 @@ def size(key: str, value: Any) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
+def room(key: str, value: Any) -> int:
+    """Return the bytes of a size above 0."""
+    found = size(key, value)
+    if not found:
+        raise UserError(f"{key}={value!r} must be a size above 0")
+    return found
+
+
 def ratio(key: str, value: Any) -> float:
     """Return `value` if it is a number in [0, 1)."""
     if not _finite(value) or not 0 <= value < 1:

@@ -39,6 +39,18 @@ def check_file(key: str, file: Path) -> None:
     check_folder(key, file.parent)
 
 
+def existing_store(folder: Path, key: str = "--store") -> Path:
+    """Return a store that rows are read from; it has to be there.
+
+    Raises:
+        UserError: it is not, or is a file.
+    """
+    if not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "does not exist"
+        raise UserError(f"{key}={str(folder)!r} {problem}; valid: a run store, results/demo")
+    return folder
+
+
 def check_files(key: str, stem: Path, suffixes: tuple[str, ...]) -> None:
     """Raise UserError unless `<stem>.<suffix>` can be written for each suffix.
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def rooted(value: str) -> Path:
-    """Return a path of the config; relative ones start at the repository, whatever the working directory is."""
-    path = Path(value).expanduser()
+    """Return a path of the config; relative ones start at the repository, whatever the working directory is.
+
+    Raises:
+        UserError: it begins with `~` and a name that no user has.
+    """
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:  # `~name`, and no user of that name
+        raise UserError(f"{value!r} begins at no user's home; valid: a path, or ~/...") from error
     return path if path.is_absolute() else ROOT / path

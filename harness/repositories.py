@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,61 @@ from harness.files import read_json
 
 #: How many names an error line lists.
 NAMED = 8
+
+#: Endings of files that hold samples or their media.
+DATA = frozenset(
+    [
+        ".parquet",
+        ".arrow",
+        ".json",
+        ".jsonl",
+        ".csv",
+        ".tsv",
+        ".txt",
+        ".xml",
+        ".zip",
+        ".tar",
+        ".gz",
+        ".tgz",
+        ".xz",
+        ".zst",
+        ".7z",
+        ".npy",
+        ".npz",
+        ".h5",
+        ".lmdb",
+        ".mdb",
+        ".py",
+        ".db",
+        ".jpg",
+        ".jpeg",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".pdf",
+        ".mp4",
+        ".mkv",
+        ".webm",
+        ".avi",
+        ".mov",
+        ".m4v",
+        ".wav",
+        ".mp3",
+        ".flac",
+        ".pkl",
+        ".pt",
+        ".md",
+    ]
+)
+
+#: Folders below which the kernel shows itself as files.
+KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
+
+#: Files that a data set has at most, links included.
+MOST_FILES = 5_000_000
 
 #: A file changed less than this ago may change again within the clock tick of its time: it is read again next time.
 SETTLED = 2_000_000_000
@@ -47,8 +103,13 @@ class Copies:
             raise UserError(
                 f"benchmark.path={str(self.folder)!r} is not a folder; valid: one that holds the data set's repository"
             )
-        if self.main is not None:
-            self.find(self.main)
+        check_place("benchmark.path", self.folder)
+        folder = self.folder if self.main is None else self.find(self.main)
+        if not any(path.suffix.lower() in DATA for _, path in _files(folder)):
+            raise UserError(
+                f"benchmark.path={str(self.folder)!r} holds no file of a data set; "
+                "valid: a folder with .parquet, .json, .csv or the like"
+            )
 
     def find(self, name: str) -> Path:
         """Return the folder of a data set's copy.
@@ -103,11 +164,16 @@ def revision(folder: Path, digests: Digests) -> str:
     known, found = _remembered(memory), {}
     listing = []
     for name, path in _files(folder):
-        stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns]
-        old = known.get(name)
-        content = old[2] if old is not None and old[:2] == stamp else digests.file(path)
-        if time.time_ns() - stat.st_mtime_ns > SETTLED:
+        try:
+            kept = path.stat()
+            stamp = [kept.st_size, kept.st_mtime_ns]
+            old = known.get(name)
+            content = old[2] if old is not None and old[:2] == stamp else digests.file(path)
+        except OSError as error:
+            raise UserError(
+                f"benchmark.path: {str(path)!r} cannot be read: {error.strerror or error}; valid: a whole copy"
+            ) from error
+        if time.time_ns() - kept.st_mtime_ns > SETTLED:
             found[name] = [*stamp, content]
         listing.append((name, content))
     if found != known:
@@ -126,20 +192,64 @@ def _remembered(memory: Path) -> dict[str, list[object]]:
         return {}
 
 
+def check_place(key: str, folder: Path) -> None:
+    """Raise UserError if a folder to be read whole is a disk, or shows the kernel's own state."""
+    place = folder.resolve()
+    if place == place.parent or any(place.is_relative_to(one) for one in KERNEL):
+        shared = place.is_relative_to("/dev/shm") and place != Path("/dev/shm")
+        if not shared:
+            raise UserError(
+                f"{key}={str(folder)!r} is a whole disk or the kernel's; valid: the folder of the files themselves"
+            )
+
+
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for place, folders, names in os.walk(folder, followlinks=True):
-        here = os.path.realpath(place)
-        folders[:] = sorted(
-            name
-            for name in folders
-            # A link to a folder around it would never end.
-            if not name.startswith(".")
-            and not Path(here).is_relative_to(os.path.realpath(Path(place, name)))
-        )
+    """Yield name and path of each plain file; links in circles are followed once.
+
+    Raises:
+        UserError: a folder cannot be listed, a data file is a pipe or the like, or there is no end of them.
+    """
+
+    def stop(error: OSError) -> None:
+        raise UserError(
+            f"benchmark.path: {error.filename!r} cannot be listed: {error.strerror}; valid: a folder that you may read"
+        ) from error
+
+    count = 0
+    above: dict[str, frozenset[tuple[int, int]]] = {}
+    for place, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        entered = os.stat(place)
+        identity = (entered.st_dev, entered.st_ino)
+        ancestors = above.pop(place, frozenset())
+        if identity in ancestors:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        above |= {os.path.join(place, name): ancestors | {identity} for name in folders}
         for name in sorted(names):
+            if name.startswith("."):
+                continue
+            count += 1
             path = Path(place, name)
-            if not name.startswith(".") and path.is_file():
+            if count > MOST_FILES:
+                raise UserError(
+                    f"benchmark.path={str(folder)!r} holds more than {MOST_FILES} files; "
+                    "valid: the folder of one data set"
+                )
+            if _is_plain(path):
                 yield path.relative_to(folder).as_posix(), path
+
+
+def _is_plain(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return True  # whoever reads it says what is wrong
+    if not stat.S_ISREG(mode) and path.suffix.lower() in DATA:
+        raise UserError(
+            f"benchmark.path: {str(path)!r} is no plain file; valid: a folder of plain files"
+        )
+    return stat.S_ISREG(mode)
 
 
 def _visible(paths: Iterator[Path]) -> Iterator[Path]:

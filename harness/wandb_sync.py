@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.commands import command
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.paths import ROOT
 from harness.plain import plain
 from harness.running.wandb_log import logs, mode
@@ -129,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     try:
         if options.rebuild is None:
+            existing_store(options.store)
             if options.dry:
                 print(*listing(options.store), sep="\n")
                 return 0

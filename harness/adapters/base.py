@@ -16,6 +16,7 @@ from harness.adapters.batches import UNFIT, check_context, moved, refuse_videos,
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
 from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from harness.adapters.foreign_templates import check_bounds
 from harness.adapters.heads import settle_head
 from harness.adapters.loading import (
     MALFORMED,
@@ -31,6 +32,7 @@ from harness.adapters.placement import WHOLE, Box, Sight
 from harness.adapters.random_weights import SPECIAL, build_random, byte_tokenizer
 from harness.adapters.room import check_room, free_room
 from harness.adapters.skeleton import build_skeleton, weight_bytes
+from harness.bounded import FAILURES
 from harness.engine.parts import Parts
 from harness.engine.positions import ORDER
 from harness.errors import UserError, foreign, unknown_name
@@ -332,7 +334,16 @@ class Adapter(Parts):
     def prompt(self, chat: Chat) -> str:
         """Return the chat as one string with a placeholder for each image and video."""
         write = self.processor.apply_chat_template
-        return str(write(chat, tokenize=False, add_generation_prompt=True))
+        if self.spec.conversation != CHECKPOINT:
+            return str(write(chat, tokenize=False, add_generation_prompt=True))
+        try:
+            check_bounds(self.processor.chat_template, chat)
+            return str(write(chat, tokenize=False, add_generation_prompt=True))
+        except FAILURES as error:
+            raise UserError(
+                f"model.conversation={CHECKPOINT!r}: the chat template beside model={self.spec.name!r}: "
+                f"{type(error).__name__}: {error}; valid: null for the family's own, {self.conversation}"
+            ) from error
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the family's processor on prompts, and the pictures and clips of each."""

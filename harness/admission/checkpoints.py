@@ -12,7 +12,7 @@ from harness.admission.finite import check_finite
 from harness.digests import Digests
 from harness.errors import UserError, unknown_name
 from harness.hub import cached_file
-from harness.specs import ModelSpec
+from harness.specs import CHECKPOINT, ModelSpec
 
 
 def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
@@ -27,6 +27,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     if model.processor:
         # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
         ADAPTERS.load(model.adapter).check_settings(model)
+    if model.conversation not in (None, CHECKPOINT) or model.prompt.join is not None:
+        ADAPTERS.load(model.adapter).format(model.conversation, model.prompt.join)
     if model.weights == "random":
         if not model.architecture:
             raise UserError(

@@ -44,6 +44,20 @@ def check_lengths(spec: RunSpec) -> None:
         )
 
 
+def check_places(spec: RunSpec, places: int) -> None:
+    """Refuse an answer to be denoised whose places stand beyond the model's positions, an image before them.
+
+    Raises:
+        Refused: the line has what is asked for and what there is.
+    """
+    image, limit = spec.model.facts.visual_tokens, positions_of(spec.model)
+    if limit is not None and image + places >= limit:
+        raise Refused(
+            f"generation.max_new_tokens={places}: model={spec.model.name!r} has {limit} positions, {image} for an "
+            f"image; valid: fewer than {max(limit - image, 1)}"
+        )
+
+
 def positions_of(model: ModelSpec) -> int | None:
     """Return the positions of the text stack as its configuration states them; None where it states none."""
     table: Any = model.architecture

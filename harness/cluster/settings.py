@@ -24,7 +24,7 @@ RESOURCES: Mapping[str, Callable[[str, Any], Any]] = {
     "partition": fields.line,
     "gpus": _whole,
     "cpus": _some,
-    "memory": fields.size,
+    "memory": fields.room,
     "minutes": _some,
 }
 
@@ -116,7 +116,7 @@ def _spec(part: Mapping[str, Any]) -> ClusterSpec:
         name=fields.choice("cluster", part["name"], LAUNCHERS),
         cells_per_job=_some("cluster.cells_per_job", part["cells_per_job"]),
         asked=asked_of("cluster", resources),
-        gpu_memory=max(fields.size("cluster.gpu_memory", part["gpu_memory"]), 1),
+        gpu_memory=fields.room("cluster.gpu_memory", part["gpu_memory"]),
         array_parallelism=_some("cluster.array_parallelism", part["array_parallelism"]),
         workers=fields.optional_integer("cluster.workers", part["workers"], at_least=1),
         wait=fields.flag("cluster.wait", part["wait"]),

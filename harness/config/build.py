@@ -18,7 +18,7 @@ from harness.config.drafts import with_options
 from harness.config.judge import KEYS as JUDGE
 from harness.config.judge import judge_spec
 from harness.config.model import model_spec
-from harness.config.prompts import worded
+from harness.config.prompts import check_texts, worded
 from harness.errors import UserError
 from harness.lease import Terms
 from harness.measure.schedule import RULES
@@ -83,12 +83,14 @@ def build_spec(config: Cell) -> RunSpec:
     config = {key: value for key, value in config.items() if key not in NOT_OF_A_RUN}
     fields.only_known("", config, (*SECTIONS, "benchmark", *SCALARS))
     parts = {name: _section(config, name) for name in SECTIONS}
+    _check_log(parts["log"])
     curves = fields.optional_text("curves", config["curves"])
     report = fields.optional_text("report", config["report"])
     rule = fields.choice("budget.rule", parts["budget"]["rule"], RULES)
     benchmark = benchmark_spec(fields.table("benchmark", config["benchmark"]), config["limit"])
     asked = (benchmark.kind, benchmark.name)
     model = model_spec(parts["model"], asked)
+    check_texts(benchmark.texts, parts["model"]["prompts"])
     method = replace(
         _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
     )
@@ -115,6 +117,13 @@ def build_spec(config: Cell) -> RunSpec:
         judge=judge_spec(parts["judge"]),
         lease=_terms(parts["lease"]),
     )
+
+
+def _check_log(section: Mapping[str, Any]) -> None:
+    """Raise if settings of a log are given where nothing is logged."""
+    if section["name"] == "none" and (section["samples"] or section["options"]):
+        key = "samples" if section["samples"] else "options"
+        raise UserError(f"log.{key}={section[key]!r} with log=none says nothing; valid: log=wandb")
 
 
 def _terms(section: Mapping[str, Any]) -> Terms:
@@ -165,6 +174,7 @@ def _method(part: Mapping[str, Any], model: ModelSpec, tasks: tuple[str, ...]) -
 
 def _compressor(part: Mapping[str, Any]) -> CompressorSpec | None:
     name = fields.text("compressor.name", part["name"])
+    fields.choice("compressor.variant", part["variant"], VARIANTS)
     # The share counts where something is evicted; a sweep may ask for it beside cells where nothing is.
     ratio = fields.cache_ratio("compressor.ratio", part["ratio"])
     if name == NO_COMPRESSOR:

@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -29,17 +30,21 @@ from harness.config import presets, task_source
 from harness.config.benchmark import check_benchmarks
 from harness.config.cell import Cell, resolved
 from harness.config.composer import Composer
-from harness.config.grids import grids_of
+from harness.config.grids import KEY, grids_of
 from harness.config.library import not_yaml
 from harness.config.overrides import (
+    HYDRAS,
     check_choice,
     check_hydras,
     check_once,
+    check_values,
     expand,
     in_full,
+    in_quotes,
     is_task,
     models_first,
     parse,
+    quoted,
 )
 from harness.config.pattern import OF_THE_SWEEP
 from harness.errors import UserError, unknown_name
@@ -80,32 +85,27 @@ def read_command(
     """
     _register()
     options = _options(argv)
-    if (
-        options.help
-        or options.hydra_help
-        or options.cfg
-        or options.info
-        or options.shell_completion
-    ):
+    _check_flags(options)
+    if options.hydra_help or options.shell_completion:
         return None
-    for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
-        if getattr(options, name) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(
-                f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
-            )
-    overrides = models_first([in_full(text) for text in options.overrides])
+    overrides = models_first([in_full(quoted(text)) for text in options.overrides])
     flags = [text for text in argv if text.startswith("-")]
+    looks = options.help or options.cfg or options.info
     with _hydra() as loader:
         parsed = parse(overrides, loader)
         if typed:
             check_once(parsed)
         for override in parsed:
+            check_values(override)
             check_choice(override, loader)
-            check_hydras(override)
+            if not looks:
+                check_hydras(override)
         sweeps = [override for override in parsed if override.is_sweep_override()]
         single = [str(override.input_line) for override in parsed if override not in sweeps]
         base = _compose(single, loader)
+        if looks:
+            _check_look(options, sweeps, base)
+            return None
         if options.multirun or base.hydra.mode == RunMode.MULTIRUN:
             params = base.hydra.sweeper.params or {}
             preset = [f"{key}={value}" for key, value in params.items()]
@@ -115,7 +115,14 @@ def read_command(
             batches = [batch for part in parts for batch in expand(part)]
         elif sweeps:
             text = sweeps[0].input_line
-            raise UserError(f"{text} is a sweep; add -m to run all its values, or give one value")
+            raise UserError(
+                f"{text} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
+                f"{in_quotes(text)}"
+            )
+        elif base.get(KEY) is not None:
+            raise UserError(
+                f"{KEY} lists the grids of a sweep; add -m to run them, or leave it out"
+            )
         else:
             cell = _checked([resolved(_job(base))])
             return Command((*flags, *overrides), cell, sweep=False, lines=(tuple(overrides),))
@@ -166,6 +173,64 @@ def _register() -> None:
     task_source.register()
 
 
+def without_cells(argv: Sequence[str]) -> list[str]:
+    """Return the checked command line of one that asks for information, as Hydra's own parser takes it: flags first."""
+    options = _options(argv)
+    if options.shell_completion:
+        return list(argv)
+    words = ["--help"] if options.help else ["--hydra-help"] if options.hydra_help else []
+    for name in ("cfg", "package", "info"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", getattr(options, name)]
+    if options.resolve:
+        words.append("--resolve")
+    return [*words, *(in_full(quoted(text)) for text in options.overrides)]
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raise if a flag is none of ours, or two of them ask for different things."""
+    for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+        if getattr(options, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{flag} is not supported; valid: key=value overrides, -m, --cfg job, --help"
+            )
+    if options.help or options.hydra_help:
+        return
+    asked = [
+        "--" + name.replace("_", "-")
+        for name in ("multirun", "run", "cfg", "info", "shell_completion")
+        if getattr(options, name)
+    ]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} exclude each other; valid: one of them")
+    for name in ("package", "resolve"):
+        if getattr(options, name) and not options.cfg:
+            raise UserError(f"--{name} goes with --cfg; valid: --cfg job --{name}")
+
+
+def _check_look(options: argparse.Namespace, sweeps: Sequence[Override], base: DictConfig) -> None:
+    """Raise if a command line that only looks at a config has several of them, or leads nowhere."""
+    if sweeps:
+        raise UserError(
+            f"{sweeps[0].input_line} is a sweep, and --cfg, --help and --info show one config; valid: one value"
+        )
+    if options.package in (None, "_global_"):
+        section: Any = _job(base)
+    else:
+        try:
+            section = OmegaConf.select(base, options.package)
+        except HYDRAS:
+            section = None
+        if section is None:
+            names = ", ".join(sorted(map(str, _job(base))))
+            raise UserError(
+                f"--package={options.package!r} is no part of the config; valid: {names}"
+            )
+    if options.resolve and isinstance(section, DictConfig):
+        resolved(section)
+
+
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     complaint = io.StringIO()
     try:
@@ -191,7 +256,9 @@ def _hydra() -> Iterator[ConfigLoaderImpl]:
 def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
     try:
         return compose("config", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except UserError:
+        raise
+    except HYDRAS as error:
         raise _explain(error, overrides, loader) from error
     except yaml.MarkedYAMLError as error:
         raise not_yaml(error) from error
@@ -199,11 +266,14 @@ def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
 
 def _explain(error: Exception, overrides: Sequence[str], loader: ConfigLoaderImpl) -> UserError:
     """Name the override that Hydra stumbled over and what would be valid in its place."""
-    fallback = UserError(f"config: {' '.join(str(error).split())}")
+    text = " ".join(str(error).split())
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        text = f"{type(error).__name__}: {text}; given: {' '.join(overrides)}"
+    fallback = UserError(f"config: {text}")
     values = [text for text in overrides if not loader.get_group_options(_key(text))]
     try:
         valid = compose("config", overrides=[text for text in overrides if text not in values])
-    except HydraException:
+    except HYDRAS:
         return fallback
     for text in values:
         # Added keys (`+key=`) are judged by RunSpec, Hydra's own by Hydra.

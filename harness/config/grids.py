@@ -40,7 +40,7 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
     if found is None:
         return None
     # As it is written: what a value refers to is another one in each cell.
-    raw = OmegaConf.to_container(found, resolve=False)
+    raw = OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
     if not isinstance(raw, list) or not raw:
         raise UserError(f"{KEY}={raw!r} is no list of tables; valid: - {{method: ..., ratio: ...}}")
     given = {_name(one): one for one in overrides}

@@ -23,6 +23,8 @@ OURS = ("model", "messages", "stream", "n", "api_key", "authorization", "headers
 #: Where the protocol's only call lies below an address; users paste it along.
 CALL = "/chat/completions"
 
+#: A name of a machine in letters of any language, or its number.
+_HOST = re.compile(r"[\w.:%-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -53,7 +55,9 @@ def _address(value: str | None) -> str | None:
         return None
     try:
         parts = urlsplit(value)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        whole = parts.scheme in ("http", "https") and parts.port != 0
+        whole = whole and _HOST.fullmatch(parts.hostname or "") is not None
+        whole = whole and not any(sign.isspace() for sign in value)
     except ValueError:  # a port that is no number
         parts, whole = urlsplit(""), False
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:

@@ -132,6 +132,11 @@ def _scaled(facts: ModelFacts, scale: Any, weights: str) -> ModelFacts:
 
 def _facts(part: dict[str, Any]) -> ModelFacts:
     part = dict(part)
+    widths = part.get("projector", ())
+    if not isinstance(widths, list | tuple):
+        raise UserError(f"model.facts.projector={widths!r} must be a list of widths")
+    for width in widths:
+        fields.integer("model.facts.projector", width, at_least=1)
     lacking = fields.names("model.facts.lacking", part.pop("lacking", ()), empty=True)
     part["signals"] = part.get("signals") or sorted(SIGNALS)
     for key, named in (("lacking", lacking), ("signals", part["signals"])):

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import presets, task_source
 from harness.errors import UserError, unknown_name
+from harness.paths import ROOT
+
+#: Whatever Hydra raises about a command line that it cannot use; much of it slips out of its parts as they are.
+HYDRAS = (
+    *(HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, AssertionError, RecursionError, NotImplementedError),
+)
 
 #: A second choice from the files of one group, by the short name that a command line may give it.
 SHORT = {"compressor": "method@compressor"}
 
 #: Of Hydra's own settings those that say what the cells are.
-HEEDED = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")
+SEARCH, SWEPT = "hydra.searchpath", "hydra.sweeper.params"
+HEEDED = ("hydra.mode", SEARCH, SWEPT)
+
+#: Keys that hold a path, by their last part or in full.
+PATHS = ("path", "include_path", "store", "curves", "report", "judge.prompt")
+
+#: A value that begins so is a path, of whatever key.
+PLACES = ("/", "~/", "./", "../")
+
+#: Cells that one command has at most.
+MOST_CELLS = 100_000
 
 
 def in_full(override: str) -> str:
@@ -41,12 +64,52 @@ def parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
     parsed = []
     for text in overrides:
         try:
-            parsed += parser.parse_overrides([text])
-        except HydraException as error:
-            raise UserError(
-                f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
-            ) from error
+            (override,) = parser.parse_overrides([text])
+        except HYDRAS as error:
+            raise _no_override(text, parser) from error
+        if not override.key_or_group:
+            raise _no_override(text, parser)
+        parsed.append(override)
     return parsed
+
+
+def quoted(text: str) -> str:
+    """Return an override in which a path is quoted where Hydra's grammar would not read it: `store=/d/a=b`."""
+    key, equals, value = text.partition("=")
+    plain = key.lstrip("+")
+    holds_path = plain in PATHS or plain.rpartition(".")[2] in PATHS or value.startswith(PLACES)
+    # A comma stands between the values of a sweep; what begins with a quote is quoted already.
+    if not equals or not holds_path or "," in value or value[:1] in ("'", '"'):
+        return text
+    parser = OverridesParser.create()
+    return text if _reads(text, parser) else _in_quotes(key, value)
+
+
+def in_quotes(override: str) -> str:
+    """Return an override as a shell takes it with its value in quotes, which hold any sign."""
+    key, _, value = override.partition("=")
+    return shlex.quote(_in_quotes(key, value))
+
+
+def _in_quotes(key: str, value: str) -> str:
+    return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+
+
+def _reads(text: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(text)
+    except HYDRAS:
+        return False
+    return True
+
+
+def _no_override(text: str, parser: OverridesParser) -> UserError:
+    key, equals, value = text.partition("=")
+    line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
+    # What stands in quotes already has another mistake.
+    if equals and value[:1] not in ("'", '"', "[", "{") and _reads(f"{key}=0", parser):
+        line += f"; a value with signs such as = ( ) [ ] {{ }} # is quoted, {in_quotes(text)}"
+    return UserError(line)
 
 
 def check_once(overrides: Sequence[Override]) -> None:
@@ -81,8 +144,52 @@ def check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
             raise unknown_name(override.package or group, str(name), options)
 
 
+def check_values(override: Override) -> None:
+    """Raise if a range is endless, or Hydra would look for configs where there are none."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        step, span = float(value.step), float(value.stop or 0) - float(value.start or 0)
+        count = math.inf if step == 0 else span / step
+        if not count <= MOST_CELLS:  # NaN is none either
+            raise UserError(
+                f"{override.input_line} has more values than a sweep may have cells; valid: at most {MOST_CELLS}, by a "
+                "step other than 0"
+            )
+    if override.key_or_group == SEARCH:
+        for place in value if isinstance(value, list) else [value]:
+            _check_place(override, place.text if isinstance(place, QuotedString) else place)
+
+
+def _check_place(override: Override, place: Any) -> None:
+    """Raise unless a place of `hydra.searchpath` holds configs: a folder with one of the groups of conf/ in it."""
+    scheme, mark, rest = str(place).rpartition("://")
+    groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
+    if mark and scheme == "pkg":
+        try:
+            there = find_spec(rest.replace("/", ".")) is not None
+        except (ImportError, ValueError):
+            there = False
+    elif scheme in ("", "file"):
+        there = any(Path(rest, group).is_dir() for group in groups)
+    else:
+        there = str(place) == task_source.PLACE
+    if not there:
+        raise UserError(
+            f"{override.input_line}: {place} holds no configs; "
+            "valid: a list of file://<folder with model/, method/ ...>, "
+            f"pkg://<package>, {task_source.PLACE}"
+        )
+
+
 def check_hydras(override: Override) -> None:
     """Raise if the override sets what only Hydra's own launching of jobs would heed."""
+    if override.key_or_group.startswith(f"{SWEPT}.") or (
+        override.key_or_group == SWEPT and (override.is_add() or override.is_sweep_override())
+    ):
+        raise UserError(
+            f"{override.input_line}: presets set what a sweep goes over so; "
+            "valid: -m with the key itself, as ratio=0.5,0.9"
+        )
     if override.is_hydra_override() and not override.key_or_group.startswith(HEEDED):
         raise UserError(
             f"{override.input_line} concerns jobs that Hydra launches, and this command runs its cells itself; valid: "
@@ -96,14 +203,38 @@ def expand(overrides: list[Override]) -> list[list[str]]:
     Raises:
         UserError: what is swept over is no list, or an empty one.
     """
+    cells = 1
     for override in overrides:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
+        if not override.is_sweep_override():
+            continue
+        if not override.is_discrete_sweep():
             raise UserError(
                 f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
             )
-        if override.is_sweep_override() and not [*override.sweep_string_iterator()]:
+        try:
+            count = len([*override.sweep_string_iterator()])
+        except HYDRAS as error:
+            raise UserError(
+                f"{override.input_line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
+            ) from error
+        if not count:
             raise UserError(f"{override.input_line} has no values; valid: at least one")
+        cells *= count
+        if cells > MOST_CELLS:
+            raise UserError(
+                f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
+            )
     return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+
+
+def one_line(error: Exception) -> str:
+    """Return an error of a library in one line, without what OmegaConf adds below it."""
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return (
+        text.strip()
+        if isinstance(error, HydraException | OmegaConfBaseException)
+        else (f"{type(error).__name__}: {text.strip()}")
+    )
 
 
 def is_task(group: str, name: str) -> bool:

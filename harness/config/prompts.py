@@ -9,6 +9,8 @@ from typing import Any
 from harness import fields
 from harness.benchmark_spec import BenchmarkSpec
 from harness.config.drafts import laid_over
+from harness.config.listing import choices, read_choice
+from harness.errors import unknown_name
 from harness.specs import CHECKPOINT, ORIGINAL, PromptSpec
 
 #: Tables of a model section that a set may fill in.
@@ -38,9 +40,12 @@ def settled(
     sets = {ORIGINAL: {}, **fields.table("model.prompts", part["prompts"])}
     valid = [name for name, one in sets.items() if one is not None]
     name = fields.choice("model.prompt", part["prompt"], valid)
+    for word in valid:
+        fields.only_some(
+            f"model.prompts.{word}", fields.table(f"model.prompts.{word}", sets[word]), KEYS
+        )
     key = f"model.prompts.{name}"
     chosen = fields.table(key, sets[name])
-    fields.only_some(key, chosen, KEYS)
     of_tasks = _of_tasks(f"{key}.tasks", chosen, tasks)
     found = dict(part)
     for table in TABLES:
@@ -66,6 +71,29 @@ def settled(
         generation={k: v for k, v in ahead.items() if mine.get(k) is None},
     )
     return found, spec
+
+
+def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
+    """Raise UserError if a text of `benchmark.texts` is for no word that any prompt set has.
+
+    Args:
+        texts: the words that have a text.
+        prompts: the sets of the model at hand; those of the files of conf are read where these do not have a word.
+    """
+    valid = {ORIGINAL, *_words(prompts)}
+    if valid.issuperset(texts):
+        return
+    for group in ("base/prompts", "model"):
+        for name in choices(group):
+            valid |= _words(read_choice(group, name).get("prompts"))
+    for word in texts:
+        if word not in valid:
+            raise unknown_name("benchmark.texts", word, valid)
+
+
+def _words(prompts: Mapping[str, Any] | None) -> set[str]:
+    sets = (prompts or {}).items()
+    return {word for name, one in sets for word in (name, *((one or {}).get("words") or ()))}
 
 
 def worded(benchmark: BenchmarkSpec, prompt: PromptSpec) -> BenchmarkSpec:

@@ -13,6 +13,8 @@ from harness.config.library import Leaf, leaves
 
 #: What such a benchmark's name begins with.
 PREFIX = "task:"
+#: Where Hydra looks for it (hydra.searchpath in conf/config.yaml).
+PLACE = "lmms-eval://tasks"
 _FOLDER = f"benchmark/{PREFIX}"
 
 

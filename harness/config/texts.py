@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError
 
+from harness.bounded import FAILURES, Bounded, TooMuch, render
 from harness.errors import UserError
 
 
@@ -35,6 +35,10 @@ def checked(key: str, text: str) -> str:
         raise UserError(
             f"{key}={text!r} is no template: {error.message}; valid: a sentence, or columns as {{{{ question }}}}"
         ) from error
+    except FAILURES as error:  # brackets too deep for the parser
+        raise UserError(
+            f"{key} is no template: {type(error).__name__}; valid: a sentence, or columns as {{{{ question }}}}"
+        ) from error
     return text
 
 
@@ -50,14 +54,19 @@ def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
         where: data set, split and row, for messages.
 
     Raises:
-        UserError: a column that is not there, or something that cannot be computed from these.
+        UserError: a column that is not there, something that cannot be computed from these, or a template that takes
+            too much time or memory.
     """
     try:
-        return _parsed(text).render({"sample": sample, **sample})
+        return render(_parsed(text), {"sample": sample, **sample})
     except UndefinedError as error:
         named = ", ".join(sample)
         raise UserError(f"benchmark.text: {where}: {error.message}; valid: {named}") from error
-    except (TemplateError, TypeError, ValueError) as error:
+    except TooMuch as error:
+        raise UserError(
+            f"benchmark.text: {where}: {error}; valid: a template without endless loops and long repeats"
+        ) from error
+    except FAILURES as error:
         line = next(iter(str(error).splitlines()), "")
         raise UserError(
             f"benchmark.text: {where}: {type(error).__name__}: {line}; valid: a template that fits every sample"
@@ -75,6 +84,6 @@ def is_given(value: Any) -> bool:
 
 @cache  # a template is parsed once, and asked for every sample
 def _parsed(text: str) -> Template:
-    places = ImmutableSandboxedEnvironment(undefined=_Column, keep_trailing_newline=True)
+    places = Bounded(undefined=_Column, keep_trailing_newline=True)
     places.tests["given"] = is_given
     return places.from_string(text)

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,11 +22,18 @@ from harness.specs import JudgeSpec
 #: Letters of a server's own message that an error line quotes.
 QUOTED = 200
 
+#: Bytes of an answer, unpacked, that are read at most, and seconds of patience that a line names at most.
+MOST_BYTES, MOST_SECONDS = 16 * 2**20, 1e6
+
 #: Statuses that pass by themselves; of the others from 400 on the same request fails again.
 PASSING = frozenset((408, 409, 425, 429))
 
 #: Statuses that concern one question, as one that is too long or trips a filter.
 OF_THE_QUESTION = frozenset((400, 413, 422))
+
+
+#: Headers of an answer that are read.
+_KEPT = ("Content-Type", "Retry-After")
 
 
 class Trouble(Exception):
@@ -40,7 +48,8 @@ class Trouble(Exception):
     def __init__(
         self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
     ) -> None:
-        super().__init__(line)
+        # A server's own words may hold what moves a terminal.
+        super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
         self.passing, self.wait, self.single = passing, wait, single
 
 
@@ -90,7 +99,11 @@ class Client:
         self._key = read_key(spec.key_env)
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         self._http = httpx.AsyncClient(
-            headers={"Content-Type": "application/json", **headers},
+            headers={
+                "Content-Type": "application/json",
+                "Accept-Encoding": "gzip, deflate",
+                **headers,
+            },
             timeout=None,  # one limit for the whole request, below
             # A proxy of the environment cannot reach what runs on this machine.
             trust_env=not _on_this_machine(spec.base_url or ""),
@@ -115,9 +128,7 @@ class Client:
         body = json.dumps(dict(request)).encode()
         try:
             async with asyncio.timeout(self._spec.timeout):
-                response = await self._http.post(
-                    f"{self._spec.base_url}/chat/completions", content=body
-                )
+                response = await self._post(body)
         except TimeoutError:
             seconds = f"{self._spec.timeout:g} s (judge.timeout)"
             raise Trouble(f"no whole answer within {seconds}") from None
@@ -127,9 +138,33 @@ class Client:
             raise self._refusal(response)
         try:
             return self._reply(response.json())
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             start = self._line(response.text)
             raise Trouble(f"the answer is no chat completion: {start!r}") from None
+
+    async def _post(self, body: bytes) -> httpx.Response:
+        """Return a whole answer of the server, unpacked; no more of it is held than `MOST_BYTES`."""
+        address = f"{self._spec.base_url}/chat/completions"
+        async with self._http.stream("POST", address, content=body) as response:
+            packed = response.headers.get("Content-Encoding", "identity").strip().lower()
+            if packed not in ("identity", "", "gzip", "deflate"):
+                raise Trouble(f"the answer is packed as {self._line(packed)!r}", passing=False)
+            # Either header, of gzip or of zlib.
+            unpack = zlib.decompressobj(47) if packed in ("gzip", "deflate") else None
+            content = bytearray()
+            async for piece in response.aiter_raw():
+                try:
+                    content += (
+                        piece
+                        if unpack is None
+                        else unpack.decompress(piece, MOST_BYTES + 1 - len(content))
+                    )
+                except zlib.error as error:
+                    raise Trouble(f"the answer does not unpack: {error}") from None
+                if len(content) > MOST_BYTES:
+                    raise Trouble(f"the answer has more than {MOST_BYTES} bytes", passing=False)
+        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 
     def _reply(self, content: Any) -> Reply:
         choice = content["choices"][0]
@@ -149,7 +184,7 @@ class Client:
         try:
             told = response.json()["error"]
             told = told["message"] if isinstance(told, Mapping) else told
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             told = response.text
         line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
         if status in (401, 403):
@@ -180,12 +215,12 @@ def _wait(header: str | None) -> float | None:
     except ValueError:
         try:
             until = parsedate_to_datetime(header)
-        except ValueError:
+        except (ValueError, TypeError, OverflowError):
             return None
         if until.tzinfo is None:
             until = until.replace(tzinfo=UTC)
         seconds = (until - datetime.now(UTC)).total_seconds()
-    return max(seconds, 0.0) if seconds == seconds else None
+    return min(max(seconds, 0.0), MOST_SECONDS) if seconds == seconds else None
 
 
 def _on_this_machine(address: str) -> bool:

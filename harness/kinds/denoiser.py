@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from harness.admission.lengths import check_places
 from harness.admission.separators import check_separators, without_separators
 from harness.admission.signals import check_signals
 from harness.diffusion.budgets import step_budgets
@@ -58,6 +59,12 @@ class Denoiser:
                 f"engine.rescore=true judges answers one token after another, and model={model.name!r} denoises them; "
                 "valid: false"
             )
+        if spec.engine.decode != "loop":
+            raise Refused(
+                f"engine.decode={spec.engine.decode!r} says one token after another, "
+                f"and model={model.name!r} denoises its "
+                "answers; valid: loop"
+            )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         if not method.all_sites(facts.tower.layers, depth):
             return without_separators(replace(spec, budget=WHOLE))
@@ -72,6 +79,7 @@ class Denoiser:
         A length that a task may still say is checked when it is opened (harness/evaluation/denoised.py).
         """
         how = Denoising.of(_said(spec))
+        check_places(spec, how.length)
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts

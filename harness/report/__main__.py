@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import fields
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_files
+from harness.folders import check_files, existing_store
+from harness.measure.schedule import RULES
 from harness.report.data import read_panels
 from harness.report.stored import WHERE
 from harness.report.write import SUFFIXES, write_panels
@@ -29,9 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_files("--out", options.out, SUFFIXES)
         benchmarks = [name for name in options.benchmarks.split(",") if name]
-        panels = read_panels(
-            options.store, benchmarks, options.model, options.rule, where=options.where
-        )
+        if not benchmarks:
+            raise UserError(
+                f"--benchmarks={options.benchmarks!r} names none; valid: names, separated by commas"
+            )
+        store = existing_store(options.store)
+        fields.choice("--rule", options.rule, RULES)
+        panels = read_panels(store, benchmarks, options.model, options.rule, where=options.where)
         paths = write_panels(panels, options.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

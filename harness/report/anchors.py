@@ -18,6 +18,7 @@ from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import CONF, compose_section
 from harness.errors import UserError
+from harness.folders import existing_store
 from harness.plain import plain_page
 from harness.report.stored import stored
 from harness.specs import ORIGINAL
@@ -164,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
     options = parser.parse_args(argv)
     try:
-        rows = [one.row for one in stored(options.store)]
+        rows = [one.row for one in stored(existing_store(options.store))]
         found = beside(read_anchors(), rows)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from harness.budget import Budget
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_folder
+from harness.folders import check_folder, existing_store
 from harness.plain import plain_page
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
@@ -184,7 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         check_folder("--write", options.write)
-        paths, missing = write_cache(options.store, options.write, options.model, options.where)
+        paths, missing = write_cache(
+            existing_store(options.store), options.write, options.model, options.where
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

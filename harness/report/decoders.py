@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from harness.cells import passed_over
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_folder
+from harness.folders import check_folder, existing_store
 from harness.plain import plain_page
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
@@ -173,7 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         check_folder("--write", options.write)
-        paths, missing = write_decoders(options.store, options.write, options.model, options.where)
+        paths, missing = write_decoders(
+            existing_store(options.store), options.write, options.model, options.where
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

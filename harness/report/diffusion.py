@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from harness.budget import Budget
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_folder
+from harness.folders import check_folder, existing_store
 from harness.plain import plain_page
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
@@ -151,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         check_folder("--write", options.write)
-        paths = write_diffusion(options.store, options.write, options.model, options.where)
+        paths = write_diffusion(
+            existing_store(options.store), options.write, options.model, options.where
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

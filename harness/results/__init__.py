@@ -21,6 +21,7 @@ import pandas as pd
 from harness.cells import identity, passed_over
 from harness.digests import digest
 from harness.errors import UserError, tell_once
+from harness.folders import existing_store
 from harness.paths import ROOT
 from harness.results.columns import BLOCKS, POINTS, ROWS, SAMPLES
 from harness.store import Store
@@ -146,7 +147,7 @@ def compare(
 
 def _folder(path: str | Path) -> Path:
     found = Path(path).expanduser()
-    return found if found.is_absolute() else ROOT / found
+    return existing_store(found if found.is_absolute() else ROOT / found, "path")
 
 
 def _rows(folder: Path) -> Iterator[tuple[float, Row]]:

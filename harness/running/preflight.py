@@ -20,7 +20,7 @@ from harness.errors import Refused, UserError, unknown_name
 from harness.folders import check_files, check_folder
 from harness.kinds.lookup import kind_of
 from harness.kinds.stacking import method_of
-from harness.repositories import Copies
+from harness.repositories import Copies, check_place
 from harness.running.keys import key_parts, run_key
 from harness.specs import RunSpec
 from harness.store import RunDir, Store
@@ -109,6 +109,9 @@ def _check_benchmark(spec: RunSpec, digests: Digests) -> None:
     path = benchmark.include_path
     if path is not None and not path.is_dir():
         raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
+    for key, folder in (("include_path", path), *(("sources", one) for one in benchmark.sources)):
+        if folder is not None:
+            check_place(f"benchmark.{key}", folder)
     for source in benchmark.sources:
         if not source.exists():
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from harness import fields
 from harness.errors import UserError, tell_once, unknown_name
 from harness.plain import plain
 from harness.running.wandb_marks import Mark
@@ -43,6 +44,10 @@ UNNAMED = (
     "engine.threads=",
 )
 
+#: Options that are texts, and the values of `mode`.
+TEXTS = ("entity", "project", "group", "job_type", "notes", "resume_from", "fork_from")
+MODES = ("online", "offline", "disabled", "shared")
+
 #: Seconds that the server has to answer, and that a run has to be opened.
 ANSWER, OPEN = 5.0, 20.0
 
@@ -58,6 +63,19 @@ def check(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in valid:
             raise unknown_name("log.options", name, valid)
+    check_values(options)
+
+
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise UserError if a value of an option is none that `wandb.init` takes; null says nothing."""
+    for name, value in _given(options).items():
+        key = f"log.options.{name}"
+        if name == "mode":
+            fields.choice(key, value, MODES)
+        elif name == "tags":
+            fields.names(key, value, empty=True)
+        elif name in TEXTS:
+            fields.text(key, value)
 
 
 def mirror(

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import fields
 from harness.commands import command
 from harness.config.listing import choices
 from harness.errors import UserError, unknown_name
-from harness.folders import check_folder
+from harness.folders import check_folder, existing_store
 from harness.paths import rooted
+from harness.specs import POSITIONS
 from harness.tables import analytic
 from harness.tables.filling import Shelf
 from harness.tables.formats import FORMATS
@@ -82,9 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise unknown_name("paper", options.paper, known)
         if options.model is not None and options.model not in choices("model"):
             raise unknown_name("--model", options.model, choices("model"))
+        if options.positions is not None:
+            fields.choice("--positions", options.positions, POSITIONS)
+        fields.optional_integer("--limit", options.limit, at_least=1)
         found, notes = rebuild(
             asked(options.paper, options.numbers),
-            options.store or [rooted("results")],
+            [existing_store(store) for store in options.store or [rooted("results")]],
             options.model,
             options.positions,
             options.limit,

@@ -83,7 +83,12 @@ def on_terminal(
 def processor_seconds(process: int) -> float:
     """Return what a process has used of its processors so far."""
     with suppress(OSError):  # it may have ended
-        user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        user, system = (
+            Path(f"/proc/{process}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[11:13]
+        )
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return float("inf")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_file
+from harness.folders import check_file, existing_store
 from harness.pages.report.assembly import LIMIT, assemble, collect
 from harness.paths import ROOT, rooted
 from harness.specs import POSITIONS
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stores = options.store or [own if any(own.glob("runs/*/row.json")) else demo]
     try:
         check_file("--out", options.out)
+        for store in stores:
+            existing_store(store)
         content = collect(stores, options.positions, not options.no_overlays)
         page = assemble(content)
     except UserError as error:

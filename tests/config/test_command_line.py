@@ -1,0 +1,110 @@
+"""Every door of a command line: what only looks, ranges without end, paths with signs; one line or what is valid."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.paths import rooted
+from harness.secrets import masked, typed
+
+#: Command lines that look, or sweep, with a mistake in them; words that the line holds.
+MISTAKES = (
+    (("--cfg=job", "method=nosuch"), "method='nosuch' is unknown"),
+    (("--cfg", "job", "nosuch=1"), "nosuch is not a config key"),
+    (("--help", "nosuch=1"), "nosuch is not a config key"),
+    (("--info", "all", "model=nosuch"), "model='nosuch' is unknown"),
+    (("method=nosuch", "--cfg", "job", "ratio=0.5"), "method='nosuch' is unknown"),
+    (("--cfg", "job", "ratio=0.1,0.2"), "ratio=0.1,0.2 is a sweep, and --cfg"),
+    (("--multirun", "--cfg", "job", "ratio=0.1,0.2"), "--multirun and --cfg exclude each other"),
+    (("--cfg", "job", "--package", "nosuch"), "--package='nosuch' is no part"),
+    (("--cfg", "job", "--resolve", "seed=${nothing}"), "seed: Interpolation key"),
+    (("--resolve",), "--resolve goes with --cfg"),
+    (("-sc", "x=y"), "Expecting one subcommand"),
+    (("=1",), "'=1' is not an override"),
+    (("-m", "+hydra.sweeper.params.nosuch=1,2"), "-m with the key itself"),
+    (("-m", "+hydra.sweeper.params={ratio:5}"), "-m with the key itself"),
+    (("-m", "seed=range(0,3,0)"), "by a step other than 0"),
+    (("-m", "seed=range(0,1e9)"), "at most 100000"),
+    (("-m", "seed=shuffle(range(0,1000000000))"), "at most 100000"),
+    (("-m", "seed=range(0,999)", "ratio=range(0,999)"), "the sweep has 998001 cells"),
+    (("-m", "seed=choice(range(1,3))"), "seed=choice(range(1,3))"),
+    (("-m", "grids=5"), "grids=5 is no list of tables"),
+    (("grids=[{ratio:0.5}]",), "grids lists the grids of a sweep; add -m"),
+    (("hydra.searchpath=[file:///etc]",), "file:///etc holds no configs"),
+    (("hydra.searchpath=[nosuch://x]",), "nosuch://x holds no configs"),
+    (("benchmark.text=What(is)this",), "'benchmark.text=\"What(is)this\"'"),
+    (("store=/d/a,b",), "'store=\"/d/a,b\"'"),
+    (("judge.options={api_key: sk-0123456789}",), "***"),
+)
+
+#: Folders as people name them.
+FOLDERS = (
+    *("/d/a=b", "/d/a(1)", "/d/[a]", "/d/{a}", "/d/a#b", "/d/a&b", "/d/a;b", "/d/a!b", "/d/a~b"),
+    *("/d/数据", "/d/ünï", "/d/a'b", '/d/a"b', "/d/a\\b", "/d/$a", "rel=a", "/d/a b", "/d/a:b"),
+    *("/d/a|b", "/d/a<b>", "/d/a*?", "/d/a^`b", "/d/%a", "(a)", "数据"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = time.monotonic()
+    code = run.main(list(arguments))
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert "sk-0123456789" not in printed.err
+    assert time.monotonic() - start < 60
+
+
+def test_looking_prints_one_config_whatever_the_order(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        ("--cfg", "job", "ratio=0.5", "method=fastv"),
+        ("ratio=0.5", "--cfg", "job", "method=fastv"),
+        ("ratio=0.5", "method=fastv", "--cfg=job"),
+    )
+    printed = []
+    for line in lines:
+        assert run.main(list(line)) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(set(printed)) == 1
+    assert "ratio: 0.5" in printed[0]
+
+
+def test_looking_heeds_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--cfg", "job", "compressor=h2o", "--package", "compressor.name"]) == 0
+    assert capsys.readouterr().out.strip() == "h2o"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_path_holds_any_sign(folder: str) -> None:
+    keys = ("store", "model.path", "benchmark.path", "curves", "judge.prompt")
+    command = read_command(["limit=1", *(f"{key}={folder}" for key in keys)])
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    expected = rooted(folder)
+    assert (spec.store, spec.model.path, spec.curves) == (expected, expected, expected)
+    assert (spec.benchmark.path, spec.judge.prompt) == (expected, expected)
+
+
+def test_a_home_is_somebodys() -> None:
+    assert rooted("~/d") == Path.home() / "d"
+    with pytest.raises(UserError, match="begins at no user's home"):
+        rooted("~nobody_of_that_name/d")
+
+
+def test_secrets_stay_out_of_lines() -> None:
+    arguments = ["judge.options={api_key: abcdef}", "x.token=ghijkl", "max_new_tokens=12345"]
+    line = masked("bad abcdef and ghijkl of 12345", typed(arguments))
+    assert line == "bad *** and *** of 12345"

@@ -1,0 +1,120 @@
+"""Options that are checked by value before anything is computed, in run.py and in every command that reads a store."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from harness import results
+from harness.config.build import build_spec
+from harness.config.compose import read_command
+from harness.errors import UserError
+from harness.running import wandb_log
+
+#: A command line, and words of its line.
+WRONG = (
+    ("compressor.variant=other", "compressor.variant='other' is unknown"),
+    ("+model.prompts.mine=5", "model.prompts.mine=5 must be a table"),
+    ("+model.prompts.mine={nosuch:1}", "model.prompts.mine.setting='nosuch'"),
+    ("+benchmark.texts.nosuch=a", "benchmark.texts='nosuch' is unknown"),
+    ("log.samples=3", "log.samples=3 with log=none"),
+    ("model.facts.projector=x", "model.facts.projector='x' must be a list"),
+    ("judge.base_url='http://exa mple/v1'", "must be the address of a server"),
+)
+
+
+@pytest.mark.parametrize(("override", "words"), WRONG)
+def test_a_value_is_refused(override: str, words: str) -> None:
+    command = read_command([override])
+    assert command is not None
+    with pytest.raises(UserError) as caught:
+        build_spec(command.cells[0])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["cluster.memory=0", "cluster.gpu_memory=0GiB"])
+def test_a_machine_has_memory(override: str) -> None:
+    from harness.cluster.settings import cluster_of
+
+    command = read_command([override])
+    assert command is not None
+    with pytest.raises(UserError, match="must be a size above 0"):
+        cluster_of(command.cells)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tags": 5}, "log.options.tags=5"),
+        ({"project": ["a"]}, "log.options.project"),
+        ({"mode": "sometimes"}, "log.options.mode='sometimes'"),
+    ],
+)
+def test_options_of_wandb_have_their_types(options: dict[str, object], words: str) -> None:
+    wandb_log.check_values({"project": "espalier", "group": None, "tags": ["a"], "mode": "offline"})
+    with pytest.raises(UserError) as caught:
+        wandb_log.check_values(options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("store", ["/no/such/store", __file__])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("tables.__main__", ("d2pruner", "1")),
+        ("report.__main__", ("--benchmarks", "seedling_rec", "--out", "{out}")),
+        ("report.cache", ("--write", "{out}")),
+        ("report.decoders", ("--write", "{out}")),
+        ("report.diffusion", ("--write", "{out}")),
+        ("report.anchors", ()),
+        ("pages.report.__main__", ("--out", "{out}")),
+        ("wandb_sync", ("--dry",)),
+        ("store.__main__", ("ls",)),
+        ("store.__main__", ("verify",)),
+        ("store.__main__", ("gc",)),
+        ("sweep.__main__", ("status",)),
+    ],
+)
+def test_a_store_that_is_not_there_is_an_error(
+    module: str,
+    arguments: tuple[str, ...],
+    store: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = importlib.import_module(f"harness.{module}")
+    filled = [text.format(out=tmp_path / "out") for text in arguments]
+    assert command.main([*filled, "--store", store]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: --store=")
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_loaded_from_a_folder_that_is_there() -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        results.load("/no/such/store")
+    with pytest.raises(UserError, match="is no folder"):
+        results.samples(__file__)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--positions", "nosuch"), ("--limit", "-1"), ("--limit", "0")]
+)
+def test_options_of_tables_are_checked(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.tables import __main__ as tables
+
+    assert tables.main(["d2pruner", "1", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.report import __main__ as report
+
+    assert report.main(["--benchmarks", "", "--out", str(tmp_path / "x")]) == 2
+    assert "--benchmarks='' names none" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,83 @@
+"""What cases call that is no command: each returns normally, or raises UserError for what a command would refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+from harness.errors import UserError
+from harness.paths import ROOT, rooted
+from tests.fuzz.case import CELLS
+from tests.fuzz.judges import ANSWERS
+
+
+def path(key: str, value: str) -> None:
+    """Set a path on a command line and see that it comes back as it was typed."""
+    from harness.config.build import build_spec
+    from harness.config.compose import read_command
+
+    command = read_command([f"{key}={value}", "limit=1"])
+    assert command is not None
+    section: object = build_spec(command.cells[0])
+    for part in key.split("."):
+        section = getattr(section, part)
+    assert section == rooted(value.strip()), f"{section} is not {value}"
+
+
+def template(text: str) -> None:
+    """Render a question."""
+    from harness.config.texts import checked, rendered
+
+    rendered(checked("benchmark.text", text), {"question": "What?"}, "row 0")
+
+
+def load(flag: str, store: str) -> None:
+    """Load a store's rows."""
+    from harness import results
+
+    del flag
+    results.load(store)
+
+
+def judge(name: str) -> None:
+    """Ask a judge that gives a bad answer."""
+    from harness.judging.client import Client, Trouble
+    from harness.specs import JudgeSpec
+    from tests.benchmarks.judge_server import Answer, JudgeServer
+
+    status, headers, body = ANSWERS[name]
+    with JudgeServer() as server:
+        # A client that reads no further is no trouble of the server's.
+        server._server.handle_error = lambda *error: None  # type: ignore[method-assign]
+        server.next(Answer(status, body, headers=tuple(headers.items())))
+        spec = JudgeSpec(
+            base_url=server.base_url, model="referee", key_env="FUZZ_KEY", timeout=20, retries=0
+        )
+
+        async def ask() -> None:
+            async with Client(spec) as client:
+                await client.ask({"model": "referee", "messages": []})
+
+        try:
+            asyncio.run(ask())
+        except Trouble as trouble:
+            wait = "" if trouble.wait is None else f"{trouble.wait:.0f}"
+            raise UserError(f"{trouble} {wait}") from trouble
+
+
+def locale(store: str, **environment: str) -> None:
+    """Ask for a stored row under another locale, in a process of its own; the key must be the same."""
+    before = sorted(os.listdir(f"{store}/runs"))
+    line = [sys.executable, str(ROOT / "run.py"), "method=none", *CELLS, f"store={store}"]
+    done = subprocess.run(
+        line,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(f"{store}/runs")) == before, "another key"

@@ -1,0 +1,76 @@
+"""Folders given as data sets: only plain files of one data set are read, whatever else lies there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.digests import Digests
+from harness.errors import UserError
+from harness.repositories import Copies, check_place, revision
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "test.jsonl").write_text("{}\n", encoding="utf-8")
+    return data
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/proc", "/proc/self", "/sys", "/dev", "/dev/shm", "/dev/fd"]
+)
+def test_neither_a_disk_nor_the_kernel(place: str, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(place)
+    for folder in (Path(place), link):
+        with pytest.raises(UserError, match="whole disk or the kernel's"):
+            check_place("benchmark.path", folder)
+        with pytest.raises(UserError):
+            Copies(folder).check()
+
+
+def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match="holds no file of a data set"):
+        Copies(tmp_path).check()
+
+
+def test_links_in_circles_end(folder: Path) -> None:
+    plain = revision(folder, Digests())
+    for name in "abc":
+        (folder / name).mkdir()
+        for other in ("x", "y", "z"):
+            (folder / name / other).symlink_to(folder)
+    Copies(folder).check()
+    assert revision(folder, Digests()) == plain
+
+
+def test_a_folder_linked_twice_counts_twice(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.json").write_text("[]", encoding="utf-8")
+    digests = {revision(folder, Digests())}
+    for name in "ab":
+        (folder / name).symlink_to(other)
+        digests.add(revision(folder, Digests()))
+    assert len(digests) == 3
+
+
+def test_pipes_are_passed_over_unless_they_stand_for_data(folder: Path) -> None:
+    plain = revision(folder, Digests())
+    os.mkfifo(folder / "pipe")
+    assert revision(folder, Digests()) == plain
+    os.mkfifo(folder / "train.parquet")
+    with pytest.raises(UserError, match="no plain file"):
+        revision(folder, Digests())
+
+
+def test_a_link_to_nothing_is_told(folder: Path) -> None:
+    (folder / "train.parquet").symlink_to(folder / "nosuch")
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        revision(folder, Digests())
