@@ -114,7 +114,7 @@ def read_command(
             parts = [parse(models_first(line), loader) for line in swept]
             batches = [batch for part in parts for batch in expand(part)]
         elif sweeps:
-            text = sweeps[0].input_line
+            text = sweeps[0].input_line or ""
             raise UserError(
                 f"{text} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
                 f"{in_quotes(text)}"

@@ -118,7 +118,7 @@ def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
         Console(file=stream).print(table)
         return
     widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
-    for row in (heading, *rows):
+    for row in [heading, *rows]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         stream.write("  ".join(cells).rstrip() + "\n")
 
