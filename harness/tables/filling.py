@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.tables.cells import UNITS, Cell
 from harness.tables.published import Paper
-from harness.tables.rows import Measured, Notes
+from harness.tables.rows import SEPARATORS, Measured, Notes
 from harness.tables.wanted import Wanted, method_of, wanted
 
 #: Standard errors on either side of a 95 % interval.
@@ -106,6 +106,8 @@ class Shelf:
         settings |= {key: value for key, value in asked.items() if key in TOLD}
         # A cached prompt is another model to a table that does not ask for it.
         settings[CACHED] = asked.get(f"+{CACHED}", False)
+        # So is a share of all positions another share.
+        settings[SEPARATORS] = asked.get(SEPARATORS, "keep")
         groups = [
             group
             for group in self._by_cell.get(cell, {}).values()

@@ -25,6 +25,8 @@ BLOCKS = (*("run_key", *CELL), "n_samples", "seed", "settings", "extra.environme
 
 #: How many notes of one kind are told in full.
 TOLD = 5
+#: Whether newline and separator tokens of pictures were candidates.
+SEPARATORS = "engine.separators"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ def _told(given: Mapping[str, Any]) -> _Told:
         "benchmark.new_tokens": benchmark.get("new_tokens"),
         "engine.batch_size": engine.get("batch_size"),
         "engine.rescore": engine.get("rescore"),
+        SEPARATORS: engine.get("separators") or "keep",
     }
     return _Told(benchmark.get("limit") is None, engine.get("positions"), settings)
 
