@@ -24,7 +24,7 @@ OF_MODELS = ("weights", "prompt", "join", "conversation", "generation", "process
 OF_BENCHMARKS = ("generation", "text", "prompt", "prompt_tokens", "new_tokens")
 
 #: Settings of the engine that may change answers and are the same on every machine; `positions` is asked of all rows.
-OF_ENGINES = ("backend", "decode", "graphs")
+OF_ENGINES = ("backend", "decode", "graphs", "separators")
 
 #: Settings of a judge that are no name of a server's.
 OF_JUDGES = ("temperature", "seed", "max_tokens", "options", "prompt")

@@ -254,6 +254,17 @@ def test_rows_that_may_not_stand_in_the_table_are_named(
     assert table.filled[0].value == pytest.approx(80.4)
 
 
+def test_a_share_of_all_positions_fills_no_cell_of_a_share_of_patches(
+    store: Path, tmp_path: Path
+) -> None:
+    before, _ = rebuilt(tmp_path / "papers", store)
+    engine = {"positions": "original", "separators": "candidates"}
+    settings = {"model": {}, "method": {"params": {}}, "benchmark": {}, "engine": engine}
+    commit(store, "zz_newer", 0.1, settings=settings)
+    table, _ = rebuilt(tmp_path / "again", store)
+    assert [cell.value for cell in table.filled] == [cell.value for cell in before.filled]
+
+
 def test_a_damaged_row_is_named(store: Path, tmp_path: Path) -> None:
     (store / "runs" / "torn").mkdir()
     (store / "runs" / "torn" / "row.json").write_text('{"schema": 1, "run_')
