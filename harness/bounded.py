@@ -119,7 +119,7 @@ class Bounded(ImmutableSandboxedEnvironment):
             spend(size + other)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function, a method or a macro, charged by what it may return."""
         name = getattr(called, "__name__", "")
         bound = getattr(getattr(called, "__wrapped__", called), "__self__", None)
@@ -172,7 +172,7 @@ def _without_concat(tree: nodes.Node) -> None:
                 value[:] = [_filter(one) if isinstance(one, nodes.Concat) else one for one in value]
 
 
-def _filter(concat: nodes.Concat) -> nodes.Filter:
+def _filter(concat: nodes.Concat) -> nodes.Node:
     return nodes.Filter(nodes.List(concat.nodes), "_joined", [], [], None, None).set_lineno(
         concat.lineno
     )

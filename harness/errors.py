@@ -9,7 +9,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 
-
 #: The value of a key that is named like a secret.
 _SECRET = re.compile(
     r"(?i)(?:api[_-]?key|authorization|(?<![a-z_])token|secret|passw\w*)[\"']?\s*[:=]\s*[\"']?([^\s,}\"']{3,})"

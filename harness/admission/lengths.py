@@ -52,8 +52,8 @@ def check_places(spec: RunSpec, places: int) -> None:
     image, limit = spec.model.facts.visual_tokens, positions_of(spec.model)
     if limit is not None and image + places >= limit:
         raise Refused(
-            f"generation.max_new_tokens={places}: model={spec.model.name!r} has {limit} positions, {image} of them for an "
-            f"image; valid: fewer than {max(limit - image, 1)}"
+            f"generation.max_new_tokens={places}: model={spec.model.name!r} has {limit} positions, {image} of them "
+            f"for an image; valid: fewer than {max(limit - image, 1)}"
         )
 
 

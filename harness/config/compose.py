@@ -19,8 +19,8 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -117,7 +117,7 @@ def read_command(
             text = sweeps[0].input_line
             raise UserError(
                 f"{text} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
-                f"{in_quotes(text)}"
+                f"{in_quotes(str(text))}"
             )
         elif base.get(KEY) is not None:
             raise UserError(

@@ -60,8 +60,8 @@ class Denoiser:
             )
         if spec.engine.decode != "loop":
             raise Refused(
-                f"engine.decode={spec.engine.decode!r} says one token after another, and model={model.name!r} denoises its "
-                "answers; valid: loop"
+                f"engine.decode={spec.engine.decode!r} says one token after another, and model={model.name!r} denoises "
+                "its answers; valid: loop"
             )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         return spec if method.all_sites(facts.tower.layers, depth) else replace(spec, budget=WHOLE)
