@@ -73,8 +73,12 @@ class Denoiser:
 
         A length that a task may still say is checked when it is opened (harness/evaluation/denoised.py).
         """
-        how = Denoising.of(_said(spec))
-        check_places(spec, how.length)
+        said = _said(spec)
+        how = Denoising.of(said)
+        if spec.benchmark.generation.get("max_new_tokens") is not None:
+            check_places(spec, how.length)
+        else:  # the task says the length, which has a place for each step
+            check_places(spec, int(said.get("steps") or 1), "steps")
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts
