@@ -172,10 +172,10 @@ def _without_concat(tree: nodes.Node) -> None:
                 value[:] = [_filter(one) if isinstance(one, nodes.Concat) else one for one in value]
 
 
-def _filter(concat: nodes.Concat) -> nodes.Filter:
-    joined = nodes.Filter(nodes.List(concat.nodes), "_joined", [], [], None, None)
-    joined.set_lineno(concat.lineno)
-    return joined
+def _filter(concat: nodes.Concat) -> nodes.Node:
+    return nodes.Filter(nodes.List(concat.nodes), "_joined", [], [], None, None).set_lineno(
+        concat.lineno
+    )
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,51 +21,25 @@ NAMED = 8
 
 #: Endings of files that hold samples or their media.
 DATA = frozenset(
-    [
-        ".parquet",
-        ".arrow",
-        ".json",
-        ".jsonl",
-        ".csv",
-        ".tsv",
-        ".txt",
-        ".xml",
-        ".zip",
-        ".tar",
-        ".gz",
-        ".tgz",
-        ".xz",
-        ".zst",
-        ".7z",
-        ".npy",
-        ".npz",
-        ".h5",
-        ".lmdb",
-        ".mdb",
-        ".py",
-        ".db",
-        ".jpg",
-        ".jpeg",
-        ".png",
-        ".webp",
-        ".gif",
-        ".bmp",
-        ".tif",
-        ".tiff",
-        ".pdf",
-        ".mp4",
-        ".mkv",
-        ".webm",
-        ".avi",
-        ".mov",
-        ".m4v",
-        ".wav",
-        ".mp3",
-        ".flac",
-        ".pkl",
-        ".pt",
-        ".md",
-    ]
+    (
+        *(".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".xml", ".py", ".md"),
+        *(
+            ".zip",
+            ".tar",
+            ".gz",
+            ".tgz",
+            ".xz",
+            ".zst",
+            ".7z",
+            ".npy",
+            ".npz",
+            ".h5",
+            ".mdb",
+            ".db",
+        ),
+        *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".pkl", ".pt"),
+        *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".wav", ".mp3", ".flac"),
+    )
 )
 
 #: Folders below which the kernel shows itself as files.
@@ -107,8 +81,8 @@ class Copies:
         folder = self.folder if self.main is None else self.find(self.main)
         if not any(path.suffix.lower() in DATA for _, path in _files(folder)):
             raise UserError(
-                f"benchmark.path={str(self.folder)!r} holds no file of a data set; "
-                "valid: a folder with .parquet, .json, .csv or the like"
+                f"benchmark.path={str(self.folder)!r} holds no file of a data set; valid: a folder with .parquet, "
+                ".json, .csv or the like"
             )
 
     def find(self, name: str) -> Path:
@@ -233,8 +207,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             path = Path(place, name)
             if count > MOST_FILES:
                 raise UserError(
-                    f"benchmark.path={str(folder)!r} holds more than {MOST_FILES} files; "
-                    "valid: the folder of one data set"
+                    f"benchmark.path={str(folder)!r} holds more than {MOST_FILES} files; valid: the folder of one "
+                    "data set"
                 )
             if _is_plain(path):
                 yield path.relative_to(folder).as_posix(), path

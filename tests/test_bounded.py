@@ -50,8 +50,8 @@ FAILURES = (
 PLAIN = (
     ("What is {{ q }}?\n", "What is hi?\n"),
     (
-        "{% for o in options %}{{ loop.index }}/{{ loop.length }}{{ o }}"
-        "{% if not loop.last %}, {% endif %}{% endfor %}",
+        "{% for o in options %}{{ loop.index }}/{{ loop.length }}{{ o }}{% if not loop.last %}, {% endif %}"
+        "{% endfor %}",
         "1/2a, 2/2b",
     ),
     ("{{ q ~ ' ' ~ options|join('+') ~ number }}", "hi a+b123456789"),

@@ -38,7 +38,7 @@ def _bounded(template: str) -> Template:
 class _Generation(Extension):
     """Reads `{% generation %}`, which marks answers in templates that models are trained with."""
 
-    tags: set[str] = {"generation"}  # noqa: RUF012 - the base class declares it so
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """Return what stands between the marks."""

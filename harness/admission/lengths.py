@@ -44,8 +44,13 @@ def check_lengths(spec: RunSpec) -> None:
         )
 
 
-def check_places(spec: RunSpec, places: int) -> None:
+def check_places(spec: RunSpec, places: int, key: str = "max_new_tokens") -> None:
     """Refuse an answer to be denoised whose places stand beyond the model's positions, an image before them.
+
+    Args:
+        spec: the run.
+        places: of the answer, at least.
+        key: the setting that says so.
 
     Raises:
         Refused: the line has what is asked for and what there is.
@@ -53,8 +58,8 @@ def check_places(spec: RunSpec, places: int) -> None:
     image, limit = spec.model.facts.visual_tokens, positions_of(spec.model)
     if limit is not None and image + places >= limit:
         raise Refused(
-            f"generation.max_new_tokens={places}: model={spec.model.name!r} has {limit} positions, {image} for an "
-            f"image; valid: fewer than {max(limit - image, 1)}"
+            f"generation.{key}={places}: model={spec.model.name!r} has {limit} positions, {image} of them "
+            f"for an image; valid: fewer than {max(limit - image, 1)}"
         )
 
 

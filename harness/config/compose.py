@@ -117,7 +117,7 @@ def read_command(
             text = sweeps[0].input_line or ""
             raise UserError(
                 f"{text} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
-                f"{in_quotes(text)}"
+                f"{in_quotes(str(text))}"
             )
         elif base.get(KEY) is not None:
             raise UserError(

@@ -175,8 +175,7 @@ def _check_place(override: Override, place: Any) -> None:
         there = str(place) == task_source.PLACE
     if not there:
         raise UserError(
-            f"{override.input_line}: {place} holds no configs; "
-            "valid: a list of file://<folder with model/, method/ ...>, "
+            f"{override.input_line}: {place} holds no configs; valid: a list of file://<folder with model/, ...>, "
             f"pkg://<package>, {task_source.PLACE}"
         )
 
@@ -187,8 +186,8 @@ def check_hydras(override: Override) -> None:
         override.key_or_group == SWEPT and (override.is_add() or override.is_sweep_override())
     ):
         raise UserError(
-            f"{override.input_line}: presets set what a sweep goes over so; "
-            "valid: -m with the key itself, as ratio=0.5,0.9"
+            f"{override.input_line}: presets set what a sweep goes over so; valid: -m with the key itself, as "
+            "ratio=0.5,0.9"
         )
     if override.is_hydra_override() and not override.key_or_group.startswith(HEEDED):
         raise UserError(

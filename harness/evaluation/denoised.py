@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from lmms_eval.api.task import Task
 
+from harness.admission.lengths import check_places
 from harness.diffusion.settings import Denoising
 from harness.errors import UserError
 from harness.generation import settings
@@ -24,7 +25,7 @@ def check_denoised(tasks: Iterable[Task], spec: RunSpec) -> None:
         own = task.config.generation_kwargs or {}
         asked = settings(own, spec.model.generation, spec.benchmark.generation)
         try:
-            Denoising.of(asked.generate)
+            check_places(spec, Denoising.of(asked.generate).length)
         except UserError as error:
             raise UserError(
                 f"{error}; these are the settings of benchmark.task={task.config.task!r}, over which "

@@ -61,9 +61,8 @@ class Denoiser:
             )
         if spec.engine.decode != "loop":
             raise Refused(
-                f"engine.decode={spec.engine.decode!r} says one token after another, "
-                f"and model={model.name!r} denoises its "
-                "answers; valid: loop"
+                f"engine.decode={spec.engine.decode!r} says one token after another, and model={model.name!r} denoises "
+                "its answers; valid: loop"
             )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         if not method.all_sites(facts.tower.layers, depth):
@@ -78,8 +77,12 @@ class Denoiser:
 
         A length that a task may still say is checked when it is opened (harness/evaluation/denoised.py).
         """
-        how = Denoising.of(_said(spec))
-        check_places(spec, how.length)
+        said = _said(spec)
+        how = Denoising.of(said)
+        if spec.benchmark.generation.get("max_new_tokens") is not None:
+            check_places(spec, how.length)
+        else:  # the task says the length, which has a place for each step
+            check_places(spec, int(said.get("steps") or 1), "steps")
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts

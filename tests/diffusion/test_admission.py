@@ -55,6 +55,13 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("+model.generation.temperature=hot", "temperature='hot' must be a number of at least 0"),
         ("+model.generation.temperature=true", "temperature=True must be a number of at least 0"),
         ("+model.generation.shift=0 ", "shift=0 must be a number above 0"),
+        (
+            "+benchmark.generation.max_new_tokens=400",
+            "max_new_tokens=400: model='seedling_diffusion' has 512 positions, 144 of them for an image",
+        ),
+        ("+benchmark.generation.max_new_tokens=1000000", "valid: fewer than 368"),
+        ("+model.generation.steps=1000000", "steps=1000000: model='seedling_diffusion' has 512"),
+        ("engine.decode=generate", "engine.decode='generate' says one token after another"),
         ("method=fastv_denoising ratio=1", "ratio=1"),
         ("method=fastv_denoising ratio=0.5 method.params.K=6", "method.params.K=6"),
         ("method=pyramiddrop_denoising ratio=0.3", "valid with method.params.excess=1.5"),
@@ -152,7 +159,7 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
     [
         "+model.generation.block_length=24",
         "+model.generation.block_length=8 +model.generation.steps=6",
-        "+model.generation.steps=2048",
+        "+model.generation.steps=2048 model.architecture.text.max_position_embeddings=4096",
         "+model.generation.max_new_tokens=16 +model.generation.block_length=5",
     ],
 )
