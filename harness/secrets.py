@@ -8,6 +8,7 @@ import netrc
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -63,11 +64,8 @@ def wandb_keys() -> tuple[str, ...]:
     """Return the keys that wandb may use here: of the environment, and of the netrc file."""
     keys = [os.environ.get("WANDB_API_KEY", "").strip()]
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    try:
-        hosts = netrc.netrc(path).hosts.values()
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        hosts = ()
-    keys += [password for _, _, password in hosts if password]
+    with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):  # no keys there
+        keys += [password or "" for _, _, password in netrc.netrc(path).hosts.values()]
     return tuple(filter(None, dict.fromkeys(keys)))
 
 
