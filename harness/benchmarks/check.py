@@ -75,7 +75,9 @@ class Examination:
         # A judge is somebody else, and a clock has nothing to say of an empty answer.
         score = "judge" not in benchmark.needs and benchmark.new_tokens is None
         with alone(), quiet(), self.loaded.serving():
-            self.seen = [read_rows(benchmark, task, score) for task in self.loaded.tasks]
+            self.seen = [
+                read_rows(benchmark, task, score, self.loaded.borders) for task in self.loaded.tasks
+            ]
         return f"{sum(one.rows for one in self.seen)} rows read; first: {self.seen[0].first}"
 
     def answers(self) -> str:

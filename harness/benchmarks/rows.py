@@ -13,6 +13,7 @@ from lmms_eval.protocol import ChatMessages
 from harness.adapters.chats import media_of
 from harness.benchmark_spec import BenchmarkSpec
 from harness.errors import UserError
+from harness.evaluation.borders import Borders
 from harness.specs import VideoSpec
 
 #: Rows that are read.
@@ -42,13 +43,16 @@ class Seen:
     first: str
 
 
-def read_rows(benchmark: BenchmarkSpec, task: Task, score: bool) -> Seen:
+def read_rows(
+    benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
+) -> Seen:
     """Read the first rows of a task and everything that they show.
 
     Args:
         benchmark: for what an error says.
         task: loaded.
         score: whether an empty answer is scored too; not where that asks somebody.
+        borders: where media may come from; None: from anywhere.
 
     Raises:
         UserError: naming data set, split and row: a column that is not there, media that cannot be read.
@@ -64,19 +68,22 @@ def read_rows(benchmark: BenchmarkSpec, task: Task, score: bool) -> Seen:
         if isinstance(name, str) and COLUMN.fullmatch(name) and name not in there:
             raise UserError(f"{place}: {_no_column(name, there)}, which {setting} names")
     found = [
-        _row(f"{place}, row {number}", task, number, there, score)
+        _row(f"{place}, row {number}", task, number, there, score, borders)
         for number in range(min(ROWS, len(docs)))
     ]
     most = max(found, key=lambda one: (one.clips, one.pictures, one.words))
     return Seen(len(found), most.clips, most.pictures, most.words, found[0].first)
 
 
-def _row(place: str, task: Task, number: int, there: list[str], score: bool) -> Seen:
+def _row(
+    place: str, task: Task, number: int, there: list[str], score: bool, borders: Borders | None
+) -> Seen:
     # Pictures of a data set are decoded here.
     doc = _told(place, there, lambda: task.eval_docs[number])
     messages = _told(place, there, lambda: task.doc_to_messages(doc))
     chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
     try:
+        chat = chat if borders is None else borders.chat(chat)
         media = media_of(0, chat, VideoSpec(frames=2))
     except UserError as error:
         raise UserError(f"{place}: {str(error).removeprefix('chat 0 of the batch: ')}") from error

@@ -43,6 +43,10 @@ COLUMNS = tuple(
 )
 
 
+class Outside(UserError):
+    """Data name a file or an address that a run may not open."""
+
+
 @dataclass(frozen=True)
 class Borders:
     """What a run of a benchmark may open.
@@ -70,9 +74,9 @@ class Borders:
         *inner, last = name.split("::")
         scheme = SCHEME.match(last)
         if scheme is not None and scheme[1] not in ("file", "local"):
-            raise UserError(f"{name!r} in the data is an address; valid: {self._valid()}")
+            raise Outside(f"{name!r} in the data is an address; valid: {self._valid()}")
         if not all(ARCHIVES.match(hop) for hop in inner):
-            raise UserError(f"{name!r} in the data is a chain of addresses; valid: {self._valid()}")
+            raise Outside(f"{name!r} in the data is a chain of addresses; valid: {self._valid()}")
         path = self._inside(name, last[scheme.end() :] if scheme else last)
         return "::".join((*inner, path))
 
@@ -121,6 +125,8 @@ class Borders:
     def _inside(self, name: str, path: str) -> str:
         roots = (*(() if self.digested is None else (self.digested,)), *self.others)
         near = [str(root / path) for root in roots] if not os.path.isabs(path) else []
+        if not os.path.isabs(path) and not any(map(os.path.exists, (*near, path))):
+            return path  # whoever opens it says that it is not there
         path = next(filter(os.path.exists, near), os.path.abspath(path))
         real = Path(os.path.realpath(path))
         if self.digested is not None and _below(real, self.digested):
@@ -129,7 +135,7 @@ class Borders:
                 return path
         if any(_below(real, root) for root in self.others):
             return path
-        raise UserError(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
+        raise Outside(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
 
     def _valid(self) -> str:
         if self.digested is not None:
@@ -166,7 +172,7 @@ class Borders:
         def checked(system: Any, *args: Any, **more: Any) -> Any:
             names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
             if self.offline and not LOCAL.issuperset(names):
-                raise UserError(
+                raise Outside(
                     f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
                 )
             return make(system, *args, **more)

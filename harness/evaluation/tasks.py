@@ -27,7 +27,7 @@ from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from harness.errors import UserError
-from harness.evaluation.borders import Borders, admit_own, borders_of
+from harness.evaluation.borders import Borders, Outside, admit_own, borders_of
 from harness.evaluation.data import cause_of, origin
 from harness.evaluation.local import LocalData
 from harness.evaluation.shelf import Shelf
@@ -130,7 +130,10 @@ def load_tasks(
             _in_one_process(),
         ):
             tree = get_task_dict([name], manager, "chat")
-    except UserError:
+    except UserError as error:
+        if isinstance(error, Outside) and configs:
+            place = origin(configs[-1])
+            raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
         raise
     except Exception as error:  # a task's own functions: whatever they raise must name their data
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error

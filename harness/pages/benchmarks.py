@@ -45,8 +45,9 @@ these name; a test holds this page to them. `python run.py benchmark=?` prints t
 
 `python run.py benchmark=pope` runs one. `benchmark.path=<folder>` reads its data from a folder that holds the data
 set's repository, or several as `<owner>/<name>`; without it they come from the hub's cache, and `offline=false` lets
-them be downloaded. Data sets belong to others: a licence is what their owner or a public copy states, and - where none
-was found.
+them be downloaded. Pictures and videos that a data set names are read from there alone, by no address, link or `..`;
+a table of your own that a task file names by its path may name any file. Data sets belong to others: a licence is what
+their owner or a public copy states, and - where none was found.
 
 [A page](first_gpu_run.md) walks from a fresh machine with a GPU to a first published number. `python -m
 harness.benchmarks prefetch pope` downloads what a machine without network will need, `check pope` says step by step

@@ -110,7 +110,8 @@ def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -
 
 def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
     """Write lines as a table to a terminal, in columns without a frame elsewhere."""
-    heading, rows = lines[0], [[plain(cell) for cell in row] for row in lines[1]]
+    heading, rows = lines
+    rows = [tuple(plain(cell) for cell in row) for row in rows]
     if stream.isatty():
         table = Table(*heading)
         for row in rows:

@@ -41,6 +41,7 @@ CHECKPOINT = (
 #: Packages that a run reaches and whose version is no part of the key: distribution -> why.
 UNVERSIONED = {
     "filelock": "processes wait for each other",
+    "fsspec": "opens files byte for byte, or refuses an address",
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
     "pyarrow": "names a damaged file",
