@@ -93,8 +93,9 @@ def estimate(
         texts = sorted({cost.text for _, cost in counted})
         assumed = (
             f"{cluster.flops_per_second:g} FLOP/s of a GPU over its whole job (cluster.flops_per_second); FLOPs are "
-            "the language model's prefill alone, what rows call flops.prefill_exact, or all steps of a denoised answer; "
-            f"{_reading(costs)}all GPUs of a job count while one works; visual tokens of a picture by model.facts.visual_tokens: {', '.join(tokens)}; "
+            "the language model's prefill alone, what rows call flops.prefill_exact, or all steps of a denoised "
+            f"answer; {_reading(costs)}all GPUs of a job count while one works; visual tokens of a picture by "
+            f"model.facts.visual_tokens: {', '.join(tokens)}; "
             f"{', '.join(map(str, texts))} other tokens in a prompt"
         )
         yield from _wrapped("assumed: ", assumed)

@@ -167,7 +167,7 @@ def test_the_model_is_restored_even_after_an_error(double, where):
     inputs = double.encode(CHATS)
     before_ids, before = plain(double, inputs)
     own = hooks(double.model)  # the library hooks its tower for hidden states
-    with pytest.raises(PlanError, match="method Broken.*: the method failed"):
+    with pytest.raises(PlanError, match=r"method Broken.*: the method failed"):
         run(double, Broken(where), MOST)
     assert hooks(double.model) == own
     run(double, Scatter(where), MOST)
