@@ -15,7 +15,15 @@ from transformers import GenerationConfig
 from harness.adapters.batches import UNFIT, check_context, moved, refuse_videos, unfit
 from harness.adapters.chats import MARK, Chat, Media, marked, media_of
 from harness.adapters.confirm import check_facts
-from harness.adapters.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from harness.adapters.conversations import (
+    JOINS,
+    TAGGED,
+    flattened,
+    join_of,
+    sha256_of,
+    takes_parts,
+    template_of,
+)
 from harness.adapters.foreign_templates import check_bounds
 from harness.adapters.heads import settle_head
 from harness.adapters.loading import (
@@ -26,6 +34,7 @@ from harness.adapters.loading import (
     load_part,
     source_of,
     template_beside,
+    template_of_processor,
     warn_of_template,
 )
 from harness.adapters.placement import WHOLE, Box, Sight
@@ -131,7 +140,7 @@ class Adapter(Parts):
         self.pad_id = int(tokenizer.pad_token_id)
         model.generation_config = self._ends_alone(model.generation_config)
         #: The chat template that lies beside the checkpoint; prompts follow it only if the run asks for that.
-        self.shipped: str | None = getattr(processor, "chat_template", None)
+        self.shipped: str | None = template_of_processor(processor, self.self_described)
         processor.chat_template = self._template()
 
     @classmethod
@@ -141,7 +150,7 @@ class Adapter(Parts):
         Raises:
             UserError: there is no such frame, or no such rule.
         """
-        return template_of(name or cls.conversation, join_of(join, cls.joins) or cls.media)
+        return template_of(name or cls.conversation, cls.format_of_media(join))
 
     def _template(self) -> str:
         """Return the chat template of the run.
@@ -157,7 +166,14 @@ class Adapter(Parts):
                 f"model.conversation={CHECKPOINT!r}: no chat template lies beside model={self.spec.name!r}; "
                 f"valid: null for the family's own, {self.conversation}"
             )
-        return shipped
+        if takes_parts(shipped):
+            return shipped
+        return flattened(shipped, self.format_of_media(self.spec.prompt.join))
+
+    @classmethod
+    def format_of_media(cls, join: str | None = None) -> str:
+        """Return the rule for the pictures, videos and texts of a turn."""
+        return join_of(join, cls.joins) or cls.media
 
     def _ends_alone(self, released: GenerationConfig) -> GenerationConfig:
         """Return the special tokens of a checkpoint's generation settings and nothing else of them.
@@ -377,5 +393,5 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     """
     with held_back():
         adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
-    warn_of_template(spec, adapter.shipped)
+    warn_of_template(spec, adapter.shipped, adapter.processor.chat_template)
     return adapter

@@ -10,6 +10,7 @@ other white space.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -183,6 +184,10 @@ FRAMES: Mapping[str, Frame] = {
 }
 
 
+#: A loop over the content of a turn, or a word of pictures.
+_PARTS = re.compile(r"\bin\s+\w+(\.content|\[['\"]content['\"]\])|image")
+
+
 def template_of(name: str, media: str) -> str:
     """Return the template of a frame and a family's rule for media.
 
@@ -192,6 +197,22 @@ def template_of(name: str, media: str) -> str:
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
     return FRAMES[name].template(media)
+
+
+def takes_parts(template: str) -> bool:
+    """Say whether a template reads the parts of a turn; those of tokenizers for texts expect one text."""
+    return _PARTS.search(template) is not None
+
+
+def flattened(template: str, media: str) -> str:
+    """Return a template of texts alone, as tokenizers have them, with the parts of a turn written as one text."""
+    return (
+        "{% set flat_ = namespace(turns=[]) %}{% for turn in messages %}"
+        "{% if turn.content is string %}{% set text = turn.content %}"
+        f"{{% else %}}{{% set text %}}{media}{{% endset %}}{{% endif %}}"
+        "{% set flat_.turns = flat_.turns + [{'role': turn.role, 'content': text}] %}{% endfor %}"
+        "{% set messages = flat_.turns %}"
+    ) + template
 
 
 def join_of(name: str | None, joins: Mapping[str, str]) -> str | None:

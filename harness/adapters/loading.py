@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ MALFORMED: tuple[type[Exception], ...] = (
     ImportError,
     SafetensorError,
     StrictDataclassError,
+)
+#: Where a checkpoint may hold its chat template; the first that has one counts.
+TEMPLATE_FILES = (
+    *("chat_template.jinja", "chat_template.json"),
+    *("processor_config.json", "tokenizer_config.json"),
 )
 
 
@@ -75,9 +81,43 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
 
 
 def template_beside(spec: ModelSpec) -> str | None:
-    """Return the chat template in a local model directory, for a model that is built without its checkpoint."""
-    file = None if spec.path is None else spec.path / "chat_template.jinja"
-    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+    """Return the chat template in a local model directory, for a model that is built without its checkpoint.
+
+    Raises:
+        UserError: a file that should hold it does not parse.
+    """
+    if spec.path is None:
+        return None
+    for name in TEMPLATE_FILES:
+        file = spec.path / name
+        if not file.is_file():
+            continue
+        try:
+            text = file.read_text(encoding="utf-8")
+            held = text if file.suffix == ".jinja" else json.loads(text).get("chat_template")
+        except MALFORMED as error:
+            raise _unreadable(spec, error) from error
+        if template := default_template(held):
+            return template
+    return None
+
+
+def template_of_processor(processor: Any, tokenizers: bool = True) -> str | None:
+    """Return the chat template that a processor was loaded with, whatever file it was in.
+
+    `tokenizers` takes that of its tokenizer where it has none.
+    """
+    own = default_template(getattr(processor, "chat_template", None))
+    if own is not None or not tokenizers:
+        return own
+    return default_template(getattr(processor.tokenizer, "chat_template", None))
+
+
+def default_template(held: Any) -> str | None:
+    """Return the template that is used of one, of several by name, or of a list of these as old files have it."""
+    if isinstance(held, list):
+        held = {part.get("name"): part.get("template") for part in held if isinstance(part, dict)}
+    return (held.get("default") if isinstance(held, dict) else held) or None
 
 
 def other_template(spec: ModelSpec, shipped: str | None) -> str | None:
@@ -92,9 +132,15 @@ def other_template(spec: ModelSpec, shipped: str | None) -> str | None:
     )
 
 
-def warn_of_template(spec: ModelSpec, shipped: str | None) -> None:
-    """Log what `other_template` says, if anything."""
+def warn_of_template(spec: ModelSpec, shipped: str | None, used: str) -> None:
+    """Log what `other_template` finds, or that prompts of a local directory follow another template than its own."""
     line = other_template(spec, shipped)
+    unstated = spec.conversation is None and spec.template_sha256 is None
+    if line is None and spec.path is not None and shipped not in (None, used) and unstated:
+        line = (
+            f"model={spec.name}: prompts follow the family's own format, and the chat template in {str(spec.path)!r} "
+            f"is another; it is used under model.conversation={CHECKPOINT}"
+        )
     if line is not None:
         log.warning("%s", line)
 

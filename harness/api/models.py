@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from harness import fields
 from harness.adapters.base import ADAPTERS, Adapter, family_of, load_adapter
-from harness.adapters.loading import config_of
+from harness.adapters.loading import config_of, template_of_processor
 from harness.adapters.measured import read_facts
 from harness.adapters.skeleton import build_skeleton
 from harness.admission.checkpoints import check_model
@@ -135,7 +135,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
         fields.only_some("", settings, OF_BORROWED)
-        template = getattr(hf_processor, "chat_template", None)
+        template = template_of_processor(hf_processor, adapter.self_described)
         known = {
             "name": str(hf_model.config.model_type),
             "adapter": family,
@@ -201,7 +201,6 @@ def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
         "name": folder.name,
         "path": str(folder),
         "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
-        "conversation": CHECKPOINT if (folder / "chat_template.jinja").is_file() else None,
         "facts": UNREAD,
     }
     section = _with(_base() | known | {"adapter": "none"}, settings)
@@ -215,6 +214,9 @@ def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
         )
     adapter.check_settings(spec)
     config, processor = adapter.checkpoint_config(spec), adapter.load_processor(spec)
+    if "conversation" not in settings and spec.conversation is None:
+        template = template_of_processor(processor)
+        spec = replace(spec, conversation=CHECKPOINT if template else None)
     skeleton = build_skeleton(adapter.model_class, config, spec)
     reading = adapter(skeleton, processor, spec)
     return replace(spec, facts=read_facts(reading, adapter.lacking, adapter.patch_tokens))

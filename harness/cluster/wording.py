@@ -94,9 +94,8 @@ def estimate(
         assumed = (
             f"{cluster.flops_per_second:g} FLOP/s of a GPU over its whole job (cluster.flops_per_second); FLOPs are "
             "the language model's prefill alone, what rows call flops.prefill_exact, or all steps of a denoised "
-            "answer; "
-            f"{_reading(costs)}all GPUs of a job count while one works; "
-            f"visual tokens of a picture by model.facts.visual_tokens: {', '.join(tokens)}; "
+            f"answer; {_reading(costs)}all GPUs of a job count while one works; visual tokens of a picture by "
+            f"model.facts.visual_tokens: {', '.join(tokens)}; "
             f"{', '.join(map(str, texts))} other tokens in a prompt"
         )
         yield from _wrapped("assumed: ", assumed)

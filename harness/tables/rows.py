@@ -35,6 +35,7 @@ BLOCKS = (
 #: How many notes of one kind are told in full.
 TOLD = 5
 
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a table needs of one row.
