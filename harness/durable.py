@@ -13,7 +13,7 @@ from harness import hosts
 from harness.errors import StoreLost
 
 #: What a system says that lets this user write neither now nor later.
-REFUSED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+REFUSED = frozenset((errno.EACCES, errno.EPERM))
 
 #: Of new files; the umask says who else may write them, as it does of folders.
 MODE = 0o666

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -35,6 +36,15 @@ def cause_of(error: BaseException) -> str:
         error = error.__cause__
     line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def lacks_locks(error: BaseException | None) -> bool:
+    """Say whether a chain of errors began with a file system that has no locks, as NFS without its lock daemon."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def damaged_file(folder: Path) -> str:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from harness.errors import UserError
 from harness.evaluation.borders import Borders, Outside, admit_own, borders_of
-from harness.evaluation.data import cause_of, origin
+from harness.evaluation.data import cause_of, lacks_locks, origin
 from harness.evaluation.local import LocalData
 from harness.evaluation.shelf import Shelf
 from harness.evaluation.shelved import manager_of, shelved_data
@@ -142,6 +142,10 @@ def load_tasks(
         file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
         way = WAYS if data is None and isinstance(error, RetryError) else ""
+        if lacks_locks(cause):
+            way = (
+                "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, whose file system has locks"
+            )
         raise UserError(
             f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error

@@ -1,0 +1,165 @@
+"""Files of a store that are there and are none, or hold anything: every overview names them and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.lease import look
+from harness.store import Store
+from harness.store.sweeps import Cell, announce, find
+from harness.sweep.__main__ import main as sweep
+from tests.store.test_upkeep import add, told
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+
+
+def as_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+def as_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def holds(content: str | bytes) -> Callable[[Path], None]:
+    data = content if isinstance(content, bytes) else content.encode()
+
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
+
+
+def changed(**more: Any) -> Callable[[Path], None]:
+    """Return a damage that changes entries of a row; a value that is a table is put over the one there."""
+
+    def write(path: Path) -> None:
+        row = json.loads(path.read_bytes())
+        for name, value in more.items():
+            row[name] = {**row[name], **value} if isinstance(value, dict) else value
+        path.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+
+    return write
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "link": as_link,
+    "folder": as_folder,
+    "pipe": as_pipe,
+    "empty": holds(""),
+    "binary": holds(bytes(range(256))),
+    "utf-16": holds("{}".encode("utf-16")),
+    "deep": holds(DEEP),
+    "null": holds("null"),
+    "list": holds("[1, 2]"),
+    "number": holds("1e999"),
+}
+ROWS: dict[str, Callable[[Path], None]] = {
+    **FILES,
+    "nan": changed(metrics={"acc": {"value": float("nan"), "stderr": None}}),
+    "infinite": changed(time={"prefill_ms": float("inf")}),
+    "samples": changed(n_samples=-3),
+    "flag": changed(n_samples=True),
+    "metrics": changed(metrics={"acc": 5}),
+    "value": changed(metrics={"acc": {"value": "high", "stderr": None}}),
+    "headline": changed(extra={"headline": ["acc"]}),
+    "label": changed(extra={"label": 5}),
+    "environment": changed(extra={"environment": "here"}),
+    "aggregation": changed(extra={"aggregation": {"acc": "mean"}}),
+    "settings": changed(settings=[]),
+    "ratio": changed(ratio=float("nan")),
+}
+READERS = (("ls",), ("verify", "--dry"), ("gc",), ("gc", "--keep-code", "c1"), ("export", "OUT"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    for key in ("aa", "bb"):
+        add(root, key, [1, 0])
+    return root
+
+
+def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return what each reader printed; none of them may raise or be without the whole run."""
+    printed = {}
+    for command in READERS:
+        line = [part.replace("OUT", str(tmp_path / "tables")) for part in command]
+        code, out, err = told(capsys, *line, "--store", store)
+        assert code in (0, 1), (command, err)
+        printed[" ".join(command)] = "\n".join(out + err)
+    assert sweep(["status", "--store", str(store)]) == 0
+    assert "bb" in printed["ls"]
+    assert ": 1 rows" in printed["export OUT"] or ": 2 rows" in printed["export OUT"]
+    return printed
+
+
+@pytest.mark.parametrize("damage", ROWS)
+def test_a_row_that_is_none_is_named(
+    damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ROWS[damage](store / "runs" / "aa" / "row.json")
+    printed = overview(store, tmp_path, capsys)
+    for reader in ("ls", "verify --dry", "export OUT"):
+        # errors are told once a process, so that of the export may have been told before
+        assert "aa" in printed[reader] or reader == "export OUT"
+    assert "damaged" in printed["ls"]
+    assert [row["run_key"] for row in Store(store).rows()] == ["bb"]
+
+
+@pytest.mark.parametrize("damage", FILES)
+@pytest.mark.parametrize("name", ["journal.jsonl", "lease", "failed.json", "spec.json", "lock"])
+def test_other_files_that_are_none_stop_nobody(
+    name: str, damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key in ("aa", "cc"):
+        path = Store(store).run(key).path / name
+        path.unlink(missing_ok=True)
+        FILES[damage](path)
+    overview(store, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("damage", FILES)
+def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
+    cell = Cell("aa", "m", "fastv", "b", 0.5, "", None, ("method=fastv",))
+    announce(store, ["+experiment=mine"], [cell])
+    FILES[damage](store / "sweeps" / "zz.json")
+    for name in (None, "mine"):
+        found = find(store, name)
+        assert found is not None
+        assert found.cells == (cell,)
+
+
+@pytest.mark.parametrize("damage", FILES)
+@pytest.mark.parametrize("name", ["index.columns", "index.exported"])
+def test_an_index_that_is_none_is_not_needed(
+    name: str, damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    FILES[damage](path)
+    overview(store, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("expiry", ["NaN", "Infinity", "-1", "true", '"x"', "1e999"])
+def test_a_lease_without_an_end_has_the_usual_one(expiry: str, tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    path.write_text(f'{{"id": "a", "expiry": {expiry}}}\n')
+    seen = look(path)
+    assert seen is not None
+    assert seen.expiry(60.0) in (60.0, 1.0)

@@ -1,0 +1,141 @@
+"""A store of two users under the usual umask: the second one reads, and is told early what he may not write."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import StoreLost, UserError
+from harness.store import Store, Unreadable, exporting
+from harness.store.__main__ import main
+from tests.store.test_upkeep import add, age
+
+NOBODY = 65_534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    add(root, "aa", [1, 0])
+    Store(root).run("bb").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    for folder in (root, *root.parents):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    return root
+
+
+def by_another_user(work: Callable[[], object]) -> object:
+    """Return what a function gives in a process of another user; everything that it needs is imported."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                given: object = work()
+            except (UserError, StoreLost) as error:
+                given = f"{type(error).__name__}: {error}"
+            os.write(writing, pickle.dumps(given))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as end:
+        content = end.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return pickle.loads(content)
+
+
+@as_root
+def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> None:
+    before = sorted(store.rglob("*"))
+    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == ["aa"]
+    for command in (["ls"], ["show", "aa"], ["verify", "--dry"]):
+        code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
+        assert code == 0
+    assert [path for path in sorted(store.rglob("*")) if path.name != "index.columns"] == before
+
+
+@as_root
+def test_tables_of_a_store_of_another_user_can_be_written(store: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    own.chmod(0o777)
+    assert by_another_user(lambda: exporting.write_tables(store, own).rows) == 1
+
+
+@as_root
+def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Path) -> None:
+    line = by_another_user(lambda: Store(store).run("bb").check_writable())
+    assert str(line).startswith(f"UserError: store={str(store)!r}: run bb belongs to user ")
+    assert "it cannot be computed or gone on with; valid: a store of your own" in str(line)
+    # A folder that the group may write holds a journal that it may not.
+    (store / "runs" / "bb").chmod(0o777)
+    line = by_another_user(lambda: Store(store).run("bb").check_writable())
+    assert "may not write bb/journal.jsonl" in str(line)
+    line = by_another_user(lambda: Store(store).run("bb").journal.append({"a": 1}))
+    assert str(line).startswith("StoreLost: ")
+    assert "goes on" not in str(line)
+
+
+@as_root
+def test_what_a_group_shares_can_be_gone_on_with(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        run = Store(tmp_path / "shared").run("aa")
+        run.journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    finally:
+        os.umask(mask)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    assert by_another_user(run.check_writable) is None
+    assert by_another_user(lambda: run.journal.append({"a": 1})) is None
+
+
+@as_root
+def test_a_run_that_its_owner_keeps_is_named_and_passed_over(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add(store, "cc", [1])
+    (store / "runs" / "aa").chmod(0o700)
+    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == ["cc"]
+    assert f"{store}/runs/aa/row.json cannot be read (Permission denied)" in capfd.readouterr().err
+    for command in (["ls"], ["verify", "--dry"], ["gc"]):
+        code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
+        assert code in ((1,) if command == ["verify", "--dry"] else (0, 1))
+    line = by_another_user(lambda: Store(store).run("aa").row())
+    assert str(line).startswith("Unreadable: ")
+    assert "force=true" not in str(line)
+    assert issubclass(Unreadable, UserError)
+
+
+@as_root
+def test_what_another_user_may_not_move_stays(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (store, store / "runs"):
+        folder.chmod(0o777)
+    age(store / "runs" / "bb", 99)
+    code = by_another_user(lambda: main(["gc", "--yes", "--store", str(store)]))
+    assert code == 1
+    assert "runs/bb: stays, it cannot be moved (Permission denied)" in capfd.readouterr().err
+    assert (store / "runs" / "bb" / "journal.jsonl").exists()
+
+
+def test_the_owner_of_everything_is_never_refused(store: Path) -> None:
+    Store(store).run("bb").check_writable()
+    shutil.rmtree(store)

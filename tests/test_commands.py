@@ -1,0 +1,147 @@
+"""How commands end: with closed streams, output that cannot be written, variables that are none, too little memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.commands import command
+from harness.errors import FOREIGN, StoreLost, UserError, first_words, foreign
+from harness.folders import check_file
+from harness.paths import ROOT
+from tests.store.test_upkeep import add
+
+
+def shell(line: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, **more, "PY": sys.executable},
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    add(tmp_path / "store", "aa", [1, 0])
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-", "2>&-"])
+def test_closed_streams_are_no_error_and_no_file_gets_what_is_printed(
+    closed: str, store: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tables"
+    for line in ("ls", "verify", f"export {folder}"):
+        done = shell(f"$PY -m harness.store {line} --store {store} {closed}")
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert (folder / "rows.parquet").read_bytes()[:4] == b"PAR1"
+
+
+def test_a_run_with_closed_output_is_stored(tmp_path: Path) -> None:
+    settings = f"method=none benchmark=seedling_vqa limit=1 engine.warmup=0 store={tmp_path}"
+    done = shell(f"$PY run.py {settings} 1>&-")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert len([*tmp_path.glob("runs/*/row.json")]) == 1
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1", "4,2", "1e3"])
+def test_a_number_of_threads_that_is_none_is_one_line(value: str) -> None:
+    for line in ("run.py method=none limit=1", "-m harness.store ls"):
+        done = shell(f"$PY {line}", OMP_NUM_THREADS=value)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: OMP_NUM_THREADS={value!r} must be a number of threads; valid: 1 and more, or unset\n"
+        )
+
+
+def test_too_little_address_space_is_one_line() -> None:
+    done = shell("ulimit -v 500000; $PY run.py method=none limit=1")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "0.5 GiB of address space (ulimit -v); valid: ulimit -v unlimited" in line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "harness.store export /proc/x --store STORE",
+        "harness.store export /dev/null --store STORE",
+        "harness.tables d2pruner 1 --store STORE --out /proc/x",
+        "harness.tables analytic --write /proc/x",
+        "harness.report --store STORE --benchmarks b --out /proc/o",
+        "harness.pages.report --store STORE --out /proc/x.html",
+        "harness.pages.report --store STORE --out STORE",
+        "harness.pages.methods --write /proc/x",
+        "harness.report.cache --store STORE --write /proc/x",
+    ],
+)
+def test_places_that_cannot_be_written_are_one_line(line: str, store: Path) -> None:
+    done = shell(f"$PY -m {line.replace('STORE', str(store))}")
+    assert (done.returncode, done.stdout) == (2, "")
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert "valid: " in error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("a\nb"), 2, "error: a b\n"),
+        (StoreLost("full"), 1, "error: full\n"),
+        (
+            OSError(28, "No space left on device", "/a/b"),
+            1,
+            "error: /a/b: No space left on device\n",
+        ),
+        (BrokenPipeError(32, "Broken pipe"), 0, ""),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_command_ends_with_a_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command
+    def main(argv: Sequence[str] | None) -> int:
+        raise error
+
+    assert main([]) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_whatever_a_foreign_file_raises_is_one_line(kind: type[Exception]) -> None:
+    with (
+        pytest.raises(UserError, match=r"^x cannot be read \(.+\); valid: y$"),
+        foreign("x cannot be read", "y"),
+    ):
+        raise kind("several\nlines")
+
+
+def test_an_error_of_ours_passes_as_it_is() -> None:
+    with pytest.raises(UserError, match=r"^ours$"), foreign("x", "y"):
+        raise UserError("ours")
+
+
+def test_a_reason_has_a_bearable_length() -> None:
+    assert len(first_words(ValueError("x" * 5000))) < 300
+    assert first_words(KeyError("a")) == "KeyError: 'a'"
+    assert first_words(OSError(40, "Too many levels", "/a")) == "Too many levels"
+
+
+def test_a_file_may_be_made_or_replaced(tmp_path: Path) -> None:
+    check_file("--out", tmp_path / "deep" / "page.html")
+    (tmp_path / "page.html").touch()
+    check_file("--out", tmp_path / "page.html")
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path, tmp_path / "loop", Path("/dev/null"), tmp_path / ("x" * 300) / "y"):
+        with pytest.raises(UserError, match=r"^--out"):
+            check_file("--out", path)
