@@ -83,7 +83,8 @@ def _removed(ratio: float) -> float:
 
 
 def _draw_panel(axes: Axes, panel: Panel, known: Looks, gap: float) -> None:
-    places = [_removed(ratio) for ratio in panel.ratios]
+    # A panel of the unpruned model alone has no ratios.
+    places = [_removed(ratio) for ratio in panel.ratios] or [_removed(0)]
     axes.set_xscale("log")
     for number, curve in enumerate(panel.curves):
         # Neighbours are moved apart by a percent on the log axis, or their bars would overlap.

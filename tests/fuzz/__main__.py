@@ -70,10 +70,14 @@ def reference(store: Path) -> None:
     subprocess.run(line, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def fuzz(seed: int, count: int | None, kind: str = "", verbose: bool = False) -> list[str]:
+def fuzz(
+    seed: int, count: int | None, kinds: Sequence[str] = ("",), verbose: bool = False
+) -> list[str]:
     """Carry out the first cases of a seed and return a line for each that fails."""
     drawn: list[tuple[int, Case]] = [
-        (number, case) for number, case in enumerate(cases(seed)) if case.kind.startswith(kind)
+        (number, case)
+        for number, case in enumerate(cases(seed))
+        if case.kind.startswith(tuple(kinds))
     ][:count]
     failures, done, start = [], Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz_store_") as folder:
@@ -106,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, help="the first so many (default: all)")
-    parser.add_argument("--kind", default="", help="cases of kinds that begin so")
+    parser.add_argument("--kind", nargs="+", default=[""], help="cases of kinds that begin so")
     parser.add_argument("--verbose", action="store_true", help="name those that pass, too")
     options = parser.parse_args(argv)
     return len(fuzz(options.seed, options.cases, options.kind, options.verbose))

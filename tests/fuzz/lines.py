@@ -135,6 +135,9 @@ def lines(dice: Random) -> Iterator[Case]:
 
 
 def _outputs(dice: Random) -> Iterator[Case]:
+    yield Case(
+        "outputs", "run", ("method=none", *CELLS, f"curves={HERE}/c", f"store={STORE}"), served=True
+    )
     for place in PLACES:
         yield run("outputs", *CELLS, f"curves='{place}'", refused=True)
         yield run("outputs", *CELLS, f"report='{place}'", refused=True)
