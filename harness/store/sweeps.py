@@ -90,7 +90,7 @@ def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
         "submitted": time.time(),
         "cells": [asdict(cell) for cell in cells],
     }
-    if not os.access(
+    if store.is_dir() and not os.access(
         store, os.W_OK
     ):  # whose rows are all there, or no cell would have been admitted
         return path
