@@ -51,7 +51,7 @@ def changed(**more: Any) -> Callable[[Path], None]:
         row = json.loads(path.read_bytes())
         for name, value in more.items():
             row[name] = {**row[name], **value} if isinstance(value, dict) else value
-        path.write_text(json.dumps(row, indent=1) + "\n", encoding='utf-8')
+        path.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
 
     return write
 
