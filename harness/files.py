@@ -16,10 +16,9 @@ def read_bytes(path: Path) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is a pipe, a device or a folder; reading such may never end.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", closefd=True) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise ValueError("not a file")
-        return stream.read()
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("not a file")
+    return path.read_bytes()
 
 
 def read_json(path: Path) -> Any:

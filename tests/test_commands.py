@@ -76,7 +76,6 @@ def test_too_little_address_space_is_one_line() -> None:
         "harness.store export /proc/x --store STORE",
         "harness.store export /dev/null --store STORE",
         "harness.tables d2pruner 1 --store STORE --out /proc/x",
-        "harness.tables analytic --write /proc/x",
         "harness.report --store STORE --benchmarks b --out /proc/o",
         "harness.pages.report --store STORE --out /proc/x.html",
         "harness.pages.report --store STORE --out STORE",

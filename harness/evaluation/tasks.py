@@ -137,15 +137,17 @@ def load_tasks(
         raise
     except Exception as error:  # a task's own functions: whatever they raise must name their data
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+        if lacks_locks(cause):
+            raise UserError(
+                f"benchmark.task={name!r}: its data cannot be loaded: No locks available in "
+                f"{str(datasets.config.HF_DATASETS_CACHE)!r}; valid: HF_DATASETS_CACHE=<a folder on a local disk>, "
+                "whose file system has locks"
+            ) from error
         if isinstance(cause, UserError) or cause is None or not configs:
             raise cause or error from error
         file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
         way = WAYS if data is None and isinstance(error, RetryError) else ""
-        if lacks_locks(cause):
-            way = (
-                "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, whose file system has locks"
-            )
         raise UserError(
             f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error

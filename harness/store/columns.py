@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from harness import durable
 from harness.digests import Digests
 from harness.errors import FOREIGN
+from harness.files import read_bytes
 from harness.store import blocks, schema, shape
 from harness.store.blocks import EXTRA, INNER, Block, Row
 
@@ -117,7 +118,7 @@ class Columns:
         self.places: dict[str, int] = {}
         self.marks: list[Mark] = []
         try:
-            content = memoryview((store / NAME).read_bytes())
+            content = memoryview(read_bytes(store / NAME))
             if content[:DIGEST] != _digest(content[DIGEST:]):
                 return
             self._file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content[DIGEST:])))

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from harness import durable, journal
 from harness.digests import Digests
 from harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
+from harness.files import read_bytes
 from harness.folders import check_folder
 from harness.paths import ROOT
 from harness.store import RunDir, Store, schema, shape, tables
@@ -165,8 +166,8 @@ def _encoded(table: pa.Table) -> bytes:
 
 def _former(store: Path, folder: Path) -> Former:
     try:
-        digest, _, told = (store / NAME).read_bytes().partition(b"\n")
-        content = {name: (folder / name).read_bytes() for name in (ROWS, SAMPLES)}
+        digest, _, told = read_bytes(store / NAME).partition(b"\n")
+        content = {name: read_bytes(folder / name) for name in (ROWS, SAMPLES)}
         if digest.decode() != _digest(told):
             return Former({}, {})
         index: dict[str, Any] = json.loads(told)

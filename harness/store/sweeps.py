@@ -90,10 +90,8 @@ def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
         "submitted": time.time(),
         "cells": [asdict(cell) for cell in cells],
     }
-    if not os.access(
-        store, os.W_OK
-    ):  # whose rows are all there, or no cell would have been admitted
-        return path
+    if store.is_dir() and not os.access(store, os.W_OK):
+        return path  # its rows are all there, or no cell would have been admitted
     durable.make_folder(path.parent)
     durable.replace(path, f"{json.dumps(told, indent=1)}\n".encode())
     return path

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from harness.commands import command
 from harness.errors import UserError
-from harness.folders import check_folder
 from harness.tables import (
     analytic_aircache,
     analytic_d2pruner,
@@ -79,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="analytic.md and analytic.csv")
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     asked = parser.parse_args(argv)
-    if asked.write is not None:
-        check_folder("--write", asked.write)
     try:
         judged, left = verdicts(asked.published)
     except UserError as error:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,3 +152,87 @@ def test_a_configuration_of_no_model_is_one_line(
 def test_other_json_may_hold_what_it_likes(folder: Path) -> None:
     (folder / "trainer_state.json").write_text("[1, 2]")
     check_checkpoint(folder, Digests())
+
+
+def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def with_header(file: Path, header: bytes, body: bytes) -> None:
+    file.write_bytes(len(header).to_bytes(8, "little") + header + body)
+
+
+def edited(change: Callable[[dict[str, Any], str], object]) -> Damage:
+    """Return a damage of the header, given its table and the name of a tensor with two axes."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        header, body = header_of(file)
+        name = next(key for key, one in header.items() if len(one.get("shape", ())) == 2)
+        change(header, name)
+        with_header(file, json.dumps(header).encode(), body)
+
+    return damage
+
+
+def more_tensors(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    header, body = header_of(file)
+    header["stray"] = {"dtype": "F32", "shape": [2], "data_offsets": [len(body), len(body) + 8]}
+    with_header(file, json.dumps(header).encode(), body + bytes(8))
+
+
+def settings(name: str, **more: object) -> Damage:
+    def damage(folder: Path) -> None:
+        file = folder / name
+        table = json.loads(file.read_bytes()) if file.exists() else {}
+        file.write_text(json.dumps({**table, **more}))
+
+    return damage
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda f: with_header(f / "model.safetensors", NESTED, b""), "does not parse"),
+        (edited(lambda h, n: h[n].update(data_offsets=["a", "b"])), "does not parse"),
+        (edited(lambda h, n: h[n].update(data_offsets=[-4, 0])), "does not parse"),
+        (edited(lambda h, n: h[n].update(data_offsets=[0, 4])), "does not parse"),
+        (edited(lambda h, n: h[n].update(dtype="Q9")), "does not parse"),
+        (edited(lambda h, n: h[n].update(shape="x")), "does not parse"),
+        (edited(lambda h, n: h.update({n: None})), "does not parse"),
+        (edited(lambda h, n: h[n]["shape"].reverse()), "mismatched keys"),
+        (edited(lambda h, n: h.update(other=h.pop(n))), "missing keys"),
+        (more_tensors, "unexpected keys, the first is stray"),
+        (lambda f: with_header(f / "model.safetensors", b"{}", b""), "missing keys"),
+        (
+            lambda f: (f / "model.safetensors.sha256").write_bytes(bytes(range(256))),
+            "its SHA-256 differs from model.safetensors.sha256",
+        ),
+        (lambda f: (f / "config.json").write_bytes(b'{"a":' * 50_000), "does not parse"),
+        (settings("processor_config.json", processor_class="os.system"), "the processor of"),
+        (settings("processor_config.json", processor_class=5), "no usable checkpoint"),
+        (settings("tokenizer_config.json", tokenizer_class=5), "no usable checkpoint"),
+    ],
+)
+def test_a_checkpoint_of_nonsense_is_one_line_and_nothing_stands_before_it(
+    damage: Damage, word: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    capfd.readouterr()
+    assert word in line_of(folder)
+    captured = capfd.readouterr()
+    # A run shows no bars of the library (harness/running/pool.py).
+    told = [line for line in captured.err.split("\n") if "Loading weights" not in line]
+    assert (captured.out, "".join(told).strip()) == ("", "")
+
+
+def test_a_path_that_no_system_takes_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^model\.path='/x+") as caught:
+        check_checkpoint(Path("/" + "x" * 5000), Digests())
+    assert len(str(caught.value)) < 600

@@ -228,3 +228,42 @@ def test_sbatch_is_asked_for_what_the_job_takes(tmp_path: Path) -> None:
     assert "gpus_per_node" not in small
     assert "partition" not in small
     assert small["signal_delay_s"] == 30
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"key": "a", "row": "b", "before": null, "config": null}]',
+        '[{"key": "a", "row": 3, "before": null, "config": {}}]',
+        '[{"key": "a", "row": "b", "before": "x", "config": {}}]',
+        '[{"key": "a", "row": "b", "before": null, "config": {}}]',
+        '[{"key": "a", "row": "b", "before": null, "config": {"model": 3}}]',
+        "[" * 100_000,
+        "[3]",
+        "3",
+        "null",
+        "{}" * 2,
+        "\udcff",
+    ],
+)
+def test_cells_of_nonsense_are_one_line(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import run
+
+    file = tmp_path / "job.json"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert run.main(["--cells", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize("content", ["null", "[1]", "[" * 100_000, '{"code": "x"}', "", "3"])
+def test_what_is_noted_of_a_job_and_makes_no_sense_is_passed_over(
+    content: str, tmp_path: Path
+) -> None:
+    file = JobFile(tmp_path / "job-0.json")
+    for part in (".left_out", ".end"):
+        file.path.with_suffix(f"{part}.json").write_text(content)
+    assert file.left_out() == {}
+    assert file.ended() is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import zipfile
 from collections.abc import Callable
@@ -252,3 +254,21 @@ def test_only_the_benchmarks_own_data_set_counts(tmp_path: Path) -> None:
     write_copy(tmp_path / "data/somebody/others")
     assert copies.revision(Digests()) == first
     assert every.revision(Digests()) != all_first
+
+
+def test_a_cache_without_locks_is_told_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write_task(tmp_path / "task")
+    write_copy(tmp_path / "copy")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path / "task", tmp_path / "copy")
+    line = str(caught.value)
+    assert "No locks available" in line
+    assert line.endswith(
+        "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, whose file system has locks"
+    )
