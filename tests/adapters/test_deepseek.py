@@ -439,7 +439,7 @@ LIBRARY = "model.language_model.layers"
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lm_head.weight", "1 missing keys, the first is lm_head.weight"),
+        ("lm_head.weight", "has no lm_head.weight, and tie_word_embeddings is false"),
         (
             "model.layers.1.mlp.experts.2.down_proj.weight",
             "1 mismatched keys, the first is model.language_model.layers.1.mlp.experts.down_proj",
