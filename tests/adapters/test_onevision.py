@@ -27,6 +27,7 @@ from tests.families.onevision import (
     video,
     watch,
 )
+from tests.family_runs import Tiny
 from tests.tiny import Recorder, load_tiny, picture, save_tiny
 
 NAMES = list(FAMILIES)
@@ -487,3 +488,23 @@ def test_an_unconverted_release_is_refused_with_the_command(release):
     folder, _ = release
     with pytest.raises(UserError, match=r"llava_qwen.*python -m harness.convert.llava_video"):
         load_tiny(CONVERTIBLE, folder)
+
+
+@pytest.mark.parametrize("name", ["onevision_image", "onevision_video", "llava_video"])
+def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
+    """As the releases do; some versions of the library put the normed states in that place."""
+    tiny = Tiny(name, "float32")
+    with torch.inference_mode():
+        taken = []
+        adapter = tiny.adapter
+        last = adapter.tower_layers()[-1].register_forward_hook(
+            lambda module, args, output: taken.append(output)
+        )
+        read = adapter.projector.register_forward_pre_hook(
+            lambda module, args: taken.append(args[0])
+        )
+        adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
+        last.remove()
+        read.remove()
+    put_out, projected = (one[0] if isinstance(one, tuple) else one for one in taken)
+    assert torch.equal(put_out, projected)
