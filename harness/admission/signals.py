@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from harness.adapters.base import ADAPTERS
 from harness.catalogue import build_method, names_of
-from harness.errors import Refused, unknown_name
+from harness.errors import Refused
 from harness.facts import ModelFacts
 from harness.specs import ModelSpec
 from methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer
 from methods.blame import Blame
-from methods.signals import SIGNALS
 
 
 def signals_of(method: Method, facts: ModelFacts) -> set[str]:
@@ -49,9 +48,6 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     """
     facts = model.facts
     needed = signals_of(method, facts)
-    unknown = sorted(needed - set(SIGNALS))
-    if unknown:
-        raise unknown_name(f"method={name!r}: signal", unknown[0], SIGNALS)
     if _acts_inside(method, facts) and not facts.patch_tokens:
         raise Refused(
             f"method={name!r} acts inside the vision tower, and the visual tokens of "

@@ -15,7 +15,7 @@ from harness.admission.lengths import decoder_bytes
 from harness.budget import NOMINAL_TEXT
 from harness.diffusion.budgets import step_budgets
 from harness.diffusion.settings import Denoising
-from harness.kinds.lookup import in_front
+from harness.kinds.lookup import as_token_reducer, in_front
 from harness.measure.flops import head_flops, text_flops
 from harness.measure.schedule import frame_of
 from harness.specs import RunSpec
@@ -100,7 +100,7 @@ def _denoised(spec: RunSpec, method: Method, text: int) -> int:
     how = Denoising.of(spec.generation)
     if how.prefix_cache:
         raise Unknown(f"model {spec.model.name}: steps behind a cached prompt")
-    reducer = method if isinstance(method, TokenReducer) else _reducer(spec, method)
+    reducer = as_token_reducer(method) or _reducer(spec, method)
     places = text + how.length
     frame = frame_of(reducer, facts, facts.visual_tokens, places)
     budgets = step_budgets(reducer, spec.budget, facts, how.steps)

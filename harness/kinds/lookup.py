@@ -45,6 +45,11 @@ def as_reducer(method: Method) -> TokenReducer | None:
     return method if own and isinstance(method, TokenReducer) else None
 
 
+def as_token_reducer(method: Method) -> TokenReducer | None:
+    """Return a method that drops tokens, in one prefill or at every denoising step; None if it is of another kind."""
+    return method if isinstance(method, TokenReducer) else None
+
+
 def as_decoder(method: Method) -> Decoder | None:
     """Return a method by which a draft guesses ahead, for commands about these; None if it is of another kind."""
     return method if isinstance(method, Decoder) else None

@@ -108,6 +108,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         spec=SimpleNamespace(video=VideoSpec()),
         pieces=pieces,
         placeholders=("<image>",),
+        opened=lambda chat: [],
         written=lambda chat, media: "USER: <image>\nQ?",
         encode=lambda chats: batch,
         items=lambda inputs: {seen: []},

@@ -357,6 +357,8 @@ def test_an_output_head_tied_to_the_embedding_may_be_absent(tmp_path: Path) -> N
         save_file(tensors, file)
     assert "output head" in refusal(tmp_path / "release")
     edit(tmp_path / "release" / "config.json", llm_config__tie_word_embeddings=True)
+    tied = {**spec.architecture["model"], "tie_word_embeddings": True}
+    spec = replace(spec, architecture={**spec.architecture, "model": tied})
     adapter = converted(tmp_path / "release", spec, tmp_path / "out")
     assert torch.equal(adapter.model.lm_head.weight, model.model.language_model.embed_tokens.weight)
 

@@ -101,6 +101,7 @@ def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_one_line(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "empty").mkdir()
     assert main(["--store", str(tmp_path / "empty"), "--write", str(tmp_path)]) == 2
     assert "+experiment=diffusion" in capsys.readouterr().err
     with pytest.raises(UserError, match="--model='huge' is unknown; valid: tiny"):
