@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from harness.adapters.base import ADAPTERS
 from harness.catalogue import build_method, names_of
 from harness.errors import Refused
@@ -57,8 +59,11 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     if not missing:
         return
     able = [other for other in names_of(base) if _carries(other, facts)]
+    # Names of signals differ more than by a letter or two.
+    near = get_close_matches(missing[0], facts.signals, 1, cutoff=0.9)
+    hint = f"did you mean {near[0]}? " if near else ""
     raise Refused(
-        f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; "
+        f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; {hint}"
         f"valid: {', '.join(able)}"
     )
 
