@@ -130,7 +130,8 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     from harness.store.trash import Waste, move
 
     path = store / "runs" / "cc"
-    with Store(store).run("cc").claim(0):
+    with Store(store).run("cc").claim(0) as held:
+        assert held
         moved = move(store, [Waste(path, "of other code", 1, path)])
     assert moved.things == 0
     assert moved.stayed == [f"{path}: stays, a command computes the run now"]
