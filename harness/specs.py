@@ -90,6 +90,16 @@ class PromptSpec:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: Tokens of a prompt's words, and of an answer, where nothing states them.
+WORDS, ANSWER = 1024, 512
+
+#: Tokens of a video's frame, for which a card keeps room: SigLIP's 27 x 27 patches pooled by two are 196.
+FRAME = 256
+
+#: Tokens of the longest prompt where no benchmark says.
+LONGEST_PROMPT = 4096
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """Which model, in which precision, where.
@@ -101,6 +111,8 @@ class ModelSpec:
             Random weights are always built on `device`.
         max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
         spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
+        offload: whether `device_map` may leave layers in the host's memory, from where each token copies them.
+        longest: tokens of the longest prompt and answer, for which cards keep room; no part of what the model is.
         facts: sizes, with `model.scale` applied.
         check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
         template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
@@ -130,6 +142,8 @@ class ModelSpec:
     device_map: str | None = None
     max_memory: Mapping[str, int] = field(default_factory=dict)
     spared_card: int | None = None
+    offload: bool = False
+    longest: int = field(default=LONGEST_PROMPT, compare=False)
     check_weights: bool | None = None
     template: str | None = None
     conversation: str | None = None

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
 from harness.adapters.conversations import sha256_of
-from harness.adapters.room import free_room, spread
+from harness.adapters.room import check_placed, free_room, spread
 from harness.errors import FOREIGN, UserError, first_words
 from harness.specs import CHECKPOINT
 
@@ -218,7 +218,10 @@ def load_checkpoint(
                 f"model={spec.name}: checkpoint {source!r} has {len(names)} {kind.replace('_', ' ')}, "
                 f"the first is {names[0]}{_conversion(spec)}"
             )
-    return model if spec.device_map is not None else model.to(spec.device)
+    if spec.device_map is None:
+        return model.to(spec.device)
+    check_placed(spec, getattr(model, "hf_device_map", {}))
+    return model
 
 
 def _unreadable(spec: ModelSpec, error: Exception) -> UserError:

@@ -11,7 +11,7 @@ from harness.errors import Refused, UserError
 #: Config keys whose last part is the argument; `model=` and file names such as model.safetensors stay.
 _KEY = re.compile(
     r"(?<![\w./-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
-    r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|check_weights"
+    r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|check_weights"
     r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
 

@@ -24,11 +24,13 @@ from harness.lease import Terms
 from harness.measure.schedule import RULES
 from harness.paths import rooted
 from harness.specs import (
+    ANSWER,
     AUTO_BATCH,
     AUTO_PAIRS,
     AUTO_PREFETCH,
     BACKENDS,
     DECODE_LOOPS,
+    FRAME,
     LOGS,
     POSITIONS,
     REFUSED,
@@ -36,6 +38,7 @@ from harness.specs import (
     SHARES,
     TRANSPORTS,
     VARIANTS,
+    WORDS,
     CompressorSpec,
     EngineSpec,
     MethodSpec,
@@ -47,7 +50,7 @@ from harness.wording import in_words_of_the_draft
 #: Keys of the sections; those of `benchmark` stand in harness/config/benchmark.py.
 SECTIONS = {
     "model": (
-        "name adapter path hub revision dtype attention weights scale device device_map max_memory "
+        "name adapter path hub revision dtype attention weights scale device device_map max_memory offload "
         "check_weights template prompt prompts conversation join template_sha256 conversion generation processor video "
         "transparency media facts architecture drafts boxes resources"
     ),
@@ -94,8 +97,10 @@ def build_spec(config: Cell) -> RunSpec:
     method = replace(
         _method(parts["method"], model, asked), compressor=_compressor(parts["compressor"])
     )
-    model = beside(model, method.draft)
     engine = _engine(parts["engine"])
+    model = with_longest(beside(model, method.draft), benchmark)
+    if method.draft is not None:
+        method = replace(method, draft=with_longest(method.draft, benchmark))
     share = fields.draft_ratio if _decodes(method.name) else fields.ratio
     return RunSpec(
         model=model,
@@ -148,6 +153,21 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     optional = [key for key in OPTIONAL.get(name, ()) if key in section]
     fields.only_known(name, section, [*SECTIONS[name].split(), *optional])
     return section
+
+
+def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
+    """Return the model with the tokens of the longest prompt and answer: as stated, else an estimate.
+
+    Of pictures the nominal tokens of one, of videos FRAME for each frame. Further rows of a batch come on top.
+    """
+    facts, generation = model.facts, benchmark.generation
+    stated = generation.get("max_new_tokens")
+    answer = benchmark.new_tokens or (stated if isinstance(stated, int) else ANSWER)
+    visual = facts.visual_tokens
+    if benchmark.dataset.video:
+        visual = max(visual, FRAME * model.video.frames)
+    prompt = benchmark.prompt_tokens or visual + WORDS
+    return replace(model, longest=prompt + answer)
 
 
 def beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:

@@ -58,6 +58,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
         weights=weights,
         device=_device(part["device"]),
         device_map=device_map,
+        offload=_offload(part["offload"], device_map),
         max_memory=_max_memory(fields.table("model.max_memory", part["max_memory"]), device_map),
         facts=_scaled(_facts(fields.table("model.facts", part["facts"])), part["scale"], weights),
         check_weights=_check_weights(part["check_weights"]),
@@ -94,6 +95,13 @@ def _device_map(value: Any, weights: str) -> str | None:
         return None
     fields.choice("model.device_map", device_map, DEVICE_MAPS)
     return None if weights == "random" else device_map
+
+
+def _offload(value: Any, device_map: str | None) -> bool:
+    offload = fields.flag("model.offload", value)
+    if offload and device_map is None:
+        raise UserError("model.offload=True needs model.device_map=auto; valid: false, or both")
+    return offload
 
 
 def _max_memory(part: Mapping[str, Any], device_map: str | None) -> dict[str, int]:

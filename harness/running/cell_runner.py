@@ -24,6 +24,8 @@ from harness.store import RunDir, Store, Unreadable, failures
 from harness.store.digest import digest_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from harness.evaluation.evaluate import Evaluation
     from harness.measure.memory import Peak
 
@@ -171,7 +173,9 @@ class CellRunner:
                     loaded=loaded,
                 )
             peak = max(ranks.gather(own), key=lambda one: one.bytes)
-            return ranks.first(lambda: self._store(job, directory, evaluation, peak, status))
+            return ranks.first(
+                lambda: self._store(job, directory, evaluation, peak, status, adapter.model)
+            )
 
     def _begin(self, job: Job, directory: RunDir) -> str:
         """Prepare the directory of a run and return its status to be; answers of this command are no older ones."""
@@ -180,12 +184,19 @@ class CellRunner:
         return "resumed" if there and not shared else "done"
 
     def _store(
-        self, job: Job, directory: RunDir, evaluation: Evaluation, peak: Peak, status: str
+        self,
+        job: Job,
+        directory: RunDir,
+        evaluation: Evaluation,
+        peak: Peak,
+        status: str,
+        model: nn.Module,
     ) -> dict[str, Any]:
         """Build the row of a finished run and commit it."""
         spec, world = job.spec, self.ranks.world
         # Times of rows compare only where all of this is equal.
         how = {
+            **environment.placement(model),
             "batch_size": evaluation.batch_size,
             "processes": world,
             "prefetch": evaluation.ahead,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from harness.paths import ROOT
 from harness.specs import RunSpec
@@ -35,6 +36,16 @@ def describe(spec: RunSpec) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": commit(),
     }
+
+
+def placement(model: nn.Module) -> dict[str, Any]:
+    """Return where a model's weights are: GiB by device, `offloaded` for those outside it, and the cards by name."""
+    sizes: dict[str, int] = {}
+    for tensor in model.parameters():
+        place = "offloaded" if tensor.is_meta else str(tensor.device)
+        sizes[place] = sizes.get(place, 0) + tensor.numel() * tensor.element_size()
+    cards = [torch.cuda.get_device_name(place) for place in sizes if place.startswith("cuda")]
+    return {"weights_gib": {p: round(size / 2**30, 3) for p, size in sizes.items()}, "cards": cards}
 
 
 def device_name(device: str) -> str:

@@ -98,6 +98,7 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "facts": _facts(model.facts),
         **_prompt(model.prompt),
         # Younger, too.
+        **({"offload": True} if model.offload else {}),
         **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
     }
 

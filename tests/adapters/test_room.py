@@ -11,7 +11,7 @@ import torch
 from harness.adapters import base
 from harness.adapters.base import load_adapter
 from harness.adapters.loading import load_checkpoint
-from harness.adapters.room import check_room, free_room, spread
+from harness.adapters.room import check_placed, check_room, free_room, reserved, spread
 from harness.adapters.skeleton import weight_bytes
 from harness.admission import checkpoints
 from harness.admission.checkpoints import check_model
@@ -26,7 +26,7 @@ from tests.tiny import LLAVA, random_model, save_llava
 GIB = 2**30
 #: Two cards of 80 GiB and a host of 100.
 TWO_CARDS = {0: 79 * GIB, 1: 80 * GIB, "cpu": 100 * GIB}
-LARGE = replace(LLAVA, device="cuda", weights="trained", dtype="bfloat16")
+LARGE = replace(LLAVA, device="cuda", weights="trained", dtype="bfloat16", longest=1)
 
 
 def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
@@ -39,12 +39,21 @@ def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
 
 def test_one_card_is_too_small_and_the_map_is_named() -> None:
     line = refusal(LARGE, 136 * GIB, TWO_CARDS)
-    assert "136.0 GiB of weights do not fit on model.device='cuda', where 79.0 GiB are free" in line
+    assert "136.0 GiB of weights do not fit on model.device='cuda'" in line
+    assert "beside a prompt of 1 tokens" in line
+    # The host's memory is no part of a plan that nobody asked for.
     assert (
-        "model.device_map=auto (79.0 GiB of card 0, 80.0 GiB of card 1, 100.0 GiB of cpu)" in line
+        "valid: model.device_map=auto (79.0 GiB of card 0, 80.0 GiB of card 1, 0.0 GiB of cpu)"
+        in line
     )
-    check_room(LARGE, 79 * GIB, TWO_CARDS)
+    check_room(LARGE, 78 * GIB, TWO_CARDS)
     assert "80.0 GiB are free" in refusal(replace(LARGE, device="cuda:1"), 81 * GIB, TWO_CARDS)
+
+
+def test_offload_is_advised_where_nothing_else_holds_the_weights_and_named_slow() -> None:
+    line = refusal(LARGE, 200 * GIB, TWO_CARDS)
+    assert "model.device_map=auto, model.offload=true, slowly (" in line
+    assert "100.0 GiB of cpu)" in line
 
 
 def test_the_map_is_not_advised_where_it_would_not_help() -> None:
@@ -58,20 +67,92 @@ def test_the_map_is_not_advised_where_it_would_not_help() -> None:
 
 def test_a_map_takes_what_it_may_and_no_more() -> None:
     spread_out = replace(LARGE, device_map="auto")
-    check_room(spread_out, 259 * GIB, TWO_CARDS)
-    assert "260.0 GiB of weights do not fit into 79.0 GiB of card 0" in refusal(
-        spread_out, 260 * GIB, TWO_CARDS
+    check_room(spread_out, 158 * GIB, TWO_CARDS)
+    assert "159.0 GiB of weights do not fit into 79.0 GiB of card 0" in refusal(
+        spread_out, 159 * GIB, TWO_CARDS
     )
+    check_room(replace(spread_out, offload=True), 258 * GIB, TWO_CARDS)
     bounded = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 0})
     assert spread(bounded, TWO_CARDS) == {1: 60 * GIB, "cpu": 0}
     assert "60.0 GiB of card 1" in refusal(bounded, 61 * GIB, TWO_CARDS)
+    host = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 9 * GIB})
+    assert "model.offload=true, or cpu: 0" in refusal(host, 61 * GIB, TWO_CARDS)
+    check_room(replace(host, offload=True), 61 * GIB, TWO_CARDS)
+
+
+#: Bytes of weights at half precision, by parameters.
+PUBLISHED = {
+    "llava15_13b": 13.35e9,
+    "internvl2_26b": 25.5e9,
+    "qwen2_5_vl_32b": 33.5e9,
+    "llava_ov_72b": 73.2e9,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "fits"),
+    [
+        ("llava15_13b", 1 * [24], False),
+        ("internvl2_26b", 1 * [24], False),
+        ("qwen2_5_vl_32b", 1 * [24], False),
+        ("qwen2_5_vl_32b", 1 * [80], True),
+        ("llava15_13b", 2 * [24], True),
+        ("llava_ov_72b", 1 * [80], False),
+        ("llava_ov_72b", 2 * [80], True),
+    ],
+)
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_plan_leaves_room_for_the_longest_prompt(
+    name: str, cards: list[int], fits: bool, offload: bool
+) -> None:
+    command = read_command([f"model={name}", "model.device_map=auto", "benchmark=textvqa"])
+    assert command is not None
+    spec = replace(build_spec(command.cells[0]).model, offload=offload, device="cuda")
+    room = {n: int(0.98 * size * GIB) for n, size in enumerate(cards)} | {"cpu": 200 * GIB}
+    needed = int(2 * PUBLISHED[name])
+    places = spread(spec, room)
+    assert all(
+        room[card] - places[card] >= reserved(spec, 1 / len(cards))
+        for card in room
+        if card != "cpu"
+    )
+    if fits or offload:
+        check_room(spec, needed, room)
+    else:
+        line = refusal(spec, needed, room)
+        assert "model.offload=true, slowly" in line
+
+
+def test_many_frames_take_their_room() -> None:
+    lines = {}
+    for frames in (32, 128):
+        argv = ["model=llava_ov_72b", "benchmark=videomme", f"model.video.frames={frames}"]
+        command = read_command(argv)
+        assert command is not None
+        lines[frames] = build_spec(command.cells[0]).model
+    assert lines[128].longest > 128 * 196
+    assert lines[128] == replace(lines[32], video=lines[128].video)  # no other model
+    assert reserved(lines[128]) > 2 * reserved(lines[32])
+    # Keys and values of 25,088 tokens alone are 8 GiB.
+    assert reserved(lines[128]) > 8 * GIB
 
 
 def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
     beside = replace(LARGE, device_map="auto", spared_card=1)
-    assert spread(beside, TWO_CARDS) == {**TWO_CARDS, 1: 0}
+    assert spread(beside, TWO_CARDS)[1] == 0
+    assert spread(beside, TWO_CARDS)["cpu"] == 0
     alone = {0: 79 * GIB, "cpu": 100 * GIB}
-    assert spread(replace(beside, spared_card=0), alone) == alone
+    assert spread(replace(beside, spared_card=0), alone)[0] > 78 * GIB
+
+
+def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
+    spec = replace(LARGE, device_map="auto")
+    check_placed(spec, {"layers.0": 0, "layers.1": 1})
+    check_placed(spec, {"": "cpu"})  # a machine without a card
+    for place in ("cpu", "disk"):
+        with pytest.raises(UserError, match=f"would stand on {place}.*model.offload=true"):
+            check_placed(spec, {"layers.0": 0, "layers.1": place})
+        check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
 
 
 def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:

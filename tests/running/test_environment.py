@@ -6,6 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
+from torch import nn
 
 from harness.running import environment
 
@@ -23,3 +24,11 @@ def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
     environment.commit.cache_clear()
     assert environment.commit() == environment.commit()
     assert len(asked) == 1
+
+
+def test_weights_outside_a_device_are_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False, device="meta"))
+    assert environment.placement(model) == {
+        "weights_gib": {"cpu": 0.0, "offloaded": 0.0},
+        "cards": [],
+    }

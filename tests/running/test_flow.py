@@ -74,6 +74,9 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert row["extra"]["headline"] == "acc_at_50"
     environment = row["extra"]["environment"]
     assert {"torch", "device", "dtype", "attention", "threads", "commit"} <= set(environment)
+    assert environment["cards"] == []
+    assert environment["weights_gib"].keys() == {"cpu"}
+    assert environment["weights_gib"]["cpu"] > 0
     assert row["extra"]["batch_size"] == environment["batch_size"]
     assert environment["processes"] == 1
 
