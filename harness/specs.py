@@ -143,7 +143,7 @@ class ModelSpec:
     max_memory: Mapping[str, int] = field(default_factory=dict)
     spared_card: int | None = None
     offload: bool = False
-    longest: int = field(default=LONGEST_PROMPT, compare=False)
+    longest: int = field(default=LONGEST_PROMPT, compare=False, repr=False)
     check_weights: bool | None = None
     template: str | None = None
     conversation: str | None = None

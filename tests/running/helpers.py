@@ -141,7 +141,9 @@ def make_bench(
 
     def load(spec: Any) -> object:
         fake.loads += 1
-        return SimpleNamespace(devices=tuple(map(torch.device, fake.devices)))
+        return SimpleNamespace(
+            devices=tuple(map(torch.device, fake.devices)), model=torch.nn.Linear(512, 512)
+        )
 
     monkeypatch.setattr("harness.evaluation.evaluate.evaluate", fake.evaluate)
     monkeypatch.setattr("harness.evaluation.evaluate.open_benchmark", lambda spec, *more: None)

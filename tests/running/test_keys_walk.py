@@ -31,6 +31,8 @@ EXEMPT = {
     "benchmark.media": "refuses a sample or changes nothing",
     "model.check_weights": "refuses a model or changes nothing",
     "method.draft.check_weights": "as model.check_weights",
+    "model.longest": "room that cards keep free",
+    "method.draft.longest": "as model.longest",
     "model.conversion": "a command to print where a checkpoint does not load",
     "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
     "method.draft.conversion": "as model.conversion",
