@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
 from harness.adapters.conversations import sha256_of
+from harness.adapters.formats import check_format
 from harness.adapters.room import check_placed, free_room, spread
 from harness.errors import FOREIGN, UserError, first_words
 from harness.specs import CHECKPOINT
@@ -149,13 +150,14 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     """Return what a checkpoint's config.json holds.
 
     Raises:
-        UserError: there is none, or it holds no table.
+        UserError: there is none, it holds no table, or it describes a format that is not loaded here.
     """
     source, revision = source_of(spec)
     try:
         found, _ = PretrainedConfig.get_config_dict(source, **revision)
     except MALFORMED as error:
         raise _unreadable(spec, error) from error
+    check_format(spec, source, found)
     return dict(found)
 
 
