@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -130,9 +131,24 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     from harness.store.trash import Waste, move
 
     path = store / "runs" / "cc"
-    with Store(store).run("cc").claim(0) as held:
-        assert held
+    # In a process of its own: lmms-eval lets all locks of one path in a process be the same lock.
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+
+    def compute() -> None:
+        with Store(store).run("cc").claim(0) as held:
+            assert held
+            ready.set()
+            leave.wait(300)
+
+    process = context.Process(target=compute)
+    process.start()
+    try:
+        assert ready.wait(120)
         moved = move(store, [Waste(path, "of other code", 1, path)])
+    finally:
+        leave.set()
+        process.join()
     assert moved.things == 0
     assert moved.stayed == [f"{path}: stays, a command computes the run now"]
     assert keys(store) == sorted(ROWS)
