@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 
-from harness.errors import StoreLost, UserError, first_words
-from harness.plain import plain
+from harness.errors import StoreLost, UserError, first_words, plain
 
 #: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
 THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from harness.errors import Mistakes, UserError, near_names, unknown_name
-from harness.plain import steers
+from harness.errors import Mistakes, UserError, near_names, steers, unknown_name
 
 Name = TypeVar("Name", bound=str)
 

@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.commands import command
-from harness.errors import UserError
+from harness.errors import UserError, plain
 from harness.folders import existing_store
 from harness.paths import ROOT
-from harness.plain import plain
 from harness.running.wandb_log import logs, mode
 from harness.running.wandb_marks import Mark
 from harness.secrets import masked, scrub, wandb_keys

@@ -12,8 +12,7 @@ import pytest
 
 from harness.cluster import slurm
 from harness.cluster.settings import ClusterSpec, _options, asked_of
-from harness.errors import JudgeLost, StoreLost, UserError
-from harness.plain import plain, plain_page, plain_values
+from harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
 from harness.report.data import Panel
 from harness.report.table import markdown
 from harness.running import streams

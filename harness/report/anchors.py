@@ -17,9 +17,8 @@ from harness.cells import Row
 from harness.commands import command
 from harness.config.benchmark import benchmark_spec
 from harness.config.compose import CONF, compose_section
-from harness.errors import UserError
+from harness.errors import UserError, plain_page
 from harness.folders import existing_store
-from harness.plain import plain_page
 from harness.report.stored import stored
 from harness.specs import ORIGINAL
 from harness.unread import FOOTNOTE, is_marked, mark

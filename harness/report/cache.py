@@ -12,9 +12,8 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.commands import command
-from harness.errors import UserError
+from harness.errors import UserError, plain_page
 from harness.folders import check_folder, existing_store
-from harness.plain import plain_page
 from harness.report.cache_rows import COMPARED, Cell, ablated, chosen_cells, shown, stacks
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 
 from harness.cells import passed_over
 from harness.commands import command
-from harness.errors import UserError
+from harness.errors import UserError, plain_page
 from harness.folders import check_folder, existing_store
-from harness.plain import plain_page
 from harness.report.decoder_bars import draw_decoders
 from harness.report.decoder_drafts import draw_guidance, draw_ratio
 from harness.report.decoder_looks import around

@@ -11,9 +11,8 @@ from matplotlib import rc_context
 
 from harness.budget import Budget
 from harness.commands import command
-from harness.errors import UserError
+from harness.errors import UserError, plain_page
 from harness.folders import check_folder, existing_store
-from harness.plain import plain_page
 from harness.report.data import FLOOR
 from harness.report.diffusion_picture import draw
 from harness.report.diffusion_rows import Dealt, Spot, read_dealt, spots, whole

@@ -14,10 +14,9 @@ from harness.budget import Budget
 from harness.catalogue import build_method
 from harness.config.compose import CONF
 from harness.config.presets import register
-from harness.errors import UserError
+from harness.errors import UserError, plain_page
 from harness.kinds.stacking import label_of
 from harness.labels import label
-from harness.plain import plain_page
 from harness.report.data import FLOOR, Curve, Panel, Point, read_panels
 from harness.report.dots import draw_dots
 from harness.report.groups import Group, at, title, title_of, verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from harness.plain import plain_page
+from harness.errors import plain_page
 from harness.report.data import Panel, read_panels
 from harness.report.figure import draw
 from harness.report.style import STYLE

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from harness.plain import plain
+from harness.errors import plain
 from harness.running.forecast import Forecast, clock
 from harness.unread import FOOTNOTE, MARK, is_marked, mark
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from harness.cells import brief, differences
 from harness.cells import name as curve_name
-from harness.plain import plain_values
+from harness.errors import plain_values
 from harness.report.columns import Column, below, beside, fits
 from harness.report.speculative_table import lines, tables_of
 from harness.unread import FOOTNOTE, is_marked, mark

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from harness.errors import plain
 from harness.kinds.stacking import label_of
-from harness.plain import plain
 from harness.running import hints, streams
 from harness.running.waiting import Waiting
 from harness.specs import RunSpec

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from harness.commands import complain, discard, speak_plainly
-from harness.plain import plain
+from harness.errors import plain
 
 __all__ = [
     "OutputLost",

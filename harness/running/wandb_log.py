@@ -20,8 +20,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from harness import fields
-from harness.errors import UserError, tell_once, unknown_name
-from harness.plain import plain
+from harness.errors import UserError, plain, tell_once, unknown_name
 from harness.running.wandb_marks import Mark
 from harness.secrets import masked, scrub, wandb_keys
 from harness.specs import RunSpec

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.commands import command
-from harness.errors import UserError
+from harness.errors import UserError, plain
 from harness.paths import ROOT
-from harness.plain import plain
 from harness.store.against import SAME, compare
 from harness.store.answers import find_run, read_told
 from harness.store.commits import DIRTY, counted, named

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.plain import plain
+from harness.errors import plain
 from harness.stats import Interval
 from harness.store.against import BROKE, MENDED, SAME, Comparison, Pair
 from harness.store.answers import Said, Told

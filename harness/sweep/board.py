@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from harness.plain import plain
+from harness.errors import plain
 from harness.store.index import DONE, FAILED, RUNNING
 from harness.sweep.progress import LEFT, STATES, At, Progress
 from harness.sweep.rerun import commands

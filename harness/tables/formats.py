@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 
-from harness.plain import plain_page
+from harness.errors import plain_page
 from harness.tables import wording
 from harness.tables.cells import COLUMNS
 from harness.tables.filling import Filled
