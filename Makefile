@@ -16,7 +16,7 @@ run: $(STAMP)  ## the default job, or any other with ARGS
 	$(PY) run.py $(ARGS)
 
 doctor: $(STAMP)  ## can this machine run it, and does it compute what it should?
-	$(PY) -m harness.doctor $(ARGS)
+	$(PY) -m espalier doctor $(ARGS)
 
 test: $(STAMP)  ## the everyday run, ten minutes on two cores; ARGS="-m 'slow or not slow'" is all that CI runs
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
@@ -37,10 +37,10 @@ layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pypr
 check: lint types layers test  ## what CI runs, less the tests marked slow and the recipes
 
 docs: $(STAMP)  ## the pages that are written from the code
-	$(PY) -m harness.pages.methods --write docs/methods.md
-	$(PY) -m harness.pages.benchmarks --write docs/benchmarks.md
-	$(PY) -m harness.pages.tables --write docs/tables.md
-	$(PY) -m harness.tables.presets --write conf/experiment
+	$(PY) -m lab.pages.methods_page --write docs/methods.md
+	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
+	$(PY) -m lab.pages.tables_page --write docs/tables.md
+	$(PY) -m espalier.harness.reports.tables.table_presets --write conf/experiment
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)
@@ -49,43 +49,43 @@ mutants: $(STAMP)  ## small mistakes made on purpose: do the tests notice? ARGS=
 	$(PY) -m tests.mutants $(ARGS)
 
 bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
-	$(PY) -m harness.bench.engine --write docs $(ARGS)
+	$(PY) -m lab.bench.engine_bench --write docs $(ARGS)
 
 bench-select: $(STAMP)  ## selection over the similarity product, growth and memory
-	$(PY) -m harness.bench.select --write docs $(ARGS)
+	$(PY) -m lab.bench.selection_bench --write docs $(ARGS)
 
 bench-sd: $(STAMP)  ## speculative decoding: speed-ups, overlap and what was predicted
-	$(PY) -m harness.bench.sd --write docs $(ARGS)
+	$(PY) -m lab.bench.speculative_bench --write docs $(ARGS)
 
 bench-decode: $(STAMP)  ## ordinary answers: the engine's loop beside generate, behind caches of three lengths
-	$(PY) -m harness.bench.decode --write docs $(ARGS)
+	$(PY) -m lab.bench.decode_bench --write docs $(ARGS)
 
 bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, scores, memory while evicting
-	$(PY) -m harness.bench.kv --write docs $(ARGS)
+	$(PY) -m lab.bench.kv_bench --write docs $(ARGS)
 
 bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what the FLOPs promise, scoring and merging
-	$(PY) -m harness.bench.diffusion --write docs $(ARGS)
+	$(PY) -m lab.bench.diffusion_bench --write docs $(ARGS)
 
 bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
-	$(PY) -m harness.bench.onepass --write docs $(ARGS)
+	$(PY) -m lab.bench.onepass_bench --write docs $(ARGS)
 
 bench-feeding: $(STAMP)  ## what of reading and preprocessing 12-megapixel pictures and videos is hidden behind the answers
-	$(PY) -m harness.bench.feeding --write docs $(ARGS)
+	$(PY) -m lab.bench.prefetch_bench --write docs $(ARGS)
 
 bench-guided: $(STAMP)  ## what a draft has to see of a video: words accepted, by what is kept
-	$(PY) -m harness.bench.guided --write docs $(ARGS)
+	$(PY) -m lab.bench.guided_bench --write docs $(ARGS)
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
-	$(PY) -m harness.bench.gpu --write docs $(ARGS)
+	$(PY) -m lab.bench.gpu_bench --write docs $(ARGS)
 
 notebooks: $(STAMP)  ## from the top to the bottom, on the rows of results/demo
-	$(PY) -m harness.pages.notebooks notebooks/*.ipynb $(ARGS)
+	$(PY) -m lab.pages.run_notebooks notebooks/*.ipynb $(ARGS)
 
 report: $(STAMP)  ## rows, curves, costs, kept tokens and published tables on one page: report/index.html
-	$(PY) -m harness.pages.report $(ARGS)
+	$(PY) -m espalier report $(ARGS)
 
 bench: $(STAMP)  ## speed ratios, from one process
-	$(PY) -m harness.bench.speed $(ARGS)
+	$(PY) -m lab.bench.speed_bench $(ARGS)
 
 quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and plot
 	$(PY) run.py +experiment=quickstart $(ARGS)
@@ -94,7 +94,7 @@ sweep: $(STAMP)  ## every method against random on all embedded benchmarks: docs
 	$(PY) run.py +experiment=sweep $(ARGS)
 
 train-seedling: $(STAMP)  ## train the embedded models from scratch (some hours on two cores)
-	$(PY) -m harness.seedling.training all $(ARGS)
+	$(PY) -m lab.training all $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

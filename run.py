@@ -21,18 +21,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands import check_environment, short_of_memory
-from harness.errors import JudgeLost, StoreLost, UserError, foreign
-from harness.ranks import RankLost, Ranks, join, speaks
-from harness.running import streams
-from harness.running.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
-from harness.running.waiting import Waiting
-from harness.secrets import masked, typed
+from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign
+from espalier.harness.ranks import RankLost, Ranks, join, speaks
+from espalier.harness.runs import streams
+from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
+from espalier.harness.specs.commands import check_environment, short_of_memory
+from espalier.harness.specs.secrets import masked, typed
 
 if TYPE_CHECKING:
-    from harness.config.compose import Command
-    from harness.running.runner import Runner
-    from harness.specs import RunSpec
+    from espalier.harness.config.compose import Command
+    from espalier.harness.runs.runner import Runner
+    from espalier.harness.specs.run_spec import RunSpec
 
 #: Tells what a command line would run, and runs nothing.
 DRY = "--dry"
@@ -74,7 +74,7 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     if CELLS in arguments:
         return work_off(arguments, waiting)
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
-    from harness.config.listing import asked_groups, listing
+    from espalier.harness.config.group_lists import asked_groups, listing
 
     if groups := asked_groups(arguments):
         waiting.clear()
@@ -82,7 +82,7 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
             with streams.output():
                 print(*map(listing, groups), sep="\n", end="")
         return 0
-    from harness.config.compose import CONF, read_command
+    from espalier.harness.config.compose import CONF, read_command
 
     def tell(cell: int, cells: int) -> None:
         waiting.say(f"composing cell {cell} of {cells}")
@@ -101,7 +101,7 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
 
 def elsewhere(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> int | None:
     """Run the cells as jobs (`cluster=`), or only tell what there is to do (`--dry`); None if they are to run here."""
-    from harness.cluster.settings import cluster_of
+    from espalier.harness.runs.cluster.cluster_spec import cluster_of
 
     cluster = cluster_of(command.cells)
     if not dry and cluster.name == "local":
@@ -111,17 +111,17 @@ def elsewhere(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> in
         raise UserError(f"{asked} is for one process, not {ranks.world}; valid: without torchrun")
     waiting.say("loading transformers")
     if dry:
-        from harness.cluster.dry import list_cells
+        from espalier.harness.runs.cluster.dry_run import list_cells
 
         return list_cells(command, cluster, waiting)
-    from harness.cluster.sweep import spread
+    from espalier.harness.runs.cluster.cluster_sweep import spread
 
     return spread(command, cluster, waiting)
 
 
 def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
     """Run the cells of a job's file that have no row yet (`--cells <file>`), and note those that give none."""
-    from harness.cluster.jobfile import JobFile, LeftOut
+    from espalier.harness.runs.cluster.job_file import JobFile, LeftOut
 
     if len(arguments) != 2 or arguments[0] != CELLS:
         raise UserError(
@@ -129,8 +129,8 @@ def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
         )
     file = JobFile(Path(arguments[1]))
     entries = [entry for entry in file.entries() if not entry.done]
-    from harness.config.build import build_spec
-    from harness.running.runner import Runner
+    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.runs.runner import Runner
 
     with foreign(
         f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
@@ -154,12 +154,12 @@ def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
 
 def run_all(command: Command, ranks: Ranks, waiting: Waiting) -> int:
     """Check every cell before the first one runs, then run them; return the worst exit code."""
-    from harness.config.build import build_spec
+    from espalier.harness.config.build_spec import build_spec
 
     def check() -> tuple[Runner, list[RunSpec]]:
         specs = [build_spec(cell) for cell in command.cells]
         waiting.say("loading transformers")
-        from harness.running.runner import Runner
+        from espalier.harness.runs.runner import Runner
 
         runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
         runner.admit(specs)
@@ -198,9 +198,9 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
 
 def run(spec: RunSpec, runner: Runner) -> None:
     """Run one cell, in all processes together; one that fails is told and noted as left out."""
-    from harness.budget import BudgetMismatch
-    from harness.evaluation.evaluate import SampleErrors
-    from methods.base import MethodError
+    from espalier.harness.cost.budget import BudgetMismatch
+    from espalier.harness.evaluation.evaluate import SampleErrors
+    from espalier.methods.base import MethodError
 
     try:
         runner.ranks.each(lambda: runner.run(spec))
@@ -218,8 +218,8 @@ def inform(argv: Sequence[str], folder: str) -> None:
     """
     import hydra
 
-    from harness.config.compose import without_cells
-    from harness.config.overrides import HYDRAS, one_line
+    from espalier.harness.config.compose import without_cells
+    from espalier.harness.config.overrides import HYDRAS, one_line
 
     with _command_line([__file__, *without_cells(argv)]):
         try:

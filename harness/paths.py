@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 
 T = TypeVar("T")
 

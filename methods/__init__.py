@@ -1,1 +1,1 @@
-"""One file for each method, found by name through harness/catalogue.py."""
+"""One file for each method, found by name through harness/specs/catalogue.py."""

@@ -28,10 +28,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.checks import require
-from methods.compressor import Allocation, CacheCompressor, CacheView
-from methods.select.attention import by_kv_head, logits, paid
-from methods.select.buckets import into_nearest
+from espalier.methods.checks import require
+from espalier.methods.compressor import Allocation, CacheCompressor, CacheView
+from espalier.methods.select.attention import by_kv_head, logits, paid
+from espalier.methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
 TEXTS = ("behind", "between")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.base import Decoder, Source
+from espalier.methods.base import Decoder, Source
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ methods/signals.py lists what a method may read. A method's file imports from he
 
 from __future__ import annotations
 
-from methods.decoders import Decoder, Source, Window
-from methods.method import Method
-from methods.plans import Assignment, Attended, Mixture, Plan, PlanError
-from methods.reducers import Positions, TokenReducer
-from methods.views import MethodError, Need, Site, View, Where
+from espalier.methods.decoders import Decoder, Source, Window
+from espalier.methods.method import Method
+from espalier.methods.plans import Assignment, Attended, Mixture, Plan, PlanError
+from espalier.methods.reducers import Positions, TokenReducer
+from espalier.methods.views import MethodError, Need, Site, View, Where
 
 __all__ = [
     "Assignment",

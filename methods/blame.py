@@ -7,8 +7,8 @@ from types import TracebackType
 
 import torch
 
-from methods.plans import PlanError
-from methods.views import MethodError, Site
+from espalier.methods.plans import PlanError
+from espalier.methods.views import MethodError, Site
 
 #: Longest part of a foreign message that a line repeats.
 LONGEST = 300

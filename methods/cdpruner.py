@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import require, require_finite
-from methods.select.cosines import cosines
-from methods.select.dpp import dpp_map
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.cosines import cosines
+from espalier.methods.select.dpp import dpp_map
 
 EPSILON = 1e-6
 #: A spread of relevance below this is rounding of fp32: such tokens count as equally relevant.

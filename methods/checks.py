@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Site, Window
+from espalier.methods.base import MethodError, Site, Window
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Method, Need, Site, TokenReducer
-from methods.compressor import CacheCompressor
+from espalier.methods.base import Method, Need, Site, TokenReducer
+from espalier.methods.compressor import CacheCompressor
 
 
 @dataclass(frozen=True)

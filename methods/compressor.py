@@ -10,10 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from methods.base import Method, Need, Site
-from methods.checks import require
-from methods.select.budgets import RULES, entries
-from methods.select.ranking import top
+from espalier.methods.base import Method, Need, Site
+from espalier.methods.checks import require
+from espalier.methods.select.budgets import RULES, entries
+from espalier.methods.select.topk import top
 
 Scope = Literal["visual", "prompt"]
 Allocation = Literal[

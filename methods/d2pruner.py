@@ -2,7 +2,7 @@
 
 Acts before decoder layer K on the hidden states h that leave layer K-1. Attention at shallow layers favours
 places, not contents, so the attention of the last prompt token is divided by its mean over many images, place by place
-(harness/calibration):
+(harness/tools/calibration):
 
     (3)  A_rel = A_ori / (A_bias + eps)                             debiased importance, eps = 1e-7
     (4)  S_sem(i, j) = cos(h_i, h_j)
@@ -34,12 +34,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require, require_finite
-from methods.select.cosines import Cosines, cosines
-from methods.select.independent import independent_set
-from methods.select.ranking import top
-from methods.select.similarity import board_of, neighbours
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.select.cosines import Cosines, cosines
+from espalier.methods.select.independent import independent_set
+from espalier.methods.select.similarity import board_of, neighbours
+from espalier.methods.select.topk import top
 
 EPSILON = 1e-7
 #: A spread of cosines below this is rounding of fp32: such tokens count as identical.

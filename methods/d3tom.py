@@ -36,12 +36,12 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Assignment, Need, Plan, Positions, Site, View
-from methods.checks import require, require_finite
-from methods.denoiser import DenoisingReducer
-from methods.select.entries import Entries, Targets, merged_entries
-from methods.select.merging import slot_sizes
-from methods.select.ranking import rows_of, top
+from espalier.methods.base import Assignment, Need, Plan, Positions, Site, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.select.entries import Entries, Targets, merged_entries
+from espalier.methods.select.merge import slot_sizes
+from espalier.methods.select.topk import rows_of, top
 
 Merging = Literal["sum", "mean"]
 State = Literal["attended", "entering"]

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from methods.checks import require
-from methods.d3tom import D3ToM
+from espalier.methods.checks import require
+from espalier.methods.d3tom import D3ToM
 
 Direction = Literal["low_to_high", "high_to_low", "released"]
 

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require, require_finite
-from methods.select.ranking import indices_of, ranking, rows_of
-from methods.select.words import words_after
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.select.topk import indices_of, ranking, rows_of
+from espalier.methods.select.words import words_after
 
 
 @dataclass(frozen=True)

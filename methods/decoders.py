@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from methods.method import Method
-from methods.reducers import TokenReducer
-from methods.views import Site, View
+from espalier.methods.method import Method
+from espalier.methods.reducers import TokenReducer
+from espalier.methods.views import Site, View
 
 #: Tokens drafted in a round. auto: the ratio of the measured times of one step of target and draft. best: what promises
 #: most by the times and the acceptance of the answers so far.

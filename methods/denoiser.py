@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from methods.base import Method, TokenReducer
-from methods.select.entries import Entries
+from espalier.methods.base import Method, TokenReducer
+from espalier.methods.select.entries import Entries
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Plan, Site, TokenReducer, View
-from methods.checks import early_site
-from methods.select.cosines import cosines
-from methods.select.maxmin import farthest_first
+from espalier.methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.checks import early_site
+from espalier.methods.select.cosines import cosines
+from espalier.methods.select.maxmin import farthest_first
 
 
 @dataclass(frozen=True)

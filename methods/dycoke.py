@@ -46,11 +46,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.frames import Frames, spread
-from methods.select.quotas import top_of_groups
-from methods.select.ranking import ranking
+from espalier.methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.frames import Frames, spread
+from espalier.methods.select.quotas import top_of_groups
+from espalier.methods.select.topk import ranking
 
 Reading = Literal["paper", "official"]
 WINDOW = 4

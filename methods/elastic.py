@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.checks import require
-from methods.compressor import CacheCompressor, CacheView
-from methods.select.attention import paid
-from methods.select.buckets import into_nearest
+from espalier.methods.checks import require
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.select.attention import paid
+from espalier.methods.select.buckets import into_nearest
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.select.crops import Crops
-from methods.select.quotas import apportion, top_of_groups
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.select.crops import Crops
+from espalier.methods.select.quotas import apportion, top_of_groups
 
 
 @dataclass(frozen=True)

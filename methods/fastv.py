@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.ranking import top
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.topk import top
 
 SIGNAL_OF = {"last": "last_attention", "mean": "mean_attention"}
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.base import Need, Plan, Site, View
-from methods.checks import layer_site, require
-from methods.denoiser import DenoisingReducer
-from methods.select.ranking import top
+from espalier.methods.base import Need, Plan, Site, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.select.topk import top
 
 SIGNAL_OF = {"deciders": "decider_attention", "last": "last_attention", "mean": "mean_attention"}
 

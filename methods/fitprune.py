@@ -5,7 +5,8 @@ visual tokens that are left,
 
     c_j = 1/n_t sum over words q of M[q, j],    s_j = 1/n sum over visual q of M[q, j],    score c_j s_j
 
-How many go where is fitted beforehand (harness/calibration/fitting.py). For an alpha from 0 to 1 a layer may lose the
+How many go where is fitted beforehand (harness/tools/calibration/fitprune_fit.py). For an alpha from 0 to 1 a layer
+may lose the
 largest set that leaves, of both sums, the share 1 - alpha of what they are without pruning: of the tokens in ascending
 order of c and of s the longest beginnings that may go, and of these the intersection. The mean over images of what is
 left behind each layer is one row of `scheme`; a budget lies between two rows.
@@ -31,10 +32,10 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from methods.base import MethodError, Need, Plan, Site, TokenReducer, View
-from methods.checks import require
-from methods.select.ranking import top
-from methods.select.words import words_after
+from espalier.methods.base import MethodError, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require
+from espalier.methods.select.topk import top
+from espalier.methods.select.words import words_after
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class FitPrune(TokenReducer):
         """
         if not self.scheme:
             raise MethodError(
-                "method.params.scheme=() must be fitted to the model (python -m harness.calibration); "
+                "method.params.scheme=() must be fitted to the model (python -m espalier calibrate); "
                 "valid: one row or more"
             )
         rows = ((0.0,) * n_sites, *reversed(self.scheme), (1.0,) * n_sites)

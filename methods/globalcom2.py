@@ -31,10 +31,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import require, require_finite
-from methods.select.crops import Crops, Regions
-from methods.select.quotas import apportion, top_of_groups
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.crops import Crops, Regions
+from espalier.methods.select.quotas import apportion, top_of_groups
 
 Scores = Literal["logits", "attention"]
 NEED_OF = {"logits": Need("cls_logits", layer=-1), "attention": Need("cls_attention")}

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.checks import require
-from methods.compressor import CacheCompressor, CacheView
-from methods.select.attention import by_kv_head, paid
+from espalier.methods.checks import require
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.select.attention import by_kv_head, paid
 
 
 @dataclass(frozen=True)

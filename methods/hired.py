@@ -24,10 +24,10 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import require, require_finite
-from methods.select.crops import Crops, Regions
-from methods.select.quotas import apportion, best_of_groups, top_of_groups
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.crops import Crops, Regions
+from espalier.methods.select.quotas import apportion, best_of_groups, top_of_groups
 
 BudgetBy = Literal["mass", "stripes"]
 FIRST = Need("cls_attention", layer=0)

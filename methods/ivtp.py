@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import require
-from methods.select.ranking import top
-from methods.select.words import words_after
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require
+from espalier.methods.select.topk import top
+from espalier.methods.select.words import words_after
 
 
 @dataclass(frozen=True)

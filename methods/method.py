@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.views import Need, Site
+from espalier.methods.views import Need, Site
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.base import Plan, Site, TokenReducer, View
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Mixture, Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.cells import best_of_cells, cells
-from methods.select.ranking import indices_of, top
-from methods.select.surroundings import above_quantile, taken_in
+from espalier.methods.base import Mixture, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.cells import best_of_cells, cells
+from espalier.methods.select.surroundings import above_quantile, taken_in
+from espalier.methods.select.topk import indices_of, top
 
 Salience = Literal["attention", "attention_key_norm"]
 Pillars = Literal["attention", "key_norm"]

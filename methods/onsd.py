@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.windows import InTurn
+from espalier.methods.windows import InTurn
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import Need, Site, TokenReducer, View
-from methods.checks import require
-from methods.none import NoReduction
-from methods.random import Random
-from methods.uniform import Uniform
-from methods.uvprune import Criterion, UVPrune
-from methods.windows import AtOnce
+from espalier.methods.base import Need, Site, TokenReducer, View
+from espalier.methods.checks import require
+from espalier.methods.none import NoReduction
+from espalier.methods.random import Random
+from espalier.methods.uniform import Uniform
+from espalier.methods.uvprune import Criterion, UVPrune
+from espalier.methods.windows import AtOnce
 
 Guidance = Literal[Criterion, "random", "uniform", "none", "self"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.windows import AtOnce
+from espalier.methods.windows import AtOnce
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.views import MethodError, View
+from espalier.methods.views import MethodError, View
 
 
 class PlanError(MethodError):
@@ -88,7 +88,7 @@ class Plan:
         if not bool(steps.all() & inside.all()):
             raise PlanError(
                 f"kept indices must ascend strictly within [0, {n_tokens}), and {_fault(self.kept, n_tokens)}; valid: "
-                "methods.select.ranking.top(scores, keep), which sorts what torch.topk leaves unsorted"
+                "espalier.methods.select.topk.top(scores, keep), which sorts what torch.topk leaves unsorted"
             )
         places = torch.arange(width, device=self.kept.device).expand_as(self.kept)
         if self.order is not None and not torch.equal(self.order.sort(dim=1).values, places):
@@ -100,8 +100,8 @@ def check_plan(plan: object, view: View, keep: int | None) -> None:
     if not isinstance(plan, Plan):
         returned = "nothing" if plan is None else f"a {type(plan).__name__}"
         raise PlanError(
-            f"plan returns {returned}; valid: methods.base.Plan(kept) with ascending indices (B, K) of the tokens that "
-            "stay, such as Plan(methods.select.ranking.top(scores, keep))"
+            f"plan returns {returned}; valid: espalier.methods.base.Plan(kept) with ascending "
+            "indices (B, K) of the tokens that stay, such as Plan(espalier.methods.select.topk.top(scores, keep))"
         )
     rows, n_tokens, _ = view.tokens.shape
     place = view.tokens.device
@@ -158,7 +158,7 @@ def require_tensor(
         mask = value.dtype == torch.bool and not real
         raise PlanError(
             f"{name} is {tuple(value.shape)} of {kind} on {value.device}; valid: {wanted}"
-            + (", of a mask methods.select.ranking.indices_of(mask, keep)" if mask else "")
+            + (", of a mask espalier.methods.select.topk.indices_of(mask, keep)" if mask else "")
         )
 
 
@@ -200,7 +200,7 @@ def check_attended(answer: object, view: View) -> None:
     """Raise PlanError unless what `attend` returns fits the entries of a view."""
     if not isinstance(answer, Attended):
         raise PlanError(
-            f"`attend` returns a {type(answer).__name__}; valid: methods.base.Attended(entries, reference)"
+            f"`attend` returns a {type(answer).__name__}; valid: espalier.methods.base.Attended(entries, reference)"
         )
     entries, shape = answer.entries, view.tokens.shape[:2]
     if entries is not None and (entries.shape != shape or entries.dtype != torch.bool):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Assignment, Plan, Site, TokenReducer, View
-from methods.select.merging import slot_sizes
-from methods.select.tiles import regions
+from espalier.methods.base import Assignment, Plan, Site, TokenReducer, View
+from espalier.methods.select.merge import slot_sizes
+from espalier.methods.select.tiles import regions
 
 
 @dataclass(frozen=True)

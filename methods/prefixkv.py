@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.compressor import Allocation
-from methods.elastic import Elastic
-from methods.select.budgets import lorenz_curves, reaching
+from espalier.methods.compressor import Allocation
+from espalier.methods.elastic import Elastic
+from espalier.methods.select.budgets import lorenz_curves, reaching
 
 #: Of the released search: entries that it may be off, and halvings after which it would go on for ever.
 TOLERANCE, ATTEMPTS = 5, 50

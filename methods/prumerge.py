@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Mixture, Need, Plan, Site, TokenReducer, View
-from methods.checks import require
-from methods.select.nearest import nearest
-from methods.select.ranking import indices_of, ranking, rows_of
+from espalier.methods.base import Mixture, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require
+from espalier.methods.select.nearest import nearest
+from espalier.methods.select.topk import indices_of, ranking, rows_of
 
 Merging = Literal["average", "sum"]
 #: The tower's last layer, which the projector of LLaVA does not read.

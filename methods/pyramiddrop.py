@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from methods.base import Need, Plan, Positions, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.ranking import top
+from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.topk import top
 
 SIGNAL_OF = {"stage_end": "last_attention", "next_layer": "next_last_attention"}
 #: The first stage ends no earlier, unless an equal one is shorter.

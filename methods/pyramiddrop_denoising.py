@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import MethodError, Need, Plan, Positions, Site, View
-from methods.checks import require
-from methods.denoiser import DenoisingReducer
-from methods.select.ranking import top
+from espalier.methods.base import MethodError, Need, Plan, Positions, Site, View
+from espalier.methods.checks import require
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.select.topk import top
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.compressor import Allocation
-from methods.select.budgets import BETA
-from methods.snapkv import SnapKV
+from espalier.methods.compressor import Allocation
+from espalier.methods.select.budgets import BETA
+from espalier.methods.snapkv import SnapKV
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.base import MethodError, Plan, Site, TokenReducer, View
-from methods.checks import early_site
-from methods.select.tiles import top_in_tiles
+from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
+from espalier.methods.checks import early_site
+from espalier.methods.select.tiles import top_in_tiles
 
 
 @dataclass(frozen=True)

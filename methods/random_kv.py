@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import MethodError
-from methods.compressor import CacheCompressor, CacheView
+from espalier.methods.base import MethodError
+from espalier.methods.compressor import CacheCompressor, CacheView
 
 
 @dataclass(frozen=True)

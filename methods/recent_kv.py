@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from methods.compressor import CacheCompressor, CacheView
+from espalier.methods.compressor import CacheCompressor, CacheView
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from methods.blame import Blame
-from methods.method import Method
-from methods.plans import Attended, Plan, PlanError, check_plan
-from methods.views import Site, View
+from espalier.methods.blame import Blame
+from espalier.methods.method import Method
+from espalier.methods.plans import Attended, Plan, PlanError, check_plan
+from espalier.methods.views import Site, View
 
 Positions = Literal["original", "renumbered"]
 
@@ -85,7 +85,7 @@ class TokenReducer(Method):
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return the share of the original visual tokens kept after each site, for one scalar in (0, 1].
 
-        Must not increase from site to site, and must grow with `share`; harness/budget.py solves it for the budget
+        Must not increase from site to site, and must grow with `share`; harness/cost/budget.py solves it for the budget
         rule and turns it into integers. The default keeps the same share from the first site on.
         """
         return (share,) * n_sites

@@ -51,14 +51,23 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Mixture, Need, Plan, Positions, Site, TokenReducer, View
-from methods.checks import require
-from methods.select.absorption import clusters, most_similar, nearby
-from methods.select.propagation import mixed_graph, normalised
-from methods.select.ranking import ranking, rows_of
-from methods.select.similarity import cosine, unit
-from methods.select.sinkhorn import transport
-from methods.select.sobel import edge_share
+from espalier.methods.base import (
+    MethodError,
+    Mixture,
+    Need,
+    Plan,
+    Positions,
+    Site,
+    TokenReducer,
+    View,
+)
+from espalier.methods.checks import require
+from espalier.methods.select.absorption import clusters, most_similar, nearby
+from espalier.methods.select.propagation import mixed_graph, normalised
+from espalier.methods.select.similarity import cosine, unit
+from espalier.methods.select.sinkhorn import transport
+from espalier.methods.select.sobel import edge_share
+from espalier.methods.select.topk import ranking, rows_of
 
 Ratio = Literal["fixed", "dynamic"]
 Merging = Literal["none", "ot", "visionzip", "sparsevlm", "nuwa", "gtp"]

@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from methods.base import Decoder, MethodError
-from methods.checks import require
+from espalier.methods.base import Decoder, MethodError
+from espalier.methods.checks import require
 
 #: The static tree of EAGLE's first version, level by level.
 EAGLE = (

@@ -53,5 +53,5 @@ SIGNALS: Mapping[str, str] = {
     "luma": "(B, N, h + 2, w + 2) BT.601 luma in [-1, 1] of the pixels that each visual token was made of, as the "
     "tower sees them, with one pixel of border on each side, 0 outside the picture; fp32 or wider",
     "prior": "(B, N) calibrated mean of `last_attention` over many images at the token's place in its view (see "
-    "harness/calibration), fp32",
+    "harness/tools/calibration), fp32",
 }

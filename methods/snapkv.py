@@ -20,9 +20,9 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from methods.checks import require
-from methods.compressor import CacheCompressor, CacheView
-from methods.select.attention import by_kv_head, paid
+from espalier.methods.checks import require
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.select.attention import by_kv_head, paid
 
 POOLINGS = ("mean", "max")
 

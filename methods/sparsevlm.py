@@ -37,12 +37,12 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import MethodError, Need, Plan, Positions, Site, TokenReducer, View
-from methods.checks import require
-from methods.select.ranking import ranking
-from methods.select.raters import rater_weights
-from methods.select.recycling import recycle, split
-from methods.select.words import words_after
+from espalier.methods.base import MethodError, Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.checks import require
+from espalier.methods.select.raters import rater_weights
+from espalier.methods.select.recycle import recycle, split
+from espalier.methods.select.topk import ranking
+from espalier.methods.select.words import words_after
 
 Raters = Literal["at_least", "above"]
 Joining = Literal["cosine", "euclidean"]

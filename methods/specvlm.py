@@ -22,10 +22,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.ranking import indices_of, ranking
-from methods.select.words import words_after
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.topk import indices_of, ranking
+from espalier.methods.select.words import words_after
 
 Guidance = Literal["layers", "last"]
 

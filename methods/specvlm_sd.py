@@ -21,11 +21,11 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from methods.base import Need, Site, View
-from methods.checks import require
-from methods.sd_tree import EAGLE, depth_of, parents_of
-from methods.specvlm import SpecVLM
-from methods.windows import InTurn
+from espalier.methods.base import Need, Site, View
+from espalier.methods.checks import require
+from espalier.methods.sd_tree import EAGLE, depth_of, parents_of
+from espalier.methods.specvlm import SpecVLM
+from espalier.methods.windows import InTurn
 
 Shape = Literal["chain", "tree"]
 

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from methods.base import Need, Site, Source, View
-from methods.select.ranking import top
-from methods.windows import InTurn
+from espalier.methods.base import Need, Site, Source, View
+from espalier.methods.select.topk import top
+from espalier.methods.windows import InTurn
 
 
 @dataclass(frozen=True)

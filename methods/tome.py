@@ -35,9 +35,9 @@ from typing import Literal, get_args
 
 import torch
 
-from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from methods.checks import require, require_finite
-from methods.select.bipartite import merge_to, shares
+from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.bipartite import merge_to, shares
 
 Order = Literal["raster", "released"]
 

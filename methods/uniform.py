@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.base import Plan, Site, TokenReducer, View
-from methods.checks import early_site
-from methods.select.tiles import regions
+from espalier.methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.checks import early_site
+from espalier.methods.select.tiles import regions
 
 
 @dataclass(frozen=True)

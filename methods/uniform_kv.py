@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.compressor import CacheCompressor, CacheView
+from espalier.methods.compressor import CacheCompressor, CacheView
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.checks import layer_site, require
-from methods.select.ranking import top
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require
+from espalier.methods.select.topk import top
 
 Criterion = Literal["similarity_variation", "similarity", "attention_variation", "attention"]
 

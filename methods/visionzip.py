@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from methods.checks import require, require_finite
-from methods.select.merging import slot_sizes
-from methods.select.ranking import indices_of, ranking, rows_of
+from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.merge import slot_sizes
+from espalier.methods.select.topk import indices_of, ranking, rows_of
 
 Contextual = Literal["mean", "target_plus_mean"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.base import Decoder, Window
-from methods.checks import require, require_window
+from espalier.methods.base import Decoder, Window
+from espalier.methods.checks import require, require_window
 
 
 @dataclass(frozen=True)

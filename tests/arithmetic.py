@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from harness.benchmark_spec import BenchmarkSpec
-from harness.budget import Budget
-from harness.engine.record import Generated, Record
-from harness.facts import ModelFacts, StackFacts
-from harness.specs import EngineSpec, MethodSpec, ModelSpec, RunSpec
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.engine.record import Generated, Record
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.run_spec import EngineSpec, MethodSpec, ModelSpec, RunSpec
 
 YAML = """
 task: sums

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
+from espalier.harness.models.adapter import Adapter
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.budget import NOMINAL_TEXT, Budget, BudgetError, BudgetMismatch
-from harness.errors import UserError
-from harness.facts import ModelFacts, StackFacts
-from harness.measure.flops import text_flops
-from harness.measure.schedule import RULES, achieved
-from methods.base import Plan, Site, TokenReducer, View
+from espalier.harness.cost.budget import NOMINAL_TEXT, Budget, BudgetError, BudgetMismatch
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.flops import text_flops
+from espalier.harness.cost.schedule import RULES, achieved
+from espalier.harness.errors import UserError
+from espalier.methods.base import Plan, Site, TokenReducer, View
 
 # No deadline: these tests say nothing about speed, and machines are shared.
 THOROUGH = settings(

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from harness.cells import COSTS, check_comparable, name, policy
-from harness.errors import UserError
-from harness.report.__main__ import main
-from harness.report.data import Panel, read_panels
-from harness.report.decoder_rows import decoders, guidances, read_cells
-from harness.report.decoders import main as main_of_decoders
-from harness.running.keys import run_key
-from harness.specs import EngineSpec
-from harness.store import Store
+from espalier.harness.cli.curves import main
+from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.decoder_report import main as main_of_decoders
+from espalier.harness.reports.curves.decoder_rows import decoders, guidances, read_cells
+from espalier.harness.runs.run_key import run_key
+from espalier.harness.specs.comparable import COSTS, check_comparable, name, policy
+from espalier.harness.specs.run_spec import EngineSpec
+from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 from tests.report.test_curves import add_run
 from tests.report.test_decoders import add, guided
-from tests.running.helpers import Bench, make_bench
+from tests.runs.helpers import Bench, make_bench
 
 BLOCKS = ("model", "method", "engine", "benchmark", "draft", "artifacts", "judge")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands import command
-from harness.errors import FOREIGN, StoreLost, UserError, first_words, foreign
-from harness.folders import check_file
-from harness.paths import ROOT
+from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, foreign
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.commands import command
+from espalier.harness.store.files.folder_checks import check_file
 from tests.store.test_upkeep import add
 
 
@@ -41,7 +41,7 @@ def test_closed_streams_are_no_error_and_no_file_gets_what_is_printed(
 ) -> None:
     folder = tmp_path / "tables"
     for line in ("ls", "verify", f"export {folder}"):
-        done = shell(f"$PY -m harness.store {line} --store {store} {closed}")
+        done = shell(f"$PY -m espalier store {line} --store {store} {closed}")
         assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert (folder / "rows.parquet").read_bytes()[:4] == b"PAR1"
 
@@ -55,7 +55,7 @@ def test_a_run_with_closed_output_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "4,2", "1e3"])
 def test_a_number_of_threads_that_is_none_is_one_line(value: str) -> None:
-    for line in ("run.py method=none limit=1", "-m harness.store ls"):
+    for line in ("run.py method=none limit=1", "-m espalier store ls"):
         done = shell(f"$PY {line}", OMP_NUM_THREADS=value)
         assert done.returncode == 2
         assert done.stderr == (
@@ -73,14 +73,14 @@ def test_too_little_address_space_is_one_line() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "harness.store export /proc/x --store STORE",
-        "harness.store export /dev/null --store STORE",
-        "harness.tables d2pruner 1 --store STORE --out /proc/x",
-        "harness.report --store STORE --benchmarks b --out /proc/o",
-        "harness.pages.report --store STORE --out /proc/x.html",
-        "harness.pages.report --store STORE --out STORE",
-        "harness.pages.methods --write /proc/x",
-        "harness.report.cache --store STORE --write /proc/x",
+        "espalier.harness.store export /proc/x --store STORE",
+        "espalier.harness.store export /dev/null --store STORE",
+        "espalier.harness.reports.tables d2pruner 1 --store STORE --out /proc/x",
+        "espalier.harness.reports.curves --store STORE --benchmarks b --out /proc/o",
+        "espalier.harness.reports.html --store STORE --out /proc/x.html",
+        "espalier.harness.reports.html --store STORE --out STORE",
+        "lab.pages.methods_page --write /proc/x",
+        "espalier.harness.reports.curves.cache_report --store STORE --write /proc/x",
     ],
 )
 def test_places_that_cannot_be_written_are_one_line(line: str, store: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.digests import Digests
-from harness.errors import UserError
-from harness.repositories import Copies, check_place, revision
+from espalier.harness.errors import UserError
+from espalier.harness.store.files.dataset_copies import Copies, check_place, revision
+from espalier.harness.store.files.digests import Digests
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness import durable
-from harness.errors import StoreLost
-from harness.journal import Journal
-from harness.store import Store
+from espalier.harness.errors import StoreLost
+from espalier.harness.store import Store
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.journal import Journal
 
 
 class Calls:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 FILES = sorted(
     [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness import fields
-from harness.admission import generation
-from harness.admission.generation import VALUES, Valid, check_settings
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks import generation_check as generation
+from espalier.harness.kinds.checks.generation_check import VALUES, Valid, check_settings
+from espalier.harness.specs import value_checks as fields
 
 NAN, INF = float("nan"), float("inf")
 KEY = "engine.key"

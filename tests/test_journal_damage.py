@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.engine.record import Record
-from harness.errors import UserError
-from harness.evaluation.batch import remembered
-from harness.evaluation.samples import Failure, Sample, SampleErrors, finished, read_scores
-from harness.journal import Journal
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.auto_batch import remembered
+from espalier.harness.evaluation.samples import Failure, Sample, SampleErrors, finished, read_scores
+from espalier.harness.store.files.journal import Journal
 
 RECORDED = Record("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
 GOOD: dict[str, Any] = Sample("t", 0, "yes", 7, 1, RECORDED).entry()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from harness.cluster import slurm
-from harness.cluster.settings import ClusterSpec, _options, asked_of
-from harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
-from harness.report.data import Panel
-from harness.report.table import markdown
-from harness.running import streams
-from harness.store.show import write, write_table
+from espalier.harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
+from espalier.harness.reports.curves.curve_points import Panel
+from espalier.harness.reports.curves.curve_table import markdown
+from espalier.harness.runs import streams
+from espalier.harness.runs.cluster import slurm
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, _options, asked_of
+from espalier.harness.store.answer_view import write, write_table
 
 STEERING = {
     "\x1b[2J": "\\x1b[2J",

@@ -11,9 +11,9 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from harness.config.judge import _options
-from harness.errors import UserError
-from harness.secrets import masked, scrub, typed, wandb_keys
+from espalier.harness.config.judge_section import _options
+from espalier.harness.errors import UserError
+from espalier.harness.specs.secrets import masked, scrub, typed, wandb_keys
 
 KEYS = (
     'sk-"quoted\\key/and+more=1234&<x>',

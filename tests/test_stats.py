@@ -9,8 +9,8 @@ import pytest
 import scipy.stats
 from numpy.typing import NDArray
 
-from harness import stats
-from harness.stats.power import power_of, samples_for_scores, samples_needed
+from espalier.harness import stats
+from espalier.harness.stats.power import power_of, samples_for_scores, samples_needed
 
 Array = NDArray[np.float64]
 

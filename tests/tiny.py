@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from PIL import Image
 
-from harness.adapters.base import ADAPTERS, Adapter
-from harness.adapters.random_weights import build_random, byte_tokenizer
-from harness.facts import ModelFacts, StackFacts
-from harness.specs import ModelSpec
-from methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from methods.signals import SIGNALS
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.models.adapter import ADAPTERS, Adapter
+from espalier.harness.models.random_weights import build_random, byte_tokenizer
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
+from espalier.methods.signals import SIGNALS
 
 DEPTH = 5
 VOCABULARY = 288

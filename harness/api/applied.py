@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from harness import fields
-from harness.adapters.chats import Chat
-from harness.admission.generation import check_settings
-from harness.api.answers import Answer, decoding_of, flops_of
-from harness.api.identity import identities
-from harness.api.models import Model
-from harness.api.opening import Settled, opened
-from harness.api.questions import is_chat, single, whole
-from harness.api.seen import rows_of, seen_by, without_chats
-from harness.api.words import in_words_of_python, reworded
-from harness.engine.guards import check_generation
-from harness.engine.record import Record
-from harness.errors import UserError
-from harness.generation import cut, settings
-from harness.kinds.base import Responder
-from methods.base import MethodError
+from espalier.harness.api.answer import Answer, decoding_of, flops_of
+from espalier.harness.api.argument_errors import in_words_of_python, reworded
+from espalier.harness.api.loaded_models import Model
+from espalier.harness.api.open_method import Settled, opened
+from espalier.harness.api.questions import is_chat, single, whole
+from espalier.harness.api.sample_names import identities
+from espalier.harness.api.visible_tokens import rows_of, seen_by, without_chats
+from espalier.harness.engine.engine_guards import check_generation
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.generation_check import check_settings
+from espalier.harness.kinds.kind import Responder
+from espalier.harness.models.chat_media import Chat
+from espalier.harness.specs import value_checks as fields
+from espalier.harness.specs.generation import cut, settings
+from espalier.methods.base import MethodError
 
 #: Longest answer unless a call says otherwise.
 NEW_TOKENS = 128

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness import fields
-from harness.adapters.chats import Chat
-from harness.errors import UserError
-from harness.media.frames import Clip, sample_frames
-from harness.media.pictures import TRANSPARENCY, open_image
-from harness.specs import ModelSpec
+from espalier.harness.errors import UserError
+from espalier.harness.media.frames import Clip, sample_frames
+from espalier.harness.media.images import TRANSPARENCY, open_image
+from espalier.harness.models.chat_media import Chat
+from espalier.harness.specs import value_checks as fields
+from espalier.harness.specs.run_spec import ModelSpec
 
 VALID = "a PIL image, a path, a numpy array of uint8, espalier.video(...), a list of these, or None"
 FRAMES = "a list of pictures of one size, or an array (T, H, W, 3) of uint8"

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.base import Container
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 
 
 def by_benchmark(values: Mapping[str, Any], *, _root_: Container) -> Any:

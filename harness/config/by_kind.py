@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.base import Container
 
-from harness import fields
-from harness.benchmark_spec import TASK_KINDS
-from harness.errors import tell_once
+from espalier.harness.errors import tell_once
+from espalier.harness.specs import value_checks as fields
+from espalier.harness.specs.benchmark_spec import TASK_KINDS
 
 
 def by_kind(otherwise: Any, values: Mapping[str, Any], *, _root_: Container) -> Any:

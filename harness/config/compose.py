@@ -25,14 +25,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import fields
-from harness.config import presets, task_source
-from harness.config.benchmark import check_benchmarks
-from harness.config.cell import Cell, resolved
-from harness.config.composer import Composer
-from harness.config.grids import KEY, grids_of
-from harness.config.library import not_yaml
-from harness.config.overrides import (
+from espalier.harness.config import method_lists as presets
+from espalier.harness.config import task_source
+from espalier.harness.config.benchmark_section import check_benchmarks
+from espalier.harness.config.cell_config import Cell, resolved
+from espalier.harness.config.composer import Composer
+from espalier.harness.config.grids import KEY, grids_of
+from espalier.harness.config.lmms_task_files import not_yaml
+from espalier.harness.config.overrides import (
     HYDRAS,
     check_choice,
     check_hydras,
@@ -46,8 +46,9 @@ from harness.config.overrides import (
     parse,
     quoted,
 )
-from harness.config.pattern import OF_THE_SWEEP
-from harness.errors import UserError, unknown_name
+from espalier.harness.config.pattern import OF_THE_SWEEP
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.specs import value_checks as fields
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

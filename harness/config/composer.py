@@ -21,9 +21,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.cell import Cell, Piece, resolved, resolved_pieces
-from harness.config.pattern import Pattern, Whole
-from harness.errors import UserError
+from espalier.harness.config.cell_config import Cell, Piece, resolved, resolved_pieces
+from espalier.harness.config.pattern import Pattern, Whole
+from espalier.harness.errors import UserError
 
 
 @dataclass

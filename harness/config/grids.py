@@ -14,9 +14,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from harness import fields
-from harness.config.stand_ins import stand_ins
-from harness.errors import UserError
+from espalier.harness.config.stand_ins import stand_ins
+from espalier.harness.errors import UserError
+from espalier.harness.specs import value_checks as fields
 
 KEY = "grids"
 

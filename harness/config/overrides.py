@@ -16,9 +16,10 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Rang
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import presets, task_source
-from harness.errors import UserError, unknown_name
-from harness.paths import ROOT
+from espalier.harness.config import method_lists as presets
+from espalier.harness.config import task_source
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.paths import ROOT
 
 #: Whatever Hydra raises about a command line that it cannot use; much of it slips out of its parts as they are.
 HYDRAS = (

@@ -17,8 +17,8 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.cell import Piece
-from harness.config.grids import KEY as GRIDS
+from espalier.harness.config.cell_config import Piece
+from espalier.harness.config.grids import KEY as GRIDS
 
 #: Keys of a composed config that say which cells there are, and nothing of one of them.
 OF_THE_SWEEP = ("hydra", GRIDS)

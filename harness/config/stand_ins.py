@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from harness.config.library import read_yaml
-from harness.errors import UserError
-from harness.paths import ROOT
+from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
 
 PATH = ROOT / "conf" / "stand_ins.yaml"
 

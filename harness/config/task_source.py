@@ -9,7 +9,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from harness.config.library import Leaf, leaves
+from espalier.harness.config.lmms_task_files import Leaf, leaves
 
 #: What such a benchmark's name begins with.
 PREFIX = "task:"

@@ -1,1 +1,1 @@
-"""Lossless speculative decoding: one state machine, and what it is run with."""
+"""How an answer is produced where a plain loop does not do: with a draft, or by denoising."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.layout import Layout, Stage, take
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from harness.engine.reduce import Decision
+    from espalier.harness.engine.reduce import Decision
 
 #: Arguments of a decoder with DeepStack: a list of (V, D) features, and the (B, L) mask of the V tokens they are for.
 FEATURES, MASK = "deepstack_visual_embeds", "visual_pos_masks"

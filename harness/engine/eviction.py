@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from harness.engine.layout import Layout, Stage, left_padded
-from harness.engine.prefill import Prefill
-from harness.engine.reduce import row_generators
-from harness.engine.text.cache import IndexedLayer
-from harness.errors import UserError
-from methods.base import PlanError, Site
-from methods.blame import Blame
-from methods.compressor import CacheCompressor, CacheView
-from methods.plans import require_tensor
+from espalier.harness.engine.layout import Layout, Stage, left_padded
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import row_generators
+from espalier.harness.engine.text.kv_cache import IndexedLayer
+from espalier.harness.errors import UserError
+from espalier.methods.base import PlanError, Site
+from espalier.methods.blame import Blame
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.plans import require_tensor
 
 #: Ratios are decimal: a count this close to a half is one.
 TIE = 1e-9

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from harness.measure.work import Work
+from espalier.harness.cost.row_work import Work
 
 Key = TypeVar("Key", bound=Hashable)
 

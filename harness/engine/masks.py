@@ -1,6 +1,6 @@
 """Attention masks of a shortened batch, in whatever form the model's own attention back end expects.
 
-Who sees whom is said in `harness.engine.visibility`; the library builds the masks that it knows itself.
+Who sees whom is said in `espalier.harness.engine.visibility`; the library builds the masks that it knows itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from harness.engine.visibility import Visibility, visibility_of
-from harness.errors import UserError
+from espalier.harness.engine.visibility import Visibility, visibility_of
+from espalier.harness.errors import UserError
 
 
 def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.engine.layout import Layout
-from harness.errors import UserError
-from harness.facts import ModelFacts
-from harness.specs import PositionPolicy
-from methods.base import TokenReducer
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.layout import Layout
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import PositionPolicy
+from espalier.methods.base import TokenReducer
 
 #: How positions on several axes go on, in the words of a row; `check_order` holds every prompt to it.
 ORDER = "text behind the largest position"

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.engine.deepstack import DeepStack, take_over
-from harness.engine.layout import Layout, Stage, take
-from harness.engine.reduce import (
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.deepstack import DeepStack, take_over
+from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.reduce import (
     Decision,
     Halves,
     TokensOf,
@@ -18,8 +19,7 @@ from harness.engine.reduce import (
     row_generators,
     shrink,
 )
-from harness.engine.setup import Setup
-from harness.measure.clock import Clock
+from espalier.harness.engine.session_setup import Setup
 
 
 class Prefill:

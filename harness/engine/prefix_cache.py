@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from harness.budget import Budget
-from harness.engine.layout import Layout, Stage
-from harness.engine.masks import reference_mask
-from harness.engine.passes import Pass
-from harness.engine.positions import closed, rotary_at
-from harness.engine.prompt import Prompt
-from harness.engine.record import Record
-from harness.engine.setup import Setup
-from harness.engine.text.cache import IndexedCache
-from harness.engine.watching import Current
-from methods.denoiser import as_denoiser
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.positions import closed, rotary_at
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Record
+from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.signal_watchers import Current
+from espalier.harness.engine.text.kv_cache import IndexedCache
+from espalier.methods.denoiser import as_denoiser
+from espalier.methods.none import NoReduction
 
 
 @dataclass(frozen=True, eq=False)

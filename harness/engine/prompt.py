@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from harness.engine.layout import Layout
-from harness.engine.setup import Setup
-from harness.engine.sites.kinds import reads_features, tower_sites
-from harness.engine.trunk import Arrived, Trunk
-from harness.engine.vision import VisionSide
-from harness.errors import UserError
-from harness.measure.clock import Clock
-from methods.base import MethodError, Site, TokenReducer
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.shared_prefill import Arrived, Trunk
+from espalier.harness.engine.sites.site_table import reads_features, tower_sites
+from espalier.harness.engine.vision_pass import VisionSide
+from espalier.harness.errors import UserError
+from espalier.methods.base import MethodError, Site, TokenReducer
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Prompt:
         keeps_features: whether somebody did.
         times_ms: milliseconds of the whole batch in `vision` and `select`; a sample that starts here is not charged.
         trunk: the first decoder layers, if they have been run for all who leave them as they are
-            (`harness.engine.sharing.carried_on`).
+            (`espalier.harness.engine.shared_prompt.carried_on`).
     """
 
     model: nn.Module

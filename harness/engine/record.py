@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.measure.work import NO_WORK, Work
+from espalier.harness.cost.row_work import NO_WORK, Work
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Record:
             (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
         decoding: how a speculative decoder came to the answer, as `DecodingRecord.entry` has it
-            (harness/decoding/records.py).
-        denoising: steps of a denoised answer, as `DenoisingRecord.entry` has it (harness/diffusion/records.py).
+            (harness/decoding/speculative/decoding_record.py).
+        denoising: steps of a denoised answer, as `DenoisingRecord.entry` has it
+        (harness/decoding/diffusion/denoising_record.py).
     """
 
     sample: str

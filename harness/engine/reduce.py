@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.engine.layout import Layout, Stage, groups, left_padded, take
-from harness.engine.signals import Signals
-from harness.measure.available import fits_beside
-from methods.base import Assignment, Mixture, Site, TokenReducer, View
-from methods.select.cosines import judged_by
+from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
+from espalier.harness.engine.signals import Signals
+from espalier.methods.base import Assignment, Mixture, Site, TokenReducer, View
+from espalier.methods.select.cosines import judged_by
 
 #: Rows of a batch.
 Rows = list[int] | slice

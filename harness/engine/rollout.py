@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.engine.probe import attention_rows
+from espalier.harness.engine.attention_probe import attention_rows
 
 #: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
 Heads = tuple[Tensor, Tensor, float]

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from harness.artifacts.priors import Prior
-from harness.budget import Budget
-from harness.engine.answering import answered
-from harness.engine.evicting import Evicting
-from harness.engine.finite import NonFiniteLogits, origin_of
-from harness.engine.guards import check_generation, check_text_config
-from harness.engine.layout import Layout
-from harness.engine.parts import Parts
-from harness.engine.passes import Pass
-from harness.engine.prompt import Prompt, make_prompt
-from harness.engine.record import Generated
-from harness.engine.trunk import Replay, untouched
-from harness.engine.watching import Current, install
-from harness.errors import UserError
-from harness.measure.clock import Clock
-from harness.specs import Backend, DecodeLoop, PositionPolicy, Separators
-from methods.base import MethodError, TokenReducer
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.decode_loop import answered
+from espalier.harness.engine.engine_guards import check_generation, check_text_config
+from espalier.harness.engine.evictor import Evicting
+from espalier.harness.engine.finite_logits import NonFiniteLogits, origin_of
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.prompt import Prompt, make_prompt
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.shared_prefill import Replay, untouched
+from espalier.harness.engine.signal_watchers import Current, install
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Separators
+from espalier.methods.base import MethodError, TokenReducer
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class Session:
     def prompt(self, inputs: Mapping[str, Any]) -> Prompt:
         """Run a batch up to the decoder's entry, once for all who start there; it outlives this session.
 
-        The prompt holds what this session's method reads before the decoder; `harness.engine.sharing.shared_prompt`
-        makes one for several methods.
+        The prompt holds what this session's method reads before the decoder;
+        `espalier.harness.engine.shared_prompt.shared_prompt` makes one for several methods.
 
         Args:
             inputs: what the adapter's `encode` returned.

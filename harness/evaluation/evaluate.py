@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UserError
-from harness.evaluation.samples import (
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.cost_summary import time_medians
+from espalier.harness.evaluation.samples import (
     Failure,
     Journal,
     Key,
@@ -18,18 +19,17 @@ from harness.evaluation.samples import (
     SampleErrors,
     score_entries,
 )
-from harness.evaluation.summary import time_medians
-from harness.kinds.lookup import kind_of
-from harness.ranks import Ranks, alone
-from harness.specs import RunSpec
-from methods.base import Method
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.ranks import Ranks, alone
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.base import Method
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.evaluation.shelf import Shelf
-    from harness.evaluation.tasks import Loaded
-    from harness.kinds.base import Responder, Rivals
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.evaluation.lmms_tasks import Loaded
+    from espalier.harness.evaluation.task_cache import Shelf
+    from espalier.harness.kinds.kind import Responder, Rivals
+    from espalier.harness.models.adapter import Adapter
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -56,7 +56,7 @@ class Evaluation:
         prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
         speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
-        aggregation: how each metric comes out of its samples (harness/evaluation/contributions.py).
+        aggregation: how each metric comes out of its samples (harness/evaluation/sample_contributions.py).
         unparsed: answers in no form that the scorer knows; where it does not tell, those whose reasoning never ends,
             None if there are none.
         judge: which judge scored the answers and how that went; None where none was asked.
@@ -133,16 +133,16 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
     Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
     """
     # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
-    from harness.evaluation.data import check_references
-    from harness.evaluation.denoised import check_denoised
-    from harness.evaluation.derived import check_derived, needed
-    from harness.evaluation.judged import judging
-    from harness.evaluation.local import local_data
-    from harness.evaluation.stated import add_statements
-    from harness.evaluation.tasks import check_metrics, load_tasks, quiet
-    from harness.evaluation.told import tell
-    from harness.evaluation.units import check_cluster
-    from harness.evaluation.wording import change_prompts, check_text
+    from espalier.harness.evaluation.box_format import tell
+    from espalier.harness.evaluation.data_errors import check_references
+    from espalier.harness.evaluation.denoising_lengths import check_denoised
+    from espalier.harness.evaluation.derived_metrics import check_derived, needed
+    from espalier.harness.evaluation.judged_tasks import judging
+    from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
+    from espalier.harness.evaluation.local_data import local_data
+    from espalier.harness.evaluation.prompt_text import change_prompts, check_text
+    from espalier.harness.evaluation.stated_answers import add_statements
+    from espalier.harness.evaluation.statistical_units import check_cluster
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -205,15 +205,19 @@ def evaluate_session(
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
     # These bring in lmms-eval, seconds, and whoever only reads rows need not pay.
-    from harness.evaluation.asking import ask, served
-    from harness.evaluation.chat import ChatModel
-    from harness.evaluation.contributions import score
-    from harness.evaluation.data import guard_targets
-    from harness.evaluation.derived import needed
-    from harness.evaluation.guards import check_values, guard_aggregation, guard_scoring
-    from harness.evaluation.judged import judging
-    from harness.evaluation.latency import Clocked
-    from harness.evaluation.paired import Paired, measured
+    from espalier.harness.evaluation.chat_model import ChatModel
+    from espalier.harness.evaluation.data_errors import guard_targets
+    from espalier.harness.evaluation.derived_metrics import needed
+    from espalier.harness.evaluation.judged_tasks import judging
+    from espalier.harness.evaluation.latency import Clocked
+    from espalier.harness.evaluation.lmms_requests import ask, served
+    from espalier.harness.evaluation.paired_times import Paired, measured
+    from espalier.harness.evaluation.sample_contributions import score
+    from espalier.harness.evaluation.scoring_guards import (
+        check_values,
+        guard_aggregation,
+        guard_scoring,
+    )
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)

@@ -18,18 +18,18 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
-from harness.benchmark_spec import BenchmarkSpec
-from harness.engine.parts import Parts
-from harness.engine.record import Record
-from harness.evaluation.batch import ran_out
-from harness.evaluation.chat import ChatModel
-from harness.evaluation.samples import Key, Sample
-from harness.evaluation.synthetic import Composition, composed, parts
-from harness.generation import Settings
-from harness.kinds.base import Generator, Responder, Rivals
-from harness.measure.bandwidth import copy_rate, step_bytes
-from harness.measure.bound import Gain
-from harness.measure.memory import peak_memory
+from espalier.harness.cost.decode_bound import copy_rate, step_bytes
+from espalier.harness.cost.peak_memory import peak_memory
+from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.record import Record
+from espalier.harness.evaluation.auto_batch import ran_out
+from espalier.harness.evaluation.chat_model import ChatModel
+from espalier.harness.evaluation.samples import Key, Sample
+from espalier.harness.evaluation.synthetic_prompts import Composition, composed, parts
+from espalier.harness.kinds.kind import Generator, Responder, Rivals
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.generation import Settings
 
 #: Rounds that count, each with an answer of every side; one more comes before and warms up.
 ROUNDS = 3

@@ -6,11 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from harness.engine.record import Record
-from harness.errors import tell_once
-from harness.evaluation.entries import ANSWER, MAY, MAY_SCORES, RECORD, SCORES, check, is_table
-from harness.evaluation.kept import plain
-from harness.thoughts import spoken
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import tell_once
+from espalier.harness.evaluation.journal_entries import (
+    ANSWER,
+    MAY,
+    MAY_SCORES,
+    RECORD,
+    SCORES,
+    check,
+    is_table,
+)
+from espalier.harness.evaluation.journal_media import plain
+from espalier.harness.specs.think_tags import spoken
 
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
@@ -24,7 +32,7 @@ NAMED = 5
 
 
 class Journal(Protocol):
-    """What the evaluation needs of a run's journal (harness/journal.py has the real one)."""
+    """What the evaluation needs of a run's journal (harness/store/files/journal.py has the real one)."""
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Add entries so that they survive the death of the process."""

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.diffusion.settings import check_none
-from harness.errors import Refused
-from harness.kinds.base import Account, Admitted, Identity, Kind, Opened
-from harness.specs import Asked, RunSpec, Settled
-from methods.base import Method
+from espalier.harness.decoding.diffusion.denoising_settings import check_none
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.kind import Account, Admitted, Identity, Kind, Opened
+from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import Method
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.digests import Digests
-    from harness.engine.record import Record
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.record import Record
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.digests import Digests
 
 
 @dataclass(frozen=True)

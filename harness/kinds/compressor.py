@@ -9,28 +9,28 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from harness.admission.separators import check_separators, without_separators
-from harness.budget import BudgetMismatch
-from harness.engine.eviction import CacheBudget
-from harness.errors import Refused
-from harness.kinds.accounts import account_of, first_token
-from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
-from harness.kinds.identities import answering_settings, identity_of
-from harness.kinds.reducer import REDUCER, WHOLE
-from harness.kinds.responders import Joined
-from harness.specs import Asked, RunSpec, Settled
-from methods.compressor import CacheCompressor
-from methods.none import NoReduction
+from espalier.harness.cost.budget import BudgetMismatch
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.chat_answerer import Joined
+from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
+from espalier.harness.kinds.identity import answering_settings, identity_of
+from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.reducer import REDUCER, WHOLE
+from espalier.harness.kinds.sample_counts import account_of, first_token
+from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.digests import Digests
-    from harness.engine.record import Record
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.record import Record
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.digests import Digests
 
 
 class Compressor:
-    """Implements Kind for methods.compressor.CacheCompressor: the prompt stays whole, the cache does not."""
+    """Implements Kind for espalier.methods.compressor.CacheCompressor: the prompt stays whole, the cache does not."""
 
     def settle(self, spec: Settled, method: CacheCompressor) -> Settled:
         """Refuse settings of prompts that get shorter; what acts nowhere has the ratio 0."""
@@ -64,7 +64,7 @@ class Compressor:
     ) -> Iterator[Opened]:
         """Open a session that evicts and one that does not."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
-        from harness.engine.session import Session
+        from espalier.harness.engine.session import Session
 
         del prior
         evicting = CacheBudget(method, asked.budget.ratio)

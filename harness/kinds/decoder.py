@@ -8,25 +8,25 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from harness.admission import speculative
-from harness.admission.signals import check_signals
-from harness.decoding.summary import speculative_block
-from harness.kinds.accounts import account_of
-from harness.kinds.base import Account, Admitted, Identity, Opened
-from harness.kinds.identities import identity_of, separators_of
-from harness.specs import Asked, RunSpec, Settled
-from methods.base import Decoder
-from methods.none import NoReduction
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+from espalier.harness.kinds.checks import speculative_check as speculative
+from espalier.harness.kinds.checks.signal_check import check_signals
+from espalier.harness.kinds.identity import identity_of, separators_of
+from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.sample_counts import account_of
+from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import Decoder
+from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.digests import Digests
-    from harness.engine.record import Record
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.record import Record
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.digests import Digests
 
 
 class SpeculativeDecoder:
-    """Implements Kind for methods.base.Decoder. Nothing is taken from the target's own prompt."""
+    """Implements Kind for espalier.methods.base.Decoder. Nothing is taken from the target's own prompt."""
 
     def settle(self, spec: Settled, method: Decoder) -> Settled:
         """Take one sample in a batch, and the ratio of what the draft is known to see."""
@@ -50,7 +50,7 @@ class SpeculativeDecoder:
         """
         del prior
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
-        from harness.decoding.speculation import Speculation
+        from espalier.harness.decoding.speculative.speculation import Speculation
 
         with Speculation(asked, adapter, method) as both:
             yield Opened(both)

@@ -8,32 +8,38 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from harness.admission.lengths import check_places
-from harness.admission.separators import check_separators, without_separators
-from harness.admission.signals import check_signals
-from harness.diffusion.budgets import step_budgets
-from harness.diffusion.cached import check_prefix_cache
-from harness.diffusion.records import DenoisingRecord
-from harness.diffusion.settings import Denoising, fitting_length
-from harness.diffusion.summary import diffusion_block, last_of, run_flops, steps_of, verified
-from harness.engine.positions import closes_gaps
-from harness.errors import Refused
-from harness.kinds.accounts import position_means
-from harness.kinds.base import Account, Admitted, Identity, Opened
-from harness.kinds.identities import answering_settings, identity_of
-from harness.kinds.reducer import REDUCER, WHOLE
-from harness.kinds.responders import Joined
-from harness.measure.flops import flops_block
-from harness.specs import Asked, RunSpec, Settled
-from methods.base import TokenReducer
-from methods.denoiser import DenoisingReducer
-from methods.none import NoReduction
+from espalier.harness.cost.flops import flops_block
+from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
+from espalier.harness.decoding.diffusion.denoising_summary import (
+    diffusion_block,
+    last_of,
+    run_flops,
+    steps_of,
+    verified,
+)
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.chat_answerer import Joined
+from espalier.harness.kinds.checks.length_check import check_places
+from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
+from espalier.harness.kinds.checks.signal_check import check_signals
+from espalier.harness.kinds.identity import answering_settings, identity_of
+from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.reducer import REDUCER, WHOLE
+from espalier.harness.kinds.sample_counts import position_means
+from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import TokenReducer
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.digests import Digests
-    from harness.engine.record import Record
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.record import Record
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.digests import Digests
 
 
 class Denoiser:
@@ -75,7 +81,7 @@ class Denoiser:
     ) -> Admitted[TokenReducer]:
         """Check settings of the answer and the budget of each step.
 
-        A length that a task may still say is checked when it is opened (harness/evaluation/denoised.py).
+        A length that a task may still say is checked when it is opened (harness/evaluation/denoising_lengths.py).
         """
         said = _said(spec)
         how = Denoising.of(said)
@@ -96,7 +102,7 @@ class Denoiser:
     ) -> Iterator[Opened]:
         """Open a session for steps."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
-        from harness.diffusion.loop import denoising
+        from espalier.harness.decoding.diffusion.denoising_loop import denoising
 
         with denoising(asked, adapter, method, asked.budget, prior) as denoiser:
             yield Opened(Joined(adapter, denoiser))
@@ -147,7 +153,7 @@ class Denoiser:
 
 
 class DenoisingOnly:
-    """Implements Kind for methods.denoiser.DenoisingReducer on a model that says one token after another.
+    """Implements Kind for espalier.methods.denoiser.DenoisingReducer on a model that says one token after another.
 
     Such a method may act nowhere there; then the whole model answers.
     """

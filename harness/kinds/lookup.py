@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from harness.errors import UserError
-from harness.kinds.base import Kind
-from harness.kinds.by_model import ByModel
-from harness.kinds.composition import COMPOSITION
-from harness.kinds.compressor import COMPRESSOR
-from harness.kinds.decoder import DECODER
-from harness.kinds.denoiser import DENOISER, DENOISING_ONLY
-from harness.kinds.reducer import REDUCER
-from methods.base import Decoder, Method, TokenReducer
-from methods.composed import Composed
-from methods.compressor import CacheCompressor
-from methods.denoiser import DenoisingReducer
-from methods.none import NoReduction
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.by_model import ByModel
+from espalier.harness.kinds.compressor import COMPRESSOR
+from espalier.harness.kinds.decoder import DECODER
+from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
+from espalier.harness.kinds.kind import Kind
+from espalier.harness.kinds.reducer import REDUCER
+from espalier.harness.kinds.two_methods import COMPOSITION
+from espalier.methods.base import Decoder, Method, TokenReducer
+from espalier.methods.composed import Composed
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.none import NoReduction
 
 M = TypeVar("M", bound=Method)
 

@@ -7,33 +7,33 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.admission.separators import check_separators, without_separators
-from harness.admission.signals import check_frames, check_signals
-from harness.artifacts.schemes import with_scheme
-from harness.budget import Budget
-from harness.engine.guards import require_one_beam
-from harness.engine.positions import closes_gaps
-from harness.kinds.accounts import account_of
-from harness.kinds.base import Account, Admitted, Identity, Opened, Rivals
-from harness.kinds.identities import answering_settings, identity_of
-from harness.kinds.responders import Joined
-from harness.measure.schedule import shortened_layer
-from harness.specs import Asked, RunSpec, Settled
-from methods.base import TokenReducer
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.schedule import shortened_layer
+from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.engine.engine_guards import require_one_beam
+from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.kinds.chat_answerer import Joined
+from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
+from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
+from espalier.harness.kinds.identity import answering_settings, identity_of
+from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.sample_counts import account_of
+from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.artifacts.priors import Prior
-    from harness.digests import Digests
-    from harness.engine.record import Record
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.record import Record
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.digests import Digests
 
 #: Of a method that acts nowhere: every token stays, whatever the ratio.
 WHOLE = Budget(rule="kept", ratio=0.0)
 
 
 class Reducer:
-    """Implements Kind for methods.base.TokenReducer."""
+    """Implements Kind for espalier.methods.base.TokenReducer."""
 
     def settle(self, spec: Settled, method: TokenReducer) -> Settled:
         """Take the ratio of a method that acts nowhere as 0: all its cells in a sweep are one run."""
@@ -66,7 +66,7 @@ class Reducer:
     ) -> Iterator[Opened]:
         """Open a session with the method and one without; with `engine.rescore` the whole model judges answers."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
-        from harness.engine.session import Session
+        from espalier.harness.engine.session import Session
 
         engine = asked.engine
         session = Session(

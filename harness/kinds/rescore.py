@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness.kinds.base import Generator
-from harness.measure.clock import Clock
+from espalier.harness.cost.clock import Clock
+from espalier.harness.kinds.kind import Generator
 
 if TYPE_CHECKING:
-    from harness.adapters.base import Adapter
-    from harness.engine.record import Generated, Record
+    from espalier.harness.engine.record import Generated, Record
+    from espalier.harness.models.adapter import Adapter
 
 #: Phase of `Record.times_ms`.
 PHASE = "rescore"

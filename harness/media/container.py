@@ -14,7 +14,7 @@ from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 
 
 @contextmanager

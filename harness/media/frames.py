@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import UserError
-from harness.media.decoding import decode_groups, decode_through, decoded_moments
-from harness.media.rules import (
+from espalier.harness.errors import UserError
+from espalier.harness.media.frame_decoder import decode_groups, decode_through, decoded_moments
+from espalier.harness.media.frame_rules import (
     FRAMES_KEY,
     SHORT_KEY,
     THINNED,
@@ -20,7 +20,7 @@ from harness.media.rules import (
     pick,
     thinned,
 )
-from harness.media.timeline import Moments, read_timeline
+from espalier.harness.media.timeline import Moments, read_timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def sample_frames(
     Args:
         path: a video file. Its first video stream is read, cover art aside.
         n_frames: n above.
-        rule: a name in harness.media.rules.NAMES.
+        rule: a name in espalier.harness.media.frame_rules.NAMES.
         short: `repeat`, `all`, `second` or `error`.
         rate: frames per second of video, for the rules that go by the clock.
 

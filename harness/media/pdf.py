@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from harness.errors import UserError
-from harness.media.pictures import open_image
+from espalier.harness.errors import UserError
+from espalier.harness.media.images import open_image
 
 #: The command of poppler, and the package.
 RENDERERS = ("pdftoppm", "pypdfium2")

@@ -11,8 +11,8 @@ import numpy as np
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from harness.errors import UserError
-from harness.media.container import open_video, reason
+from espalier.harness.errors import UserError
+from espalier.harness.media.container import open_video, reason
 
 # A file whose packets end this long before the time that it states has lost its end. Headers round by less.
 LOST_SECONDS = 1.0

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from PIL import Image
 
-from harness.seedling.hashing import draws, uniform
-from harness.seedling.sprites import (
+from espalier.harness.seedling.counter_random import draws, uniform
+from espalier.harness.seedling.sprites import (
     DISTORTIONS,
     FRAME,
     SHAPES,

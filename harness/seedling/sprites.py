@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from harness.seedling.hashing import SPLITS, draws, mix64, uniform
+from espalier.harness.seedling.counter_random import SPLITS, draws, mix64, uniform
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond")
 SIZES = (16, 18, 20, 22, 24)

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from harness.seedling.model import FEATURE_LAYER, VISUAL_TOKENS, file_sha256, weights_dir
-from harness.seedling.model import portable_key as portable
-from harness.seedling.scenes import WIDTH
-from harness.seedling.targets import GRID, PATCH
-from harness.seedling.video.vocabulary import TOKEN_ID, VIDEO, WORDS
-from harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
+from espalier.harness.seedling.patch_targets import GRID, PATCH
+from espalier.harness.seedling.scenes import WIDTH
+from espalier.harness.seedling.seedling_model import (
+    FEATURE_LAYER,
+    VISUAL_TOKENS,
+    file_sha256,
+    weights_dir,
+)
+from espalier.harness.seedling.seedling_model import portable_key as portable
+from espalier.harness.seedling.video.clip_vocabulary import TOKEN_ID, VIDEO, WORDS
+from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
 
 if TYPE_CHECKING:
     from transformers import (

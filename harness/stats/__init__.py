@@ -1,19 +1,19 @@
-"""Intervals and tests for scores of samples and for times; how often they cover: harness/bench/coverage.py.
+"""Intervals and tests for scores of samples and for times; how often they cover: lab/bench/interval_coverage.py.
 
 Methods are compared on the same samples, so differences and ratios are of pairs; treating the two runs as independent
 would give intervals that are too wide.
 """
 
-from harness.stats.interval import Interval
-from harness.stats.pvalues import holm, mcnemar_pvalue, paired_pvalue, permutation_pvalue
-from harness.stats.scores import (
+from espalier.harness.stats.interval import Interval
+from espalier.harness.stats.pvalues import holm, mcnemar_pvalue, paired_pvalue, permutation_pvalue
+from espalier.harness.stats.sample_clusters import by_unit
+from espalier.harness.stats.score_intervals import (
     average_retention,
     difference_interval,
     mean_interval,
     retention_interval,
 )
-from harness.stats.times import rate_ratio_interval, ratio_interval, share_interval
-from harness.stats.units import by_unit
+from espalier.harness.stats.time_ratios import rate_ratio_interval, ratio_interval, share_interval
 
 __all__ = [
     "Interval",

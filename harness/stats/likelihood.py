@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import optimize, stats
 
-from harness.stats.interval import Array
+from espalier.harness.stats.interval import Array
 
 #: Root of the tail beyond which nothing is told apart, Newton's steps at most, and steps outwards from the estimate.
 FAR, STEPS, OUTWARDS = 38.0, 60, 60

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from harness.stats.interval import Array, is_binary, paired
+from espalier.harness.stats.interval import Array, is_binary, paired
 
 #: Swaps drawn where there are more than that; the smallest p-value is then 0.0001, so that 500 tests fit a table.
 RESAMPLES = 9999

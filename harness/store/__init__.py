@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import durable
-from harness.errors import FOREIGN, UserError, first_words, tell_once
-from harness.journal import Journal
-from harness.lease import USUAL, Terms
-from harness.store import failures
-from harness.store.claims import WITHOUT_LOCKS, claim, tidy
-from harness.store.digest import tells
-from harness.store.schema import SCHEMA, Newer
-from harness.store.shape import BLOCKS, SHAPE, check_whole, read_row
+from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once
+from espalier.harness.store import failures
+from espalier.harness.store.answer_digest import tells
+from espalier.harness.store.claims import WITHOUT_LOCKS, claim, tidy
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.journal import Journal
+from espalier.harness.store.files.lease import USUAL, Terms
+from espalier.harness.store.row_shape import BLOCKS, SHAPE, check_whole, read_row
+from espalier.harness.store.schema import SCHEMA, Newer
 
 __all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
 
@@ -146,7 +146,7 @@ class RunDir:
                 )
 
     def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
-        """Hold the run for this process, so that no other one computes it at the same time; see `harness.store.claims`.
+        """Hold the run for this process, so that no other process computes it (`store/claims.py`).
 
         Raises:
             StoreLost: the disk does not take the files of lock and lease.
@@ -154,7 +154,7 @@ class RunDir:
         return claim(self.path, patience, terms, (self.journal, self.forced))
 
     def tidy(self, terms: Terms = USUAL) -> None:
-        """Clear away what a process left that died behind its row; see `harness.store.claims.tidy`."""
+        """Clear away what a process left that died behind its row; see `espalier.harness.store.claims.tidy`."""
         tidy(self.path, terms)
 
 

@@ -1,7 +1,8 @@
 """Who computes a run: one process of one machine, by a lock of the system; one machine of several, by a lease.
 
 The lock ends with its process, however that ends, so a run that died here is free at once. One that died elsewhere is
-free when its lease has expired (harness/lease.py). Where neither can be known, because the file system takes no
+free when its lease has expired (harness/store/files/lease.py). Where neither can be known, because the file system
+takes no
 files or an owner slept for longer than its lease, two commands compute the same run: they append to journals of their
 own, and either's row is whole.
 """
@@ -15,10 +16,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from harness.errors import StoreLost
-from harness.journal import Journal
-from harness.lease import LEASE, Terms, take
-from harness.store.debris import sweep
+from espalier.harness.errors import StoreLost
+from espalier.harness.store.debris import sweep
+from espalier.harness.store.files.journal import Journal
+from espalier.harness.store.files.lease import LEASE, Terms, take
 
 #: What a file system says that has no locks, or that takes no file for one.
 WITHOUT_LOCKS = frozenset(

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 
 #: Behind the commit of code that had changes on top of it.
 DIRTY = "-dirty"

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import hosts
-from harness.lease import LEASE, LONG, Terms, file_time, stale_successors
+from espalier.harness.store.files import hosts
+from espalier.harness.store.files.lease import LEASE, LONG, Terms, file_time, stale_successors
 
-#: A file that is being written: `.<name>-<kernel>-<unique>` (harness/durable.py). Earlier versions named no kernel.
+#: A file that is being written: `.<name>-<kernel>-<unique>` (harness/store/files/durable.py). Earlier versions named
+#: no kernel.
 TEMPORARY = re.compile(r"\.(?P<name>.+?)(-(?P<kernel>[0-9a-f]{8}))?-[0-9a-f]{32}")
 
 

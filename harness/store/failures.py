@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import durable, hosts
-from harness.errors import FOREIGN, StoreLost
-from harness.files import read_json
+from espalier.harness.errors import FOREIGN, StoreLost
+from espalier.harness.store.files import durable, hosts
+from espalier.harness.store.files.untrusted_json import read_json
 
 NAME = "failed.json"
 

@@ -14,9 +14,9 @@ from errno import ENOTDIR
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import StoreLost, UserError, first_words
-from harness.lease import LEASE, USUAL
-from harness.store.claims import claim
+from espalier.harness.errors import StoreLost, UserError, first_words
+from espalier.harness.store.claims import claim
+from espalier.harness.store.files.lease import LEASE, USUAL
 
 NAME = ".trash"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness import durable
-from harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
-from harness.journal import parse, read_lines
-from harness.lease import LEASE, LONG, USUAL, file_time, look
-from harness.store import RunDir, Unreadable
-from harness.store.debris import temporaries
-from harness.store.digest import answers_in, tells
-from harness.store.index import DAMAGED, DONE, RUNNING, Entry
-from harness.store.trash import Waste, size_of
+from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
+from espalier.harness.store import RunDir, Unreadable
+from espalier.harness.store.answer_digest import answers_in, tells
+from espalier.harness.store.debris import temporaries
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.journal import parse, read_lines
+from espalier.harness.store.files.lease import LEASE, LONG, USUAL, file_time, look
+from espalier.harness.store.store_index import DAMAGED, DONE, RUNNING, Entry
+from espalier.harness.store.trash import Waste, size_of
 
 #: A line that is no entry goes behind this suffix of its journal.
 QUARANTINE = ".damaged"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.select.cells import distances_from
-from methods.select.density import density_peaks, nearest_centre, squared_distances
-from methods.select.ranking import ranking, rows_of
-from methods.select.similarity import unit
-from methods.select.tiles import Tiles
+from espalier.methods.select.cells import distances_from
+from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
+from espalier.methods.select.similarity import unit
+from espalier.methods.select.tiles import Tiles
+from espalier.methods.select.topk import ranking, rows_of
 
 
 def mean_of_joined(joined: Tensor, n_kept: int) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from methods.base import Assignment
-from methods.select.ranking import indices_of, ranking, rows_of
+from espalier.methods.base import Assignment
+from espalier.methods.select.topk import indices_of, ranking, rows_of
 
 #: Similarities held at a time, in bytes; the full matrix of a long video would take gigabytes.
 BLOCK_BYTES = 64 * 2**20

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from methods.select.ranking import ranking, rows_of
+from espalier.methods.select.topk import ranking, rows_of
 
 
 def cells(grid: Tensor, side: int) -> Tensor:

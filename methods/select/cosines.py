@@ -14,8 +14,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from methods.select.ranking import rows_of
-from methods.select.similarity import FEWEST, cosine, unit, upper_blocks
+from espalier.methods.select.similarity import FEWEST, cosine, unit, upper_blocks
+from espalier.methods.select.topk import rows_of
 
 #: Bytes that a matrix may take where nobody says otherwise.
 LIMIT = 2**30

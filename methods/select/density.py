@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.checks import require_finite
-from methods.select.ranking import ranking, rows_of, top
+from espalier.methods.checks import require_finite
+from espalier.methods.select.topk import ranking, rows_of, top
 
 
 def squared_distances(points: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from methods.checks import require_finite
-from methods.select.cosines import Cosines
-from methods.select.ranking import Chosen, filled_up, ranking, rows_of
+from espalier.methods.checks import require_finite
+from espalier.methods.select.cosines import Cosines
+from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
 
 #: A token of which less than this share is new to the picks is in their span: what is left is rounding of fp32.
 SPANNED = 1e-5

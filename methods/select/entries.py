@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.checks import require_finite
-from methods.select.ranking import indices_of
+from espalier.methods.checks import require_finite
+from espalier.methods.select.topk import indices_of
 
 Targets = Literal["visual", "prompt"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.select.ranking import rows_of
+from espalier.methods.select.topk import rows_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from methods.select.ranking import Chosen, filled_up, ranking
+from espalier.methods.select.topk import Chosen, filled_up, ranking
 
 #: Pivots whose edges are looked at together.
 TOGETHER = 96

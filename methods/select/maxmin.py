@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.checks import require_finite
-from methods.select.cosines import Cosines
+from espalier.methods.checks import require_finite
+from espalier.methods.select.cosines import Cosines
 
 #: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
 DUPLICATE = 1e-6

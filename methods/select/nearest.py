@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.checks import require_finite
+from espalier.methods.checks import require_finite
 
 
 def nearest(similarity: Tensor, own: Tensor, k: int) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.select.nearest import nearest
-from methods.select.similarity import grid_neighbours
+from espalier.methods.select.nearest import nearest
+from espalier.methods.select.similarity import grid_neighbours
 
 
 def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:

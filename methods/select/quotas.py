@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.select.ranking import indices_of, ranking
+from espalier.methods.select.topk import indices_of, ranking
 
 
 def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:

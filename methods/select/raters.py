@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from methods.checks import require_finite
+from espalier.methods.checks import require_finite
 
 #: Relevances that differ from the mean by less than this share of it are rounding: such words count as average.
 ROUNDING = 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
-from methods.checks import require_finite
+from espalier.methods.checks import require_finite
 
 
 def edge_share(luma: Tensor, tau: float, whole: bool) -> Tensor:

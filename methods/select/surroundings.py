@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from methods.checks import require_finite
-from methods.select.cells import distances_from
-from methods.select.ranking import rows_of
+from espalier.methods.checks import require_finite
+from espalier.methods.select.cells import distances_from
+from espalier.methods.select.topk import rows_of
 
 #: Keeps a row of weights defined where the states of a kept patch are all 0.
 EPSILON = 1e-12

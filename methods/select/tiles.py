@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.select.quotas import top_of_groups
-from methods.select.ranking import indices_of
+from espalier.methods.select.quotas import top_of_groups
+from espalier.methods.select.topk import indices_of
 
 
 @dataclass(frozen=True)

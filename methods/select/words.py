@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from methods.base import MethodError
+from espalier.methods.base import MethodError
 
 
 def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:

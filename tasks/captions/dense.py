@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from tasks.videos.utils import rouge_l, words
+from espalier.tasks.videos.utils import rouge_l, words
 
 Doc = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmms_eval.api.task import ConfigurableMessagesTask
 
-from tasks.captions.consensus import cider, tokenized
+from espalier.tasks.captions.consensus import cider, tokenized
 
 Doc = dict[str, Any]
 

@@ -14,11 +14,11 @@ from datasets import Dataset, DatasetDict
 from lmms_eval.api.task import ConfigurableMessagesTask
 
 try:
-    from harness import durable
+    from espalier.harness.store.files import durable
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness import durable
-from harness.errors import UserError
+    from espalier.harness.store.files import durable
+from espalier.harness.errors import UserError
 
 #: Folders of the repository: videos as files, as some copies have them, and as the hub has them.
 FILES, PICKLES = "video", "video_pkl"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from harness.judging.scores import pair, single
+    from espalier.harness.evaluation.judging.judge_scores import pair, single
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.judging.scores import pair, single
+    from espalier.harness.evaluation.judging.judge_scores import pair, single
 
 Doc = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.evaluation.synthetic import Composition, parts
+from espalier.harness.evaluation.synthetic_prompts import Composition, parts
 
 Doc = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.scoring.choices import letter, lettered
+from espalier.harness.evaluation.scoring.choices import letter, lettered
 
 #: A question's rotations have its own number and a multiple of this more.
 ROTATION = 1_000_000

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmms_eval.tasks.mmbench import cn_utils
 
-from tasks.mmbench.letters import letter_of, share_of_questions
+from espalier.tasks.mmbench.letters import letter_of, share_of_questions
 
 Doc = dict[str, Any]
 

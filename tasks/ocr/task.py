@@ -13,12 +13,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from lmms_eval.api.task import ConfigurableMessagesTask
 
 try:
-    from harness.errors import UserError
+    from espalier.harness.errors import UserError
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.errors import UserError
-from harness.scoring import pages
-from harness.scoring.documents import cdm
+    from espalier.harness.errors import UserError
+from espalier.harness.evaluation.scoring import page_files as pages
+from espalier.harness.evaluation.scoring.documents import cdm
 
 
 class Pages(ConfigurableMessagesTask):

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from harness.media import pdf
+    from espalier.harness.media import pdf
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.media import pdf
-from harness.media.pictures import open_image
-from harness.scoring.documents import cdm
-from harness.scoring.documents.overall import of_pages
-from harness.scoring.documents.page import PageScores, score_page
-from harness.scoring.grounding import plain_markdown
-from harness.scoring.pages import BASELINE, UNIT_TESTS
-from harness.scoring.unittests.run import passes
-from harness.scoring.words import read_label, read_scores
+    from espalier.harness.media import pdf
+from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageScores, score_page
+from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
+from espalier.harness.evaluation.scoring.page_files import BASELINE, UNIT_TESTS
+from espalier.harness.evaluation.scoring.unittests.unit_test import passes
+from espalier.harness.evaluation.scoring.word_overlap import read_label, read_scores
+from espalier.harness.media.images import open_image
 
 Doc = dict[str, Any]
 

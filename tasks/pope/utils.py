@@ -11,10 +11,10 @@ from typing import Any
 from lmms_eval.tasks.pope import utils as pope
 
 try:
-    from harness.scoring.choices import yes_or_no
+    from espalier.harness.evaluation.scoring.choices import yes_or_no
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.scoring.choices import yes_or_no
+    from espalier.harness.evaluation.scoring.choices import yes_or_no
 
 Doc = dict[str, Any]
 

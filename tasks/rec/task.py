@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, Image
 from lmms_eval.api.task import ConfigurableMessagesTask
 from PIL import Image as Pictures
 
-from tasks.rec.boxes import Resized, question, score
+from espalier.tasks.rec.boxes import Resized, question, score
 
 Doc = dict[str, Any]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from harness.seedling import benchmarks
+    from espalier.harness.seedling import scene_benchmarks as benchmarks
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.seedling import benchmarks
+    from espalier.harness.seedling import scene_benchmarks as benchmarks
 
 Doc = dict[str, Any]
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from harness.seedling.video import benchmarks, media
+    from espalier.harness.seedling.video import clip_benchmarks as benchmarks
+    from espalier.harness.seedling.video import clip_media as media
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.seedling.video import benchmarks, media
+    from espalier.harness.seedling.video import clip_benchmarks as benchmarks
+    from espalier.harness.seedling.video import clip_media as media
 
 Doc = dict[str, Any]
 Settings = dict[str, str] | None

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from harness.media.unpacked import unpacked
-    from harness.scoring.choices import letter, lettered
+    from espalier.harness.evaluation.scoring.choices import letter, lettered
+    from espalier.harness.media.unpacked_videos import unpacked
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.media.unpacked import unpacked
-    from harness.scoring.choices import letter, lettered
+    from espalier.harness.evaluation.scoring.choices import letter, lettered
+    from espalier.harness.media.unpacked_videos import unpacked
 
 Doc = dict[str, Any]
 Settings = dict[str, str] | None

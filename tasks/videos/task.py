@@ -14,13 +14,13 @@ from lmms_eval.tasks.mvbench.utils import DATA_LIST
 from tqdm import tqdm
 
 try:
-    from harness.errors import UserError
+    from espalier.harness.errors import UserError
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.errors import UserError
-from harness.media.container import open_video
-from harness.media.decoding import decoded_moments
-from harness.media.timeline import read_timeline
+    from espalier.harness.errors import UserError
+from espalier.harness.media.container import open_video
+from espalier.harness.media.frame_decoder import decoded_moments
+from espalier.harness.media.timeline import read_timeline
 
 #: What may name a document's video; questions about one video share it.
 NAMES = ("video_name", "videoID", "video_path")

@@ -10,12 +10,12 @@ from typing import Any
 from rapidfuzz.distance import LCSseq
 
 try:
-    from harness.judging.scores import single
-    from harness.media.unpacked import unpacked
+    from espalier.harness.evaluation.judging.judge_scores import single
+    from espalier.harness.media.unpacked_videos import unpacked
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from harness.judging.scores import single
-    from harness.media.unpacked import unpacked
+    from espalier.harness.evaluation.judging.judge_scores import single
+    from espalier.harness.media.unpacked_videos import unpacked
 
 Doc = dict[str, Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness.adapters.base import load_adapter
-from harness.admission.checkpoint_files import check_checkpoint
-from harness.digests import Digests
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.store.files.digests import Digests
 from tests.tiny import LLAVA, save_llava
 
 Damage = Callable[[Path], object]
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_nonsense_is_one_line_and_nothing_stands_before_it(
     capfd.readouterr()
     assert word in line_of(folder)
     captured = capfd.readouterr()
-    # A run shows no bars of the library (harness/running/pool.py).
+    # A run shows no bars of the library (harness/runs/model_pool.py).
     told = [line for line in captured.err.split("\n") if "Loading weights" not in line]
     assert (captured.out, "".join(told).strip()) == ("", "")
 

@@ -11,19 +11,23 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from harness.admission.signals import signals_of
-from harness.catalogue import build_method, names_of
-from harness.config.build import build_spec
-from harness.config.compose import CONF, compose_section, read_command
-from harness.decoding.vocabulary import check_tokenizers, common_size, read_vocabulary
-from harness.digests import Digests
-from harness.errors import Refused, UserError
-from harness.kinds.lookup import as_reducer
-from harness.paths import ROOT
-from harness.running.preflight import Job, check
-from harness.specs import RunSpec
-from harness.wording import in_words_of_the_draft
-from methods.base import Decoder
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, compose_section, read_command
+from espalier.harness.decoding.speculative.shared_vocabulary import (
+    check_tokenizers,
+    common_size,
+    read_vocabulary,
+)
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.lookup import as_reducer
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.preflight import Job, check
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.draft_errors import in_words_of_the_draft
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Decoder
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.admission import finite
-from harness.admission.finite import check_finite
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks import finite_weights as finite
+from espalier.harness.kinds.checks.finite_weights import check_finite
 from tests.tiny import LLAVA
 
 

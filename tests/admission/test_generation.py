@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.compose import CONF, compose_section
-from harness.config.model import model_spec
-from harness.generation import settings
+from espalier.harness.config.compose import CONF, compose_section
+from espalier.harness.config.model_section import model_spec
+from espalier.harness.specs.generation import settings
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.admission import needs
-from harness.admission.needs import check_needs
-from harness.benchmark_spec import BenchmarkSpec
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks import tools_check as needs
+from espalier.harness.kinds.checks.tools_check import check_needs
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 
 PLAIN = BenchmarkSpec("captions", "captions", None, None, ("cider",), "cider")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.admission.templates import check_template, families
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.errors import UserError
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.template_names import check_template, families
 
 TASK = """\
 task: counting

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import espalier
-from harness.api.words import reworded
-from harness.budget import Budget
-from harness.engine.session import Session
-from harness.seedling.benchmarks import sample_scene, samples
-from methods.base import Plan, Site, TokenReducer, View
-from methods.fastv import FastV
+from espalier.harness.api.argument_errors import reworded
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from espalier.methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.fastv import FastV
 from tests.families.qwen import clip
 from tests.family_runs import saved
 from tests.tiny import picture
@@ -325,9 +325,9 @@ def test_outside_the_with_nothing_is_answered(model, asked):
 
 
 def test_lines_keep_commands_and_file_names():
-    line = "model.path=null is true; run: python -m harness.calibration model.path=/a/true.bin model.weights=random"
+    line = "model.path=null is true; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
     assert reworded(line) == (
-        "path=None is True; run: python -m harness.calibration model.path=/a/true.bin model.weights=random"
+        "path=None is True; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
     )
     assert (
         reworded("/m/model.safetensors and model='x' of null.png")

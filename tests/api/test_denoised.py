@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import espalier
-from harness.seedling.benchmarks import sample_scene, samples
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 
 HOW = {"max_new_tokens": 4, "steps": 2}
 

@@ -50,12 +50,12 @@ def test_it_works_from_another_folder_in_a_fresh_process(installed, tmp_path):
     checkout, target = installed
     code = (
         f"import json, site; site.addsitedir({str(target)!r})\n"
-        "import espalier, harness.paths\n"
+        "import espalier, espalier.harness.paths\n"
         "model = espalier.load('seedling', device='cpu')\n"
         "from PIL import Image\n"
         "with espalier.apply(model, 'divprune', ratio=0.75) as pruned:\n"
         "    answer = pruned.ask(Image.new('RGB', (96, 96)), 'is there a star ?', max_new_tokens=2)\n"
-        "print(json.dumps([answer.kept, espalier.__file__, str(harness.paths.ROOT)]))"
+        "print(json.dumps([answer.kept, espalier.__file__, str(espalier.harness.paths.ROOT)]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

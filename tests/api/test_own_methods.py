@@ -15,10 +15,19 @@ import torch
 
 import espalier
 import run
-from methods.base import Assignment, Attended, Decoder, Mixture, Need, Plan, Site, TokenReducer
-from methods.compressor import CacheCompressor
-from methods.select.ranking import top
-from methods.uniform import Uniform
+from espalier.methods.base import (
+    Assignment,
+    Attended,
+    Decoder,
+    Mixture,
+    Need,
+    Plan,
+    Site,
+    TokenReducer,
+)
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.select.topk import top
+from espalier.methods.uniform import Uniform
 
 PICTURE = np.zeros((144, 144, 3), dtype=np.uint8)
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +85,11 @@ def refusal(model: Any, method: Any) -> espalier.UserError:
 
 
 MISTAKES = {
-    "tensor": (first, ("plan returns a Tensor", "methods.base.Plan(kept)")),
-    "nothing": (lambda view, keep: None, ("plan returns nothing", "methods.base.Plan(kept)")),
+    "tensor": (first, ("plan returns a Tensor", "espalier.methods.base.Plan(kept)")),
+    "nothing": (
+        lambda view, keep: None,
+        ("plan returns nothing", "espalier.methods.base.Plan(kept)"),
+    ),
     "list": (lambda view, keep: Plan([0, 1]), ("Plan.kept is a list", "of int64")),
     "attribute": (
         lambda view, keep: Plan(top(view.attention, keep)),
@@ -89,7 +101,7 @@ MISTAKES = {
     ),
     "unsorted": (
         lambda view, keep: Plan(view.signals["last_attention"].topk(keep).indices),
-        ("row 0 is unsorted", "methods.select.ranking.top", "torch.topk"),
+        ("row 0 is unsorted", "espalier.methods.select.topk.top", "torch.topk"),
     ),
     "count": (lambda view, keep: Plan(first(view, keep - 1)), ("keeps 13 tokens", "asks for 14")),
     "twice": (lambda view, keep: Plan(first(view, keep) // 2), ("holds 0 more than once",)),
@@ -99,7 +111,7 @@ MISTAKES = {
     "int32": (lambda view, keep: Plan(first(view, keep).int()), ("of int32", "of int64")),
     "mask": (
         lambda view, keep: Plan(view.signals["last_attention"] > 0),
-        ("of bool", "methods.select.ranking.indices_of(mask, keep)"),
+        ("of bool", "espalier.methods.select.topk.indices_of(mask, keep)"),
     ),
     "device": (lambda view, keep: Plan(first(view, keep).to("meta")), ("on meta", "on cpu")),
     "rows": (
@@ -171,11 +183,19 @@ def test_what_a_method_raised_stays_the_cause(model: Any) -> None:
 @pytest.mark.parametrize(
     ("where", "read", "words"),
     [
-        (Site("layer", 2), (), ("`sites` returns Site(", "a tuple of methods.base.Site")),
-        (("layer", 2), (), ("`sites` returns ('layer', 2)", "a tuple of methods.base.Site")),
+        (Site("layer", 2), (), ("`sites` returns Site(", "a tuple of espalier.methods.base.Site")),
+        (
+            ("layer", 2),
+            (),
+            ("`sites` returns ('layer', 2)", "a tuple of espalier.methods.base.Site"),
+        ),
         (None, (), ("`sites` returns None",)),
-        ((Site("layer", 2),), ("last_attention",), ("`needs` returns", "methods.base.Need")),
-        ((Site("layer", 2),), None, ("`needs` returns None", "methods.base.Need")),
+        (
+            (Site("layer", 2),),
+            ("last_attention",),
+            ("`needs` returns", "espalier.methods.base.Need"),
+        ),
+        ((Site("layer", 2),), None, ("`needs` returns None", "espalier.methods.base.Need")),
         ((Site("layer", 2),), (Need("last_atention"),), ("did you mean last_attention",)),
     ],
 )
@@ -292,7 +312,7 @@ def test_a_command_ends_in_one_line(
 
 def test_methods_import_with_torch_alone() -> None:
     code = (
-        "import sys, methods.base, methods.compressor, methods.blame\n"
+        "import sys, espalier.methods.base, espalier.methods.compressor, espalier.methods.blame\n"
         "assert not {'harness', 'transformers'} & {name.partition('.')[0] for name in sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import espalier
-from harness.api.identity import identities
-from harness.api.questions import single, video, whole
+from espalier.harness.api.questions import single, video, whole
+from espalier.harness.api.sample_names import identities
 from tests.family_runs import saved
 from tests.tiny import picture
 

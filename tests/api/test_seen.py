@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.adapters.base import Adapter
-from harness.api.questions import single, video
-from harness.api.seen import Seen, rows_of, seen_by
+from espalier.harness.api.questions import single, video
+from espalier.harness.api.visible_tokens import Seen, rows_of, seen_by
+from espalier.harness.models.adapter import Adapter
 from tests.api.families import ramps
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import espalier
-from harness.adapters import loading
-from harness.adapters.base import ADAPTERS, load_adapter
-from harness.specs import CHECKPOINT
+from espalier.harness.models import loader as loading
+from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.specs.run_spec import CHECKPOINT
 from tests.families import FAMILIES
 from tests.family_runs import saved
 

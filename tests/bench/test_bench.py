@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bench import engine as bench_engine
-from harness.bench import prefill as bench_prefill
-from harness.bench import select as bench_select
-from harness.bench import select_parts as bench_select_parts
-from harness.bench import selection as bench_selection
-from harness.bench import speed as bench
-from harness.bench import views as bench_views
-from harness.bench.setup import Figure, Pair, Setup, paired
-from harness.engine.record import Record
-from harness.errors import UserError
-from harness.measure.flops import sample_flops
-from harness.measure.work import Work
-from methods.base import Need, Plan, Site, View
-from methods.divprune import DivPrune
-from methods.signals import SIGNALS
+from espalier.harness.cost.flops import sample_flops
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import UserError
+from espalier.methods.base import Need, Plan, Site, View
+from espalier.methods.divprune import DivPrune
+from espalier.methods.signals import SIGNALS
+from lab.bench import engine_bench as bench_engine
+from lab.bench import prefill_bench as bench_prefill
+from lab.bench import select_parts as bench_select_parts
+from lab.bench import selection_bench as bench_select
+from lab.bench import selection_times as bench_selection
+from lab.bench import speed_bench as bench
+from lab.bench import synthetic_views as bench_views
+from lab.bench.bench_setup import Figure, Pair, Setup, paired
 
 
 def test_pairs_run_in_turns_with_the_order_changing() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import coverage
-from harness.bench.populations import POPULATIONS, Population
+from lab.bench import interval_coverage as coverage
+from lab.bench.populations import POPULATIONS, Population
 
 
 def of(name: str) -> Population:

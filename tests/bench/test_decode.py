@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import decode
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from lab.bench import decode_bench as decode
 
 ROW = decode.Row(
     model="seedling",

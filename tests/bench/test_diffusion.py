@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import diffusion
-from harness.bench.diffusion_page import targets
-from harness.bench.diffusion_sides import Row
-from harness.measure.bound import Gain
+from espalier.harness.cost.speedup_bound import Gain
+from lab.bench import diffusion_bench as diffusion
+from lab.bench.diffusion_page import targets
+from lab.bench.diffusion_sides import Row
 
 TINY = (
     *(one for one in diffusion.INSTANCE if ".text" not in one and "projector" not in one),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.bench import drafted
-from harness.bench.drafted import Seen, make_up, subsets
+from lab.bench import draft_needs as drafted
+from lab.bench.draft_needs import Seen, make_up, subsets
 
 SIDE = 6
 

@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch import nn
 
-from harness.bench import bandwidth as bench_bandwidth
-from harness.bench import gpu as bench_gpu
-from harness.bench import gpu_page as bench_gpu_page
-from harness.bench import gpu_parts as bench_gpu_parts
-from harness.bench import sd as bench_sd
-from harness.bench import views as bench_views
-from harness.bench.gpu_decoding import cached_bytes, filled, places
-from harness.bench.gpu_setup import SMALL, Found, Note, Plan
-from harness.bench.selection import Question, configured_methods
-from harness.bench.setup import Figure, Setup
-from harness.decoding.drafts import NOTHING
-from harness.measure import bandwidth as measured
-from harness.measure.clock import Clock
-from methods.base import Need, Site
-from methods.signals import SIGNALS
+from espalier.harness.cost import decode_bound as measured
+from espalier.harness.cost.clock import Clock
+from espalier.harness.decoding.speculative.drafts import NOTHING
+from espalier.methods.base import Need, Site
+from espalier.methods.signals import SIGNALS
+from lab.bench import gpu_bench as bench_gpu
+from lab.bench import gpu_page as bench_gpu_page
+from lab.bench import gpu_parts as bench_gpu_parts
+from lab.bench import speculative_bench as bench_sd
+from lab.bench import step_bandwidth as bench_bandwidth
+from lab.bench import synthetic_views as bench_views
+from lab.bench.bench_setup import Figure, Setup
+from lab.bench.gpu_decode import cached_bytes, filled, places
+from lab.bench.gpu_setup import SMALL, Found, Note, Plan
+from lab.bench.selection_times import Question, configured_methods
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.bench.clip_subsets import SeenClip, clip_subsets
-from harness.bench.guided_page import DRAWN, page, write_page
-from harness.bench.guided_words import Told, kind_of_word, summarised
-from harness.seedling.video.vocabulary import encode
+from espalier.harness.seedling.video.clip_vocabulary import encode
+from lab.bench.clip_subsets import SeenClip, clip_subsets
+from lab.bench.guided_page import DRAWN, page, write_page
+from lab.bench.guided_words import Told, kind_of_word, summarised
 
 FRAMES, PLACES = 8, 6
 

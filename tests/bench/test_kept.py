@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.bench import kept
+from lab.bench import kept_objects as kept
 
 
 def test_a_patch_shows_a_box_that_covers_half_of_it() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import kv
-from harness.bench.kv_page import page, targets
-from harness.bench.kv_sides import Row
-from harness.measure.bound import Gain
+from espalier.harness.cost.speedup_bound import Gain
+from lab.bench import kv_bench as kv
+from lab.bench.kv_page import page, targets
+from lab.bench.kv_sides import Row
 
 TINY = (
     *(one for one in kv.INSTANCE if ".text" not in one and "projector" not in one),
@@ -65,7 +65,7 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
 ) -> None:
     sides = ((kv.FULL,), *kv.evicting(("snapkv", "random_kv"), "0.9"), kv.BY_HEAD)
     monkeypatch.setattr(kv, "QUICK_PLAN", (kv.Length(900, sides, 2, 0, 4),))
-    monkeypatch.setattr("harness.evaluation.latency.COPIED", 2**16)
+    monkeypatch.setattr("espalier.harness.evaluation.latency.COPIED", 2**16)
     assert kv.main(["--quick", "--rounds", "1", "--write", str(tmp_path), *TINY]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert json.loads((tmp_path / "bench_kv.json").read_text()) == result

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.bench.sd import KINDS, earlier, joined, kinds, page_lines
-from harness.bench.sd_goals import Goal, targets
-from harness.bench.setup import Setup
-from harness.decoding.summary import speculative_block
-from harness.errors import UserError
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+from espalier.harness.errors import UserError
+from lab.bench.bench_setup import Setup
+from lab.bench.speculative_bench import KINDS, earlier, joined, kinds, page_lines
+from lab.bench.speculative_goals import Goal, targets
 from tests.decoding.test_summary import decoded
 
 

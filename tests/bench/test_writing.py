@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from harness.bench import decode, diffusion_page, engine, onepass, sd, select
-from harness.bench.setup import Figure
-from harness.bench.writing import (
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from lab.bench import decode_bench as decode
+from lab.bench import diffusion_page
+from lab.bench import engine_bench as engine
+from lab.bench import onepass_bench as onepass
+from lab.bench import selection_bench as select
+from lab.bench import speculative_bench as sd
+from lab.bench.bench_page import (
     CORES,
     LOAD,
     OFFLINE,
@@ -23,8 +29,7 @@ from harness.bench.writing import (
     measured_on,
     parser,
 )
-from harness.errors import UserError
-from harness.paths import ROOT
+from lab.bench.bench_setup import Figure
 
 Result = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lmms_eval.api.task import Task
 
-from harness.engine.record import Generated, Record
+from espalier.harness.engine.record import Generated, Record
 from tests.benchmarks.fixtures import Answer
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from harness.specs import RunSpec
-from harness.store import Store
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
 from tests.benchmarks.answering import Told
 from tests.benchmarks.fixtures import ARGUMENTS, FIXTURES, Answer
 

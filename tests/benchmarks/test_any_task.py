@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.store import Store
+from espalier.harness.store import Store
 from tests.benchmarks.fixtures import FIXTURES
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_card, write_split
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.config.listing import read_choice
-from harness.store import Store
+from espalier.harness.config.group_lists import read_choice
+from espalier.harness.store import Store
 from tests.benchmarks.fixtures import ANSWERS, ARGUMENTS, FIXTURES, NOTHING, WORTH, WRONG
 from tests.benchmarks.runs import BENCHMARKS, RUN, arguments, metrics_of, spec_of
 

@@ -1,4 +1,4 @@
-"""What `python -m harness.benchmarks check` says of data that are there, that are not, and that have changed."""
+"""What `python -m espalier benchmarks check` says of data that are there, that are not, and that have changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.benchmarks.__main__ import main
-from harness.benchmarks.check import check
-from harness.config.listing import listing
-from harness.doctor.findings import Finding
+from espalier.harness.cli.benchmarks import main
+from espalier.harness.config.group_lists import listing
+from espalier.harness.tools.benchmarks.benchmark_check import check
+from espalier.harness.tools.doctor.findings import Finding
 
 Repositories = Callable[[str], Path]
 
@@ -199,7 +199,7 @@ def test_a_scorer_that_needs_java_is_not_asked_without(
 def test_a_metric_that_is_no_number_fails(
     repositories: Repositories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.benchmarks import check as module
+    from espalier.harness.tools.benchmarks import benchmark_check as module
 
     real = module.evaluate
 
@@ -218,7 +218,7 @@ def test_all_goes_on_behind_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "harness.benchmarks.__main__.choices", lambda group: ["mlvu", "seedling_vqa"]
+        "espalier.harness.cli.benchmarks.choices", lambda group: ["mlvu", "seedling_vqa"]
     )
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     assert main(["check", "all"]) == 1
@@ -236,7 +236,7 @@ def test_all_goes_on_behind_one_that_fails(
 def test_prompts_are_compared_with_the_originals_token_by_token(
     repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.adapters.llava import LlavaAdapter
+    from espalier.harness.models.llava import LlavaAdapter
     from tests.tiny import save_llava
 
     folder = save_llava(tmp_path / "model")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import run
-from harness.store import Store
+from espalier.harness.store import Store
 from tests.benchmarks.fixtures import FIXTURES
 from tests.benchmarks.runs import arguments
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.benchmark_spec import BenchmarkSpec
-from harness.benchmarks import prefetch as module
-from harness.benchmarks.prefetch import prefetch
-from harness.benchmarks.repositories import Wanted, data_sets, settled
-from harness.benchmarks.unpack import archives, unpack
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.paths import ROOT
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.tools.benchmarks import hub_prefetch as module
+from espalier.harness.tools.benchmarks.hub_prefetch import prefetch
+from espalier.harness.tools.benchmarks.hub_repositories import Wanted, data_sets, settled
+from espalier.harness.tools.benchmarks.media_archives import archives, unpack
 from tests.benchmarks.fixtures.videos import clip, longvideobench, mlvu, mvbench, tarred
 from tests.benchmarks.loopback import Hub, serving
 from tests.tiny import save_llava
@@ -77,7 +77,7 @@ def test_a_machine_without_network_has_all_it_needs(served: Hub, tmp_path: Path)
     served.asked.clear()
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     place = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "harness.benchmarks", "prefetch", "mlvu"]
+    line = [sys.executable, "-m", "espalier", "benchmarks", "prefetch", "mlvu"]
     done = subprocess.run(
         line, cwd=ROOT, env=bare | place, capture_output=True, text=True, check=False
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.evaluation.evaluate import Evaluation
+from espalier.harness.evaluation.evaluate import Evaluation
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository

@@ -11,8 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.artifacts import files as artifacts
-from harness.artifacts.priors import (
+from espalier.harness.cli.calibrate import main, read_request
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.artifacts import calibration_files as artifacts
+from espalier.harness.engine.artifacts.priors import (
     artifact_path,
     load_prior,
     prior_for,
@@ -21,17 +24,14 @@ from harness.artifacts.priors import (
     resize_prior,
     save_prior,
 )
-from harness.budget import Budget
-from harness.calibration.__main__ import main, read_request
-from harness.calibration.images import folder_images, scene_images
-from harness.calibration.maps import Recorder, calibrate
-from harness.config.build import build_spec
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.specs import ModelSpec
-from methods.base import MethodError, Site
-from methods.d2pruner import D2Pruner
-from methods.fastv import FastV
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.tools.calibration.calibration_images import folder_images, scene_images
+from espalier.harness.tools.calibration.prior_maps import Recorder, calibrate
+from espalier.methods.base import MethodError, Site
+from espalier.methods.d2pruner import D2Pruner
+from espalier.methods.fastv import FastV
 from tests import tiny
 from tests.methods.cases import grid_of
 
@@ -181,7 +181,7 @@ def test_storing_again_gives_the_same_bytes(spec: ModelSpec):
 
 def test_a_missing_prior_prints_the_command(spec: ModelSpec):
     command = (
-        "python -m harness.calibration method=d2pruner model=tiny layer=1 "
+        "python -m espalier calibrate method=d2pruner model=tiny layer=1 "
         f"model.path={spec.path} images_dir=<folder of images>"
     )
     with pytest.raises(UserError, match=f"no positional prior for decoder layer 1; run: {command}"):
@@ -284,7 +284,7 @@ def test_a_folder_is_sampled_without_replacement_and_by_seed(tmp_path: Path):
 
 
 def test_scene_images_are_training_scenes():
-    from harness.seedling.scenes import Scenes
+    from espalier.harness.seedling.scenes import Scenes
 
     first, second = scene_images(2, seed=7)
     assert first.tobytes() == Scenes().scene("train", 7, 0).image.tobytes()
@@ -332,7 +332,7 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_the_shipped_priors_belong_to_the_shipped_weights():
-    from harness.config.compose import read_command
+    from espalier.harness.config.compose import read_command
 
     command = read_command([])
     assert command is not None
@@ -376,7 +376,9 @@ def test_calibrating_the_seedling_writes_to_the_store_what_a_run_then_finds_firs
 def test_what_cannot_work_is_refused_before_the_model_loads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, words: str
 ):
-    monkeypatch.setattr("harness.adapters.base.load_adapter", lambda spec: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "espalier.harness.models.adapter.load_adapter", lambda spec: pytest.fail("loaded")
+    )
     assert main(["method=d2pruner", *line.split()]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert words in told

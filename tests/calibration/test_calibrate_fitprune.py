@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import Adapter
-from harness.artifacts.schemes import with_scheme
-from harness.budget import Budget
-from harness.calibration.__main__ import main, read_request
-from harness.calibration.bisection import (
+from espalier.harness.cli.calibrate import main, read_request
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import StackFacts
+from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.engine.session import Session
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.tools.calibration.bisection import (
     Trace,
     fit,
     forecast,
@@ -21,13 +25,15 @@ from harness.calibration.bisection import (
     shares,
     smallest_reaching,
 )
-from harness.calibration.fitting import ALPHAS, MassRecorder, Thinning, expendable, trace
-from harness.calibration.images import Seen, question
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.session import Session
-from harness.facts import StackFacts
-from methods.fitprune import FitPrune
+from espalier.harness.tools.calibration.calibration_images import Seen, question
+from espalier.harness.tools.calibration.fitprune_fit import (
+    ALPHAS,
+    MassRecorder,
+    Thinning,
+    expendable,
+    trace,
+)
+from espalier.methods.fitprune import FitPrune
 from tests import tiny
 
 STACK = StackFacts(4, 8, 20, 2, 2, 4, gated=True, causal=True)

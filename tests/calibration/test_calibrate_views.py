@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from harness.artifacts import files as artifacts
-from harness.artifacts.files import Artifact
-from harness.artifacts.priors import (
+from espalier.harness.cli.calibrate import read_request, run
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.artifacts import calibration_files as artifacts
+from espalier.harness.engine.artifacts.calibration_files import Artifact
+from espalier.harness.engine.artifacts.priors import (
     load_prior,
     prior_artifact,
     require_prior,
     resize_prior,
     save_prior,
 )
-from harness.budget import Budget
-from harness.calibration.__main__ import read_request, run
-from harness.calibration.maps import ViewMeans, calibrate
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.specs import ModelSpec
-from methods.base import MethodError, Need, Site
-from methods.d2pruner import D2Pruner, debiased
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.tools.calibration.prior_maps import ViewMeans, calibrate
+from espalier.methods.base import MethodError, Need, Site
+from espalier.methods.d2pruner import D2Pruner, debiased
 from tests import tiny
 from tests.calibration.test_calibrate import model_spec
 from tests.families import FAMILIES

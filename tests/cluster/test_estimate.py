@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from harness.admission.lengths import decoder_bytes
-from harness.budget import NOMINAL_TEXT
-from harness.cluster.dry import Planned, jobs_of, lines_of, plan
-from harness.cluster.estimate import Unknown, cost_of
-from harness.cluster.settings import cluster_of
-from harness.cluster.sweep import cells_of
-from harness.config.build import build_spec
-from harness.config.compose import Command, read_command
-from harness.digests import Digests
-from harness.kinds.lookup import kind_of
-from harness.kinds.stacking import method_of
-from harness.measure.flops import head_flops, layer_flops, text_flops
-from harness.running.runner import Runner
-from harness.specs import RunSpec
-from tests.running.helpers import make_bench
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import Command, read_command
+from espalier.harness.cost.budget import NOMINAL_TEXT
+from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
+from espalier.harness.kinds.checks.length_check import decoder_bytes
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.runs.cluster.cluster_spec import cluster_of
+from espalier.harness.runs.cluster.cluster_sweep import cells_of
+from espalier.harness.runs.cluster.cost_estimate import Unknown, cost_of
+from espalier.harness.runs.cluster.dry_run import Planned, jobs_of, lines_of, plan
+from espalier.harness.runs.runner import Runner
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from tests.runs.helpers import make_bench
 
 
 @cache

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import work
-from harness.cluster.jobfile import Entry, JobFile, LeftOut
-from harness.cluster.packing import Pack
-from harness.cluster.resources import Resources
-from harness.cluster.settings import ClusterSpec
-from harness.cluster.slurm import Slurm
-from harness.cluster.states import State
-from harness.cluster.watching import Jobs, watch
-from harness.cluster.work import carry_out
-from harness.cluster.workers import Devices, Workers
-from harness.errors import UserError
-from harness.running.waiting import Waiting
+from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster import slurm_job as work
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
+from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut
+from espalier.harness.runs.cluster.job_groups import Pack
+from espalier.harness.runs.cluster.job_monitor import Jobs, watch
+from espalier.harness.runs.cluster.job_state import State
+from espalier.harness.runs.cluster.local_workers import Devices, Workers
+from espalier.harness.runs.cluster.resources import Resources
+from espalier.harness.runs.cluster.slurm import Slurm
+from espalier.harness.runs.cluster.slurm_job import carry_out
+from espalier.harness.runs.status_line import Waiting
 
 #: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
 WORKER = """

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cluster.nodes import Nodes, check_request, nodes_of
-from harness.cluster.resources import Resources
-from harness.errors import UserError
+from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.nodes import Nodes, check_request, nodes_of
+from espalier.harness.runs.cluster.resources import Resources
 
 #: As sinfo prints partitions, generic resources, cores, memory and time limits of several clusters.
 SINFO = """\

@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.cluster.packing import pack
-from harness.cluster.resources import Resources, gpus_for, on_its_machine, resources_of
-from harness.cluster.settings import cluster_of
-from harness.config.build import build_spec
-from harness.config.compose import Command, read_command
-from harness.errors import UserError
-from harness.measure.weights import parameters, weight_bytes
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import Command, read_command
+from espalier.harness.cost.parameter_count import parameters, weight_bytes
+from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.cluster_spec import cluster_of
+from espalier.harness.runs.cluster.job_groups import pack
+from espalier.harness.runs.cluster.resources import (
+    Resources,
+    gpus_for,
+    on_its_machine,
+    resources_of,
+)
 
 ONE = Resources(gpus=1, cpus=4, memory=2**30)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import run
-from harness.cluster.jobfile import JobFile
-from harness.cluster.packing import Pack
-from harness.cluster.states import State
-from harness.evaluation.evaluate import SampleErrors
-from harness.evaluation.samples import Failure
-from tests.running.helpers import Bench, make_bench
+from espalier.harness.evaluation.evaluate import SampleErrors
+from espalier.harness.evaluation.samples import Failure
+from espalier.harness.runs.cluster.job_file import JobFile
+from espalier.harness.runs.cluster.job_groups import Pack
+from espalier.harness.runs.cluster.job_state import State
+from tests.runs.helpers import Bench, make_bench
 
 SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cluster.poll=0.01")
 
@@ -49,7 +49,7 @@ class Here:
 def bench(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
-    monkeypatch.setattr("harness.cluster.sweep.Workers", Here)
+    monkeypatch.setattr("espalier.harness.runs.cluster.cluster_sweep.Workers", Here)
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 

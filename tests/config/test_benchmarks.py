@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.benchmark_spec import BenchmarkSpec, Derived
-from harness.config import compose
-from harness.config.benchmark import READERS, benchmark_spec
-from harness.config.build import build_spec
-from harness.config.compose import CONF, compose_section, read_command
-from harness.config.library import leaves
-from harness.config.listing import asked_groups, choices, comment, listing, read_choice
-from harness.errors import UserError
-from harness.paths import ROOT
+from espalier.harness.config import compose
+from espalier.harness.config.benchmark_section import READERS, benchmark_spec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, compose_section, read_command
+from espalier.harness.config.group_lists import asked_groups, choices, comment, listing, read_choice
+from espalier.harness.config.lmms_task_files import leaves
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 
 NAMES = choices("benchmark")
 

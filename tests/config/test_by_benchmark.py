@@ -7,13 +7,13 @@ import csv
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.digests import Digests
-from harness.errors import UserError
-from harness.paths import ROOT
-from harness.running.preflight import check
-from harness.specs import RunSpec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.preflight import check
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 
 PAPERS = ROOT / "results" / "papers"
 TABLE_2 = PAPERS / "d3tom_table2.csv"

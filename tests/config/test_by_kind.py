@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config.build import build_spec
-from harness.config.compose import compose_section, read_command
-from harness.config.presets import register
-from harness.errors import UserError, tell_once
-from harness.specs import RunSpec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.method_lists import register
+from espalier.harness.errors import UserError, tell_once
+from espalier.harness.specs.run_spec import RunSpec
 
 
 def spec_of(*argv: str) -> RunSpec:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.paths import rooted
-from harness.secrets import masked, typed
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.paths import rooted
+from espalier.harness.specs.secrets import masked, typed
 
 #: Command lines that look, or sweep, with a mistake in them; words that the line holds.
 MISTAKES = (

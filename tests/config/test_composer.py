@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import compose
-from harness.config.cell import resolved
-from harness.config.composer import Composer
-from harness.errors import UserError
+from espalier.harness.config import compose
+from espalier.harness.config.cell_config import resolved
+from espalier.harness.config.composer import Composer
+from espalier.harness.errors import UserError
 
 PRESETS = sorted(path.stem for path in (compose.CONF / "experiment").glob("*.yaml"))
 CHOICES = {

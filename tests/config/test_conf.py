@@ -11,16 +11,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from harness.benchmark_spec import Cluster, Derived
-from harness.catalogue import METHODS, build_method, names_of
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.config.presets import configs, methods, register
-from harness.errors import UserError
-from harness.labels import label
-from harness.paths import ROOT
-from harness.specs import POSITIONS, RunSpec
-from methods.base import Decoder, Method, Positions, TokenReducer
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.method_lists import configs, methods, register
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.benchmark_spec import Cluster, Derived
+from espalier.harness.specs.catalogue import METHODS, build_method, names_of
+from espalier.harness.specs.labels import label
+from espalier.harness.specs.run_spec import POSITIONS, RunSpec
+from espalier.methods.base import Decoder, Method, Positions, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]

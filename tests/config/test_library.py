@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.library import Leaf, index_of, leaves, library
-from harness.errors import UserError
+from espalier.harness.config.lmms_task_files import Leaf, index_of, leaves, library
+from espalier.harness.errors import UserError
 
 FILES = {
     "one.yaml": "include: _shared_yaml\n'task': one\ntest_split: test # ours\n",

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from harness.catalogue import METHODS
-from harness.config.build import build_spec
-from harness.config.compose import CONF, compose_section, read_command
-from harness.config.model import model_spec
-from harness.config.prompts import worded
-from harness.config.texts import checked, is_given, rendered
-from harness.errors import UserError
-from harness.running.settings import Contents, settings_of
-from harness.specs import ModelSpec, PromptSpec, RunSpec, VideoSpec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, compose_section, read_command
+from espalier.harness.config.model_section import model_spec
+from espalier.harness.config.prompt_section import worded
+from espalier.harness.config.prompt_templates import checked, is_given, rendered
+from espalier.harness.errors import UserError
+from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.specs.catalogue import METHODS
+from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, VideoSpec
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import results
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.running import wandb_log
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.reports import results
+from espalier.harness.runs import wandb_log
 
 #: A command line, and words of its line.
 WRONG = (
@@ -36,7 +36,7 @@ def test_a_value_is_refused(override: str, words: str) -> None:
 
 @pytest.mark.parametrize("override", ["cluster.memory=0", "cluster.gpu_memory=0GiB"])
 def test_a_machine_has_memory(override: str) -> None:
-    from harness.cluster.settings import cluster_of
+    from espalier.harness.runs.cluster.cluster_spec import cluster_of
 
     command = read_command([override])
     assert command is not None
@@ -106,14 +106,14 @@ def test_rows_are_loaded_from_a_folder_that_is_there() -> None:
 def test_options_of_tables_are_checked(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from harness.tables import __main__ as tables
+    from espalier.harness.reports.tables import rebuild as tables
 
     assert tables.main(["d2pruner", "1", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from harness.report import __main__ as report
+    from espalier.harness.cli import curves as report
 
     assert report.main(["--benchmarks", "", "--out", str(tmp_path / "x")]) == 2
     assert "--benchmarks='' names none" in capsys.readouterr().err

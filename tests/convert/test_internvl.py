@@ -15,16 +15,16 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
-from harness.adapters.base import ADAPTERS, Adapter, load_adapter
-from harness.adapters.random_weights import byte_tokenizer
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.convert import internvl as conversion
-from harness.convert.internvl_config import configuration
-from harness.convert.internvl_prompt import read_prompt
-from harness.convert.shards import Fused
-from harness.errors import UserError
-from harness.specs import ModelSpec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import ADAPTERS, Adapter, load_adapter
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.tools.convert import convert_internvl as conversion
+from espalier.harness.tools.convert.internvl_config import configuration
+from espalier.harness.tools.convert.internvl_prompt import read_prompt
+from espalier.harness.tools.convert.shards import Fused
 from tests.families.internvl import LLAMA, PHI, QWEN, ROPE, VIDEOS
 from tests.tiny import SHAPES, chat, random_model
 
@@ -578,7 +578,7 @@ def test_a_release_loaded_without_conversion_names_the_command(source: Path, nam
     assert command is not None
     spec = build_spec(command.cells[0]).model
     with pytest.raises(
-        UserError, match=r"internvl_chat.*python -m harness.convert.internvl"
+        UserError, match=r"internvl_chat.*python -m espalier convert internvl"
     ) as caught:
         load_adapter(spec)
     assert str(caught.value).count("-hf") == 0

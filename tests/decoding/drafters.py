@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.decoding.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft
 
 STEP = 0.03
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget
-from harness.decoding.cached_model import CachedModel, Prefill
-from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.samplers import prepared, sampler_of
-from harness.decoding.sparse import SparseDrafter
-from harness.engine.session import Session
-from harness.engine.text.graphs import Graphs
-from methods.base import TokenReducer
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.text.cuda_graphs import Graphs
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 

@@ -14,12 +14,12 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.decoding.cached_model import CachedModel
-from harness.decoding.drafts import Draft
-from harness.decoding.samplers import prepared, sampler_of
-from harness.decoding.trees import TreeDrafter
-from harness.engine.text import stack
-from harness.engine.text.attention import (
+from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+from espalier.harness.engine.text import text_stack as stack
+from espalier.harness.engine.text.step_attention import (
     NAME,
     attention_configs,
     chain_mask,

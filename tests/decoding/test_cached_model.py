@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.budget import Budget
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.rules import Greedy
-from harness.decoding.samplers import ends_of, limit_of, prepared
-from harness.decoding.transports import Sequential
-from harness.engine.session import Session
-from harness.engine.text import stack
-from harness.engine.text.text_only import text_only_prefill
-from methods.base import TokenReducer
-from methods.none import NoReduction
-from methods.uniform import Uniform
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, prepared
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.text import text_stack as stack
+from espalier.harness.engine.text.text_only import text_only_prefill
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
+from espalier.methods.uniform import Uniform
 from tests.decoding.models import (
     LIMIT,
     NAMES,

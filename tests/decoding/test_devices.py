@@ -8,11 +8,11 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.rules import Greedy, Rule, Sampling
-from harness.decoding.transports import Sequential
+from espalier.harness.decoding.speculative.acceptance import Greedy, Rule, Sampling
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
 from tests.decoding.elsewhere import Elsewhere, ending_elsewhere
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side
 from tests.families import FAMILIES

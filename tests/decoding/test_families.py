@@ -10,17 +10,17 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.decoding.records import DecodingRecord
-from harness.decoding.speculation import Speculation
-from harness.specs import MethodSpec, ModelSpec, RunSpec
-from methods.base import Decoder
-from methods.onsd import OnSD
-from methods.parallelvlm import ParallelVLM
-from methods.specvlm_sd import SpecVLMSD
-from methods.std import STD
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
+from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.specs.run_spec import MethodSpec, ModelSpec, RunSpec
+from espalier.methods.base import Decoder
+from espalier.methods.onsd import OnSD
+from espalier.methods.parallelvlm import ParallelVLM
+from espalier.methods.specvlm_sd import SpecVLMSD
+from espalier.methods.std import STD
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 

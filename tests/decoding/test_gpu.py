@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.adapters.base import load_adapter
-from harness.bench.graphs import steps_with_and_without_graphs
-from harness.bench.sd import chat_of
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.decoding.records import DecodingRecord
-from harness.decoding.speculation import Speculation
-from harness.digests import Digests
-from harness.engine.text import fixed
-from harness.engine.text.graphs import CudaGraphs
-from harness.engine.text.stack import TextStack
-from harness.engine.text.text_only import prefilled_words
-from harness.running import preflight
-from harness.specs import RunSpec
-from methods.base import Decoder
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
+from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.engine.text import fixed_steps as fixed
+from espalier.harness.engine.text.cuda_graphs import CudaGraphs
+from espalier.harness.engine.text.text_only import prefilled_words
+from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.runs import preflight
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Decoder
+from lab.bench.graph_steps import steps_with_and_without_graphs
+from lab.bench.speculative_bench import chat_of
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 

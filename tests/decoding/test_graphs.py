@@ -12,30 +12,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.adapters.base import Adapter
-from harness.admission.speculative import check_graphs
-from harness.bench.graphs import steps_with_and_without_graphs
-from harness.decoding import draft_model, speculation
-from harness.decoding.cached_model import CachedModel
-from harness.decoding.drafts import NOTHING, Draft
-from harness.decoding.machine import Machine
-from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.rules import Greedy, Rule, Sampling
-from harness.decoding.sparse import SparseDrafter
-from harness.decoding.transports import Sequential
-from harness.decoding.trees import TreeDrafter
-from harness.engine.text import fixed
-from harness.engine.text.attention import step_mask
-from harness.engine.text.graphs import WARMING, CudaGraphs, graphs_for
-from harness.errors import Refused
-from methods.parallelvlm import ParallelVLM
-from methods.uniform import Uniform
+from espalier.harness.decoding.speculative import draft_model, speculation
+from espalier.harness.decoding.speculative.acceptance import Greedy, Rule, Sampling
+from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.drafts import NOTHING, Draft
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.engine.text import fixed_steps as fixed
+from espalier.harness.engine.text.cuda_graphs import WARMING, CudaGraphs, graphs_for
+from espalier.harness.engine.text.step_attention import step_mask
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.checks.speculative_check import check_graphs
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.parallelvlm import ParallelVLM
+from espalier.methods.uniform import Uniform
+from lab.bench.graph_steps import steps_with_and_without_graphs
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side, some
 from tests.decoding.tape import Tapes
 from tests.decoding.test_cached_model import RAGGED
 from tests.decoding.test_speculation import answer, plainly
 from tests.decoding.test_speculation import speculation as speculating
-from tests.running.test_keys_walk import built, spec_of
+from tests.runs.test_keys_walk import built, spec_of
 
 #: Few slots a recording, so that short answers outgrow it; and what a test's answer is long at least.
 SMALL, SPAN = 8, 60
@@ -356,7 +356,7 @@ def test_what_can_be_recorded_is() -> None:
             made.append(device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.engine.text.graphs.CudaGraphs", Made)
+        patch.setattr("espalier.harness.engine.text.cuda_graphs.CudaGraphs", Made)
         adapter = like()
         adapter.device = torch.device("cuda:0")
         assert isinstance(graphs_for(adapter, True), Made)

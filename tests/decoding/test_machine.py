@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.decoding.drafts import Draft, walk
-from harness.decoding.machine import DrafterLost, Machine
-from harness.decoding.rules import Greedy
-from harness.decoding.trace import Trace
-from harness.decoding.transports import Sequential
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.drafts import Draft, walk
+from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
+from espalier.harness.decoding.speculative.trace import Trace
+from espalier.harness.decoding.speculative.transports import Sequential
 
 Next = Callable[[Sequence[int]], int]
 END = 0

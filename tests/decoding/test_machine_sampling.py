@@ -13,11 +13,11 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from harness.decoding.drafts import Draft, walk
-from harness.decoding.machine import Machine
-from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.rules import Sampling
-from harness.decoding.transports import Virtual
+from espalier.harness.decoding.speculative.acceptance import Sampling
+from espalier.harness.decoding.speculative.drafts import Draft, walk
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Virtual
 
 
 @dataclass(frozen=True)

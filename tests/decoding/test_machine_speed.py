@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.renewal import (
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.renewal import (
     acceptance_of_run,
     best_window,
     parallel_speedup,
@@ -18,11 +18,11 @@ from harness.decoding.renewal import (
     sequential_speedup,
     sequential_tokens,
 )
-from harness.decoding.rules import Greedy
-from harness.decoding.simulate import main as plan
-from harness.decoding.simulate import played
-from harness.decoding.trace import Trace
-from harness.decoding.transports import Virtual
+from espalier.harness.decoding.speculative.simulate import main as plan
+from espalier.harness.decoding.speculative.simulate import played
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.trace import Trace
+from espalier.harness.decoding.speculative.transports import Virtual
 
 
 @dataclass

@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import DrafterLost, Timed
-from harness.decoding.measuring import AHEAD, ENOUGH, TIMED, WARMING, best_of, steps_of
-from harness.decoding.meter import Lap
-from harness.decoding.trace import Round, Trace
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.forward_times import (
+    AHEAD,
+    ENOUGH,
+    TIMED,
+    WARMING,
+    best_of,
+    steps_of,
+)
+from espalier.harness.decoding.speculative.meter import Lap
+from espalier.harness.decoding.speculative.state_machine import DrafterLost, Timed
+from espalier.harness.decoding.speculative.trace import Round, Trace
 
 #: A quarter of the rounds is fast, a quarter slow.
 SPEEDS = (1.0, 2.0, 2.0, 8.0)

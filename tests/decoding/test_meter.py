@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.decoding.meter import Meter
-from harness.decoding.transports import Sequential, alone
-from harness.measure.clock import Clock
+from espalier.harness.cost.clock import Clock
+from espalier.harness.decoding.speculative.meter import Meter
+from espalier.harness.decoding.speculative.transports import Sequential, alone
 
 ONE, TWO = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -66,10 +66,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """The clocks that meters, transports and the clock of phases read."""
     clock = Time()
     clocks = SimpleNamespace(perf_counter=lambda: clock.wall, thread_time=lambda: clock.processor)
-    monkeypatch.setattr("harness.decoding.meter.time", clocks)
-    monkeypatch.setattr("harness.decoding.transports.time", clocks)
+    monkeypatch.setattr("espalier.harness.decoding.speculative.meter.time", clocks)
+    monkeypatch.setattr("espalier.harness.decoding.speculative.transports.time", clocks)
     monkeypatch.setattr(
-        "harness.measure.clock.perf_counter_ns", lambda: round(clock.wall * 1_000_000_000)
+        "espalier.harness.cost.clock.perf_counter_ns", lambda: round(clock.wall * 1_000_000_000)
     )
     return clock
 

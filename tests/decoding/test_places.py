@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.decoding.partners import halves
-from harness.decoding.places import besides, devices_of, indexed, one_gpu, placed, transport_of
+from espalier.harness.decoding.speculative.device_places import (
+    besides,
+    devices_of,
+    indexed,
+    one_gpu,
+    placed,
+    transport_of,
+)
+from espalier.harness.decoding.speculative.drafters import halves
 from tests.tiny import LLAVA
 
 CPU, ONE, TWO = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import DrafterLost, Machine
-from harness.decoding.processes import Factory, Processes
-from harness.decoding.rules import Greedy
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.draft_process import Factory, Processes
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
 from tests.decoding import drafters as drafters
 
 LIMIT = 40

@@ -10,16 +10,22 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from harness.decoding.cached_model import CachedModel
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.random_numbers import RandomNumbers
-from harness.decoding.rules import Greedy, Sampling
-from harness.decoding.samplers import ends_of, limit_of, prepared, rule_of, sampler_of
-from harness.decoding.transports import Sequential
-from harness.decoding.trees import TreeDrafter
-from harness.errors import UserError
-from methods.uniform import Uniform
+from espalier.harness.decoding.speculative.acceptance import Greedy, Sampling
+from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.samplers import (
+    ends_of,
+    limit_of,
+    prepared,
+    rule_of,
+    sampler_of,
+)
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.errors import UserError
+from espalier.methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, known_side, plain, side
 
 PENALTIES = [

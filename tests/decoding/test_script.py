@@ -84,7 +84,8 @@ def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None:
     (tmp_path / "own.py").write_text(
-        f"from harness.decoding.script import check_script\n{text}\n", encoding="utf-8"
+        f"from espalier.harness.decoding.speculative.main_guard import check_script\n{text}\n",
+        encoding="utf-8",
     )
     done = subprocess.run(
         [sys.executable, "own.py"],
@@ -99,7 +100,9 @@ def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None
 
 
 def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
-    code = "from harness.decoding.script import check_script; check_script()"
+    code = (
+        "from espalier.harness.decoding.speculative.main_guard import check_script; check_script()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     piped = [sys.executable, "-"]
     done = subprocess.run(piped, input=code, text=True, cwd=ROOT, capture_output=True, check=False)
@@ -109,8 +112,8 @@ def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
 def test_whoever_imports_a_script_for_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from multiprocessing import current_process
 
-    from harness.decoding.script import check_script
-    from harness.errors import UserError
+    from espalier.harness.decoding.speculative.main_guard import check_script
+    from espalier.harness.errors import UserError
 
     monkeypatch.setattr(current_process(), "_inheriting", True, raising=False)
     with pytest.raises(UserError, match="while another one imports the script"):

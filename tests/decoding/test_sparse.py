@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.rules import Greedy
-from harness.decoding.sparse import SparseDrafter
-from harness.decoding.transports import Sequential
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
 from tests.decoding.models import (
     LIMIT,
     NAMES,

@@ -13,25 +13,25 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from harness.adapters.base import load_adapter
-from harness.bench.sd import chat_of
-from harness.budget import Budget
-from harness.catalogue import build_method, names_of
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.decoding.draft_model import DraftModel, draft_of
-from harness.decoding.guidance import Given, Guidance, Onlooker
-from harness.decoding.measuring import TIMES, best_of
-from harness.decoding.records import DecodingRecord, Steps
-from harness.decoding.speculation import Speculation
-from harness.digests import Digests
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.running import preflight
-from harness.specs import RunSpec
-from methods.base import Decoder, MethodError, Positions
-from methods.none import NoReduction
-from methods.parallelvlm import ParallelVLM
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, Steps
+from espalier.harness.decoding.speculative.draft_model import DraftModel, draft_of
+from espalier.harness.decoding.speculative.forward_times import TIMES, best_of
+from espalier.harness.decoding.speculative.guidance import Given, Guidance, Onlooker
+from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.runs import preflight
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Decoder, MethodError, Positions
+from espalier.methods.none import NoReduction
+from espalier.methods.parallelvlm import ParallelVLM
+from lab.bench.speculative_bench import chat_of
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 

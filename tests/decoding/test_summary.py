@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.decoding.records import DecodingRecord, Mismatch, Spent, Steps
-from harness.decoding.summary import speculative_block
-from harness.decoding.trace import Round
+from espalier.harness.decoding.speculative.decoding_record import (
+    DecodingRecord,
+    Mismatch,
+    Spent,
+    Steps,
+)
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+from espalier.harness.decoding.speculative.trace import Round
 
 
 def decoded(**changed: Any) -> DecodingRecord:

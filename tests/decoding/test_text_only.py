@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.chats import marked
-from harness.budget import RULES, Budget
-from harness.engine.session import Session
-from harness.measure.flops import flops_block, sample_flops
-from harness.measure.work import Work
-from methods.none import NoReduction
+from espalier.harness.cost.budget import RULES, Budget
+from espalier.harness.cost.flops import flops_block, sample_flops
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.session import Session
+from espalier.harness.models.chat_media import marked
+from espalier.methods.none import NoReduction
 from tests.decoding.test_speculation import DECODERS, GREEDY, speculation, target
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, answered, generation
@@ -168,7 +168,7 @@ def test_a_chat_without_marks_stays_the_object_it_was() -> None:
 
 
 def test_a_text_alone_can_be_refused() -> None:
-    from harness.errors import UserError
+    from espalier.harness.errors import UserError
 
     adapter = Tiny("llava").adapter
     strict = type(adapter)(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.decoding import theorems
+from espalier.harness.decoding.speculative import theorems
 
 
 def test_ideal_speedups_are_those_of_full_acceptance() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import DrafterLost
-from harness.decoding.threads import Threads
+from espalier.harness.decoding.speculative.draft_thread import Threads
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.state_machine import DrafterLost
 
 CPU = (torch.device("cpu"),)
 SAID = Draft((1,))

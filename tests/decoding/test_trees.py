@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.decoding.drafts import Draft
-from harness.decoding.machine import Machine
-from harness.decoding.rules import Greedy
-from harness.decoding.transports import Sequential
-from harness.decoding.trees import TreeDrafter
-from harness.engine.text.text_only import text_only_prefill
-from harness.errors import UserError
-from methods.base import TokenReducer
-from methods.uniform import Uniform
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.engine.text.text_only import text_only_prefill
+from espalier.harness.errors import UserError
+from espalier.methods.base import TokenReducer
+from espalier.methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, in_doubles, known_side, plain, side
 
 #: Two first tokens; the first has two children, the second one; one chain goes five deep.

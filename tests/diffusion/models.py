@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.adapters.base import Adapter
-from harness.facts import DiffusionFacts
+from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.models.adapter import Adapter
 from tests.tiny import TEXT, clip_architecture, load_tiny, save_tiny, tiny_spec
 
 MASK, END = 280, 2

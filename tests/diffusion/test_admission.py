@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.diffusion.cached import check_prefix_cache
-from harness.digests import Digests
-from harness.errors import Refused, UserError
-from harness.evaluation.evaluate import open_benchmark
-from harness.running.preflight import Job, check
-from methods.d3tom import D3ToM
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.evaluation.evaluate import open_benchmark
+from espalier.harness.runs.preflight import Job, check
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.d3tom import D3ToM
 
 HERE = ("benchmark=seedling_vqa",)
 DENOISING = ("model=seedling_diffusion", "model.weights=random")

@@ -6,24 +6,24 @@ import math
 
 import pytest
 
-from harness.budget import Budget, BudgetError
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.diffusion.budgets import step_budgets
-from harness.diffusion.loop import Denoiser
-from harness.diffusion.summary import diffusion_block, verified
-from harness.engine.denoising import DenoisingSession
-from harness.facts import ModelFacts
-from harness.measure.denoising_cost import DenoisingCost
-from harness.measure.schedule import frame_of
-from methods.base import MethodError, TokenReducer
-from methods.fastv import FastV
-from methods.fastv_denoising import FastVDenoising
-from methods.pyramiddrop import PyramidDrop
-from methods.pyramiddrop_denoising import PyramidDropDenoising
-from methods.random import Random
-from methods.uniform import Uniform
-from methods.visionzip import VisionZip
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.cost.denoising_cost import DenoisingCost
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.schedule import frame_of
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verified
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.methods.base import MethodError, TokenReducer
+from espalier.methods.fastv import FastV
+from espalier.methods.fastv_denoising import FastVDenoising
+from espalier.methods.pyramiddrop import PyramidDrop
+from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
+from espalier.methods.random import Random
+from espalier.methods.uniform import Uniform
+from espalier.methods.visionzip import VisionZip
 from tests.diffusion import dropping, models
 from tests.diffusion.test_step import LENGTH, answering, plain, run
 from tests.tiny import CHATS

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.diffusion.loop import Denoiser
-from harness.diffusion.records import DenoisingRecord
-from harness.engine.denoising import DenoisingSession
-from methods.d3tom import D3ToM
-from methods.none import NoReduction
-from tests.adapters.test_llada import expected, reference_of
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.none import NoReduction
 from tests.families.llada import DENOISING, adapter_of
+from tests.models.test_llada import expected, reference_of
 
 
 def answers(name: str, method, ratio: float, rows: list[int]):

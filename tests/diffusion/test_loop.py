@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget, BudgetError, BudgetMismatch
-from harness.diffusion.budgets import step_budgets
-from harness.diffusion.loop import Denoiser
-from harness.diffusion.records import DenoisingRecord
-from harness.diffusion.summary import diffusion_block, verified
-from harness.engine.denoising import DenoisingSession
-from methods.d3tom import D3ToM
-from methods.d3tom_t import D3ToMT
-from methods.fastv import FastV
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verified
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.d3tom_t import D3ToMT
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
 from tests.diffusion import models
 from tests.tiny import CHATS
 

@@ -8,20 +8,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.budget import Budget
-from harness.diffusion.budgets import step_budgets
-from harness.diffusion.cached import cached_flops
-from harness.diffusion.loop import Denoiser
-from harness.diffusion.records import DenoisingRecord
-from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
-from harness.engine.denoising import Answering, DenoisingSession
-from harness.errors import Refused
-from methods.d3tom import D3ToM
-from methods.d3tom_t import D3ToMT
-from methods.fastv import FastV
-from methods.none import NoReduction
-from methods.random import Random
-from methods.select.entries import Entries, merged_entries
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.diffusion.cached_prompt import cached_flops
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.decoding.diffusion.denoising_summary import (
+    diffusion_block,
+    run_flops,
+    steps_of,
+    verified,
+)
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.errors import Refused
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.d3tom_t import D3ToMT
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from espalier.methods.random import Random
+from espalier.methods.select.entries import Entries, merged_entries
 from tests.diffusion import models, prefix_oracle
 from tests.diffusion.test_step import LENGTH, answering
 from tests.tiny import CHATS, Scatter

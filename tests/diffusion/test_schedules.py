@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from harness.diffusion.schedules import SCHEDULES, counts
-from harness.diffusion.settings import Denoising
-from harness.diffusion.unveiling import candidates, unveiled
-from harness.errors import UserError
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.unmask_schedule import SCHEDULES, counts
+from espalier.harness.decoding.diffusion.unmask_step import candidates, unveiled
+from espalier.harness.errors import UserError
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.diffusion.loop import Denoiser
-from harness.engine.denoising import DenoisingSession
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.specs.catalogue import build_method
 from tests.families.llada import DENOISING, adapter_of
 
 HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.denoising import Answering, DenoisingSession
-from harness.engine.session import Session
-from methods.base import MethodError
-from methods.d3tom import D3ToM
-from methods.fastv import FastV
-from methods.none import NoReduction
-from methods.random import Random
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.session import Session
+from espalier.methods.base import MethodError
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from espalier.methods.random import Random
 from tests.diffusion import models, oracle
 from tests.tiny import CHATS, Scatter
 

@@ -8,21 +8,26 @@ from itertools import pairwise
 import pytest
 import torch
 
-from harness.budget import Budget, BudgetMismatch
-from harness.diffusion.loop import Denoiser
-from harness.diffusion.records import DenoisingRecord, record_of
-from harness.diffusion.settings import Denoising, fitting_length
-from harness.diffusion.summary import diffusion_block, run_flops, steps_of, verified
-from harness.diffusion.unveiling import unveiled
-from harness.engine.denoising import DenoisingSession
-from harness.engine.record import Record
-from harness.measure.flops import head_flops, mlp_flops, text_flops
-from harness.measure.paper_counts import split_layer
-from methods.d3tom import D3ToM
-from methods.fastv_denoising import FastVDenoising
-from methods.none import NoReduction
-from methods.pyramiddrop import PyramidDrop
-from methods.random import Random
+from espalier.harness.cost.budget import Budget, BudgetMismatch
+from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
+from espalier.harness.cost.paper_flops import split_layer
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, record_of
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
+from espalier.harness.decoding.diffusion.denoising_summary import (
+    diffusion_block,
+    run_flops,
+    steps_of,
+    verified,
+)
+from espalier.harness.decoding.diffusion.unmask_step import unveiled
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.record import Record
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.fastv_denoising import FastVDenoising
+from espalier.methods.none import NoReduction
+from espalier.methods.pyramiddrop import PyramidDrop
+from espalier.methods.random import Random
 from tests.diffusion import models
 from tests.tiny import CHATS
 
@@ -133,7 +138,10 @@ def test_a_sample_has_the_time_of_its_steps() -> None:
 def test_times_of_a_batch_are_shared_out(adapter, monkeypatch) -> None:
     """A clock that goes on by 6 s whenever it is read: 2 s a row of three."""
     now = iter(range(0, 600, 6))
-    monkeypatch.setattr("harness.diffusion.loop.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(
+        "espalier.harness.decoding.diffusion.denoising_loop.time.perf_counter",
+        lambda: float(next(now)),
+    )
     for record in answers(adapter, NoReduction(), ratio=0.0).records:
         assert (record.times_ms["vision"], record.times_ms["decode"]) == (2000, 2000)
 

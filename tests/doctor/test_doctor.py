@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.doctor import exactness, machine
-from harness.doctor.__main__ import checks, main
-from harness.doctor.findings import NotHere, examine
+from espalier.harness.cli.doctor import checks, main
+from espalier.harness.tools.doctor import exactness
+from espalier.harness.tools.doctor import machine_report as machine
+from espalier.harness.tools.doctor.findings import NotHere, examine
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
+from espalier.harness.models.adapter import Adapter
 from tests.family_runs import extended, positions
 
 #: From the step's number, from 1, and the (N,) attention paid below the site to (N,) booleans: what it attends to.

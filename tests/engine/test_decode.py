@@ -8,10 +8,19 @@ from functools import cache
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from harness.errors import UserError
-from methods.base import Attended, MethodError, Need, Plan, PlanError, Site, TokenReducer, View
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.methods.base import (
+    Attended,
+    MethodError,
+    Need,
+    Plan,
+    PlanError,
+    Site,
+    TokenReducer,
+    View,
+)
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.family_runs import answered, generation

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.budget import Budget
-from harness.engine.deepstack import FEATURES, MASK, DeepStack, take_over
-from harness.engine.session import Session
-from methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, take_over
+from espalier.harness.engine.session import Session
+from espalier.methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, adapter_of
 from tests.methods.cases import build

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer, StaticLayer
 
-from harness.budget import Budget
-from harness.catalogue import build_method, names_of
-from harness.engine.eviction import CacheBudget, ScoredEviction, _replace
-from harness.engine.session import Session
-from harness.errors import UserError
-from methods.compressor import CacheCompressor
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.eviction import CacheBudget, ScoredEviction, _replace
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import generation
 from tests.tiny import Scatter, load_tiny, save_tiny

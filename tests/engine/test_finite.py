@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.decoding.cached_model import CachedModel
-from harness.decoding.drafts import NOTHING
-from harness.decoding.samplers import Sampler
-from harness.engine.finite import FiniteLogits, NonFiniteLogits
-from harness.engine.session import Session
-from harness.evaluation.evaluate import SampleErrors, evaluate
-from harness.store import Journal
-from methods.none import NoReduction
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.drafts import NOTHING
+from espalier.harness.decoding.speculative.samplers import Sampler
+from espalier.harness.engine.finite_logits import FiniteLogits, NonFiniteLogits
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.evaluate import SampleErrors, evaluate
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.store import Journal
+from espalier.methods.none import NoReduction
 from tests.tiny import CHATS, DEPTH, Scatter, load_llava, save_llava
 
 NONE, HALF = Budget("kept", 0.0), Budget("kept", 0.5)

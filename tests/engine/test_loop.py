@@ -8,16 +8,18 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from harness.adapters.base import Adapter
-from harness.bench.copies import written
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.engine.eviction import CacheBudget
-from harness.engine.record import Generated
-from harness.engine.session import Session
-from harness.engine.text import attention, cache, loop
-from harness.specs import DecodeLoop
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.text import generation_loop as loop
+from espalier.harness.engine.text import kv_cache as cache
+from espalier.harness.engine.text import step_attention as attention
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import DecodeLoop
+from espalier.methods.none import NoReduction
+from lab.bench.step_copies import written
 from tests.engine.test_decode import Turns
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, generation

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.budget import Budget
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.digests import Digests
-from harness.engine.luma import Pictures
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.running.preflight import check
-from methods.base import MethodError, Need, Site, View
-from methods.select.sobel import edge_share
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.runs.preflight import check
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.select.sobel import edge_share
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
 from tests.tiny import Recorder, chat

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from harness.engine.signals.received_max import received_max, words_behind
-from methods.base import Need, Site
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.signals.received_max import received_max, words_behind
+from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
 from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava

@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from harness.budget import Budget
-from harness.engine.positions import closes_gaps
-from harness.engine.session import Session
-from harness.errors import UserError
-from methods.base import Site, View
-from methods.dart import DART
-from methods.fastv import FastV
-from methods.fitprune import FitPrune
-from methods.nuwa import Nuwa
-from methods.pyramiddrop import PyramidDrop
-from methods.sparsevlm import SparseVLM
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.methods.base import Site, View
+from espalier.methods.dart import DART
+from espalier.methods.fastv import FastV
+from espalier.methods.fitprune import FitPrune
+from espalier.methods.nuwa import Nuwa
+from espalier.methods.pyramiddrop import PyramidDrop
+from espalier.methods.sparsevlm import SparseVLM
 from tests.engine.decode_oracle import forward
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, adapter_of, extended, generation, plain

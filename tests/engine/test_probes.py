@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.idle import IdleBlocks
-from harness.engine.probe import mean_logits, received_everywhere, received_mean, word_rows
-from harness.engine.session import Session
-from harness.errors import UserError
-from methods.base import MethodError, Need, Site
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.attention_probe import (
+    mean_logits,
+    received_everywhere,
+    received_mean,
+    word_rows,
+)
+from espalier.harness.engine.idle_blocks import IdleBlocks
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.methods.base import MethodError, Need, Site
 from tests.families import FAMILIES
 from tests.tiny import CHATS, Recorder, chat, load_llava, load_tiny, save_llava, save_tiny
 

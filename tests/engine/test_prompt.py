@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.engine.prompt import Prompt
-from harness.engine.record import Generated, Record
-from harness.engine.session import Session
-from harness.engine.sharing import shared_prompt
-from harness.errors import UserError
-from methods.base import MethodError, Need, Site, TokenReducer
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.shared_prompt import shared_prompt
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import MethodError, Need, Site, TokenReducer
 from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, generation
 from tests.tiny import Recorder, Scatter, chat

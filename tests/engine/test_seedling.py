@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import load_adapter
-from harness.artifacts.priors import prior_for
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.session import Session
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.session import Session
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.specs.catalogue import build_method
 from tests.methods.cases import CASES, build, case_id
 
 #: Layers of the embedded model's tower and decoder.
@@ -47,7 +47,7 @@ def adapter(spec):
 
 @pytest.fixture(scope="module")
 def chats():
-    from harness.seedling.scenes import Scenes
+    from espalier.harness.seedling.scenes import Scenes
 
     scenes = Scenes()
     return [

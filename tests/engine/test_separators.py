@@ -12,26 +12,26 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from harness.adapters.pooling import Pooling
-from harness.admission.separators import OF_PATCHES
-from harness.admission.signals import signals_of
-from harness.budget import Budget
-from harness.catalogue import build_method, names_of
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.decoding.records import DecodingRecord
-from harness.decoding.speculation import Speculation
-from harness.engine.eviction import CacheBudget
-from harness.engine.session import Session
-from harness.errors import Refused, UserError
-from harness.kinds.compressor import cache_blocks, check_held
-from harness.kinds.lookup import kind_of
-from harness.specs import AnswerSpec, EngineSpec, MethodSpec
-from methods.base import MethodError, TokenReducer
-from methods.composed import Composed
-from methods.none import NoReduction
-from methods.parallelvlm import ParallelVLM
-from methods.std import STD
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
+from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.kinds.checks.separator_check import OF_PATCHES
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.compressor import cache_blocks, check_held
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.frame_pools import Pooling
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
+from espalier.methods.base import MethodError, TokenReducer
+from espalier.methods.composed import Composed
+from espalier.methods.none import NoReduction
+from espalier.methods.parallelvlm import ParallelVLM
+from espalier.methods.std import STD
 from tests.engine.test_eviction import noted, places, whole_cache_logits
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, adapter_of, generation

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.record import answer_lengths
-from harness.engine.session import Session
-from harness.errors import UserError
-from methods.base import Plan, PlanError
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import answer_lengths
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.methods.base import Plan, PlanError
 from tests.tiny import CHATS, Scatter, chat, load_llava, save_llava
 
 #: Of the tiny models' tokenizer.

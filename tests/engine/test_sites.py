@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from harness.engine.sites.kinds import KINDS
-from harness.measure.schedule import frame_of
-from methods.base import MethodError, Plan, Site, TokenReducer, View
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.schedule import frame_of
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.sites.site_table import KINDS
+from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
 from tests.family_runs import Tiny
 from tests.tiny import tiny_spec
 

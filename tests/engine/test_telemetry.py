@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget
-from harness.engine import probe
-from harness.engine.record import Generated
-from harness.engine.session import Session
-from harness.evaluation.evaluate import evaluate_session
-from harness.kinds.rescore import Rescored
-from harness.store import Journal
-from methods.base import Need, Plan, Site, TokenReducer, View
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine import attention_probe as probe
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.evaluate import evaluate_session
+from espalier.harness.kinds.rescore import Rescored
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.store import Journal
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.none import NoReduction
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
 
@@ -51,7 +51,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 def now(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Now]:
     """A clock that tower, projector and each decoder layer move when they run."""
     now = Now()
-    monkeypatch.setattr("harness.measure.clock.perf_counter_ns", lambda: now.value)
+    monkeypatch.setattr("espalier.harness.cost.clock.perf_counter_ns", lambda: now.value)
     parts = [(adapter.tower, TOWER), (adapter.projector, PROJECTOR)]
     parts += [(layer, LAYER) for layer in adapter.decoder.layers]
 
@@ -239,7 +239,9 @@ def test_the_cold_batch_is_not_the_measurement(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     spec = make_spec(write_task(tmp_path / "t", sums(6)), warmup=1)
     model = Slower()
-    monkeypatch.setattr("harness.evaluation.chat.time.perf_counter", lambda: model.wall)
+    monkeypatch.setattr(
+        "espalier.harness.evaluation.chat_model.time.perf_counter", lambda: model.wall
+    )
     journal = Journal(tmp_path / "journal.jsonl")
     result = evaluate_session(spec, model, journal)
     assert model.batches[0] == model.batches[1]

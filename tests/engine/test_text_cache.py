@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget
-from harness.engine.record import Generated
-from harness.engine.session import Session
-from harness.engine.text import cache
-from harness.engine.text.cache import IndexedCache, IndexedLayer
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.text import kv_cache as cache
+from espalier.harness.engine.text.kv_cache import IndexedCache, IndexedLayer
+from espalier.harness.models.adapter import Adapter
 from tests.families import FAMILIES
 from tests.family_runs import Tiny
 from tests.tiny import Scatter

@@ -11,20 +11,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from harness.engine.items import Item, rectangle
-from harness.engine.owners import Owners, share_out
-from harness.engine.reading import read_layout
-from harness.engine.rollout import rollout
-from harness.engine.session import Session
-from harness.engine.signals.text_rollout import rollout_of_words
-from harness.engine.signals.tower_states import TowerStates
-from harness.engine.tower.asking import Asking
-from harness.errors import UserError
-from harness.measure.clock import Clock
-from harness.measure.flops import tower_flops
-from methods.base import Assignment, MethodError, Mixture, Need, Plan, Site, TokenReducer, View
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.flops import tower_flops
+from espalier.harness.engine.batch_layout import read_layout
+from espalier.harness.engine.image_rows import Owners, share_out
+from espalier.harness.engine.rollout import rollout
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.signals.text_rollout import rollout_of_words
+from espalier.harness.engine.signals.tower_states import TowerStates
+from espalier.harness.engine.tower.tower_views import Asking
+from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.errors import UserError
+from espalier.methods.base import (
+    Assignment,
+    MethodError,
+    Mixture,
+    Need,
+    Plan,
+    Site,
+    TokenReducer,
+    View,
+)
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of, kept_by
 from tests.methods.towers import TOWERS, chats_of, check_in_tower

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.engine.sharing import carried_on, shared_prompt
-from harness.errors import UserError
-from methods.base import TokenReducer
+from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
+from espalier.harness.errors import UserError
+from espalier.methods.base import TokenReducer
 from tests.engine.test_prompt import answered, method_of, same
 from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, generation

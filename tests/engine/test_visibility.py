@@ -9,15 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from harness.engine.masks import reference_mask
-from harness.engine.probe import received_mean, word_rows
-from harness.engine.session import Session
-from harness.engine.signals.received_max import received_max
-from harness.engine.signals.text_rollout import rollout_of_words
-from harness.engine.visibility import Bidirectional, Causal, Prefix, Visibility, visibility_of
-from harness.errors import UserError
-from methods.base import Need, Site
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.attention_probe import received_mean, word_rows
+from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.signals.received_max import received_max
+from espalier.harness.engine.signals.text_rollout import rollout_of_words
+from espalier.harness.engine.visibility import (
+    Bidirectional,
+    Causal,
+    Prefix,
+    Visibility,
+    visibility_of,
+)
+from espalier.harness.errors import UserError
+from espalier.methods.base import Need, Site
 from tests.tiny import CHATS, Recorder, Scatter, load_llava, save_llava
 
 SLOTS = 11

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.probe import attention_rows, word_rows
-from harness.engine.session import Session
-from methods.base import Need, Site
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.attention_probe import attention_rows, word_rows
+from espalier.harness.engine.session import Session
+from espalier.methods.base import Need, Site
 from tests.tiny import CHATS, Recorder, load_llava, save_llava
 
 NAMES = (

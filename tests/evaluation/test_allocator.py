@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 #: Takes and frees 36 MB ten times, before, inside and behind; prints the page faults of each, and the megabytes kept.
 FAULTS = """
 import resource
-from harness.evaluation.feeding import fed
+from espalier.harness.evaluation.prefetch import fed
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from harness.engine.record import Generated
-from harness.evaluation.answer import Answerer
-from harness.generation import Settings
+from espalier.harness.engine.record import Generated
+from espalier.harness.evaluation.batch_answers import Answerer
+from espalier.harness.specs.generation import Settings
 from tests.arithmetic import Calculator
 
 

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.digests import Digests
-from harness.engine.record import Generated
-from harness.errors import UserError
-from harness.evaluation.batch import SHARE, largest_batch, ran_out
-from harness.evaluation.evaluate import Evaluation, evaluate_session
-from harness.measure.available import DeviceMemory, free_memory
-from harness.paths import ROOT
-from harness.ranks import Ranks
-from harness.running.preflight import check
-from harness.specs import AUTO_BATCH, RunSpec
-from harness.store import Journal
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.free_memory import DeviceMemory, free_memory
+from espalier.harness.engine.record import Generated
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
+from espalier.harness.paths import ROOT
+from espalier.harness.ranks import Ranks
+from espalier.harness.runs.preflight import check
+from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
+from espalier.harness.store import Journal
+from espalier.harness.store.files.digests import Digests
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 
@@ -244,7 +244,7 @@ def test_the_key_holds_auto(tmp_path: Path) -> None:
 TIGHT = """
 import resource, sys
 import run
-from harness.evaluation.batch import RealTrial
+from espalier.harness.evaluation.auto_batch import RealTrial
 
 plain, more = RealTrial.peak, int(sys.argv[1]) * 2**20
 

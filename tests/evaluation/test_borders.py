@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from harness.benchmark_spec import BenchmarkSpec, DatasetSpec
-from harness.digests import Digests
-from harness.errors import UserError
-from harness.evaluation.borders import Borders, borders_of
-from harness.evaluation.local import local_data
-from harness.evaluation.tasks import Loaded, load_tasks
-from harness.running.keys import task_files
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_sources import Borders, borders_of
+from espalier.harness.evaluation.lmms_tasks import Loaded, load_tasks
+from espalier.harness.evaluation.local_data import local_data
+from espalier.harness.runs.run_key import task_files
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
+from espalier.harness.store.files.digests import Digests
 
 TASK = """
 task: shown

@@ -15,13 +15,13 @@ import pytest
 from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 
-from harness.benchmark_spec import BenchmarkSpec, Cluster, Derived
-from harness.errors import UserError
-from harness.evaluation.contributions import Scored, score
-from harness.evaluation.derived import check_derived, members_of, needed
-from harness.evaluation.samples import read_scorings, score_entries
-from harness.evaluation.tasks import quiet
-from harness.stats import by_unit
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.derived_metrics import check_derived, members_of, needed
+from espalier.harness.evaluation.lmms_tasks import quiet
+from espalier.harness.evaluation.sample_contributions import Scored, score
+from espalier.harness.evaluation.samples import read_scorings, score_entries
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
+from espalier.harness.stats import by_unit
 from tests.evaluation.test_influence import pairs, yes_no
 
 Aggregations = dict[str, Callable[..., Any]]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from harness.evaluation.effects import Effect, tokens_remembered, without_effects
+from espalier.harness.evaluation.sandbox import Effect, tokens_remembered, without_effects
 
 DEEDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "open": (lambda folder: open(folder / "a", "w", encoding="utf-8").close(), "writes a file"),

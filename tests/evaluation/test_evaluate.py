@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from harness.errors import UserError
-from harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
-from harness.evaluation.samples import Sample, read_scores
-from harness.generation import DEFAULT_NEW_TOKENS, cut, settings
-from harness.kinds.accounts import token_means
-from harness.store import Journal
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
+from espalier.harness.evaluation.samples import Sample, read_scores
+from espalier.harness.kinds.sample_counts import token_means
+from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, cut, settings
+from espalier.harness.store import Journal
 from tests.arithmetic import UTILS, Calculator, make_spec, sums, write_task
 
 
@@ -153,8 +153,8 @@ def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
         """
         import os, signal, sys
         from pathlib import Path
-        from harness.evaluation.evaluate import evaluate_session
-        from harness.store import Journal
+        from espalier.harness.evaluation.evaluate import evaluate_session
+        from espalier.harness.store import Journal
         from tests.arithmetic import UTILS, Calculator, make_spec
 
         class Doomed(Calculator):

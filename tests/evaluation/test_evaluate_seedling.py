@@ -15,15 +15,15 @@ from PIL import Image
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
-from harness.kinds.accounts import token_means
-from harness.specs import RunSpec
-from harness.store import Journal
-from methods.base import TokenReducer
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
+from espalier.harness.kinds.sample_counts import token_means
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Journal
+from espalier.methods.base import TokenReducer
 
 LIMIT = 8
 

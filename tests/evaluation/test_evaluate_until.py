@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.evaluation.evaluate import Evaluation, evaluate_session
-from harness.evaluation.samples import Sample
-from harness.evaluation.tasks import load_tasks
-from harness.generation import cut, settings
-from harness.store import Journal
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
+from espalier.harness.evaluation.lmms_tasks import load_tasks
+from espalier.harness.evaluation.samples import Sample
+from espalier.harness.specs.generation import cut, settings
+from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 BODY = "\n\nbecause so it is"

@@ -20,17 +20,17 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from harness.adapters.base import ADAPTERS, load_adapter
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import tell_once
-from harness.evaluation import feeding
-from harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
-from harness.evaluation.feeding import AHEAD, Feeder, Reading, look_ahead
-from harness.kinds.lookup import kind_of
-from harness.kinds.stacking import method_of
-from harness.specs import AUTO_PREFETCH
-from harness.store import Journal
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import tell_once
+from espalier.harness.evaluation import prefetch as feeding
+from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
+from espalier.harness.evaluation.prefetch import AHEAD, Feeder, Reading, look_ahead
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.specs.run_spec import AUTO_PREFETCH
+from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.families import FAMILIES
 
@@ -306,9 +306,9 @@ def test_a_processor_of_its_own_prepares_the_same_beside_another(name: str) -> N
 SCRIPT = """
 import signal, sys, time
 from pathlib import Path
-from harness.evaluation.evaluate import evaluate_session
-from harness.running.streams import stoppable
-from harness.store import Journal
+from espalier.harness.evaluation.evaluate import evaluate_session
+from espalier.harness.runs.streams import stoppable
+from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec
 # A shell that runs the tests in the background lets them ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.evaluation.evaluate import SampleErrors, evaluate_session
-from harness.evaluation.guards import Unscored
-from harness.store import Journal
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.evaluate import SampleErrors, evaluate_session
+from espalier.harness.evaluation.scoring_guards import Unscored
+from espalier.harness.store import Journal
 from tests.arithmetic import UTILS, YAML, Calculator, make_spec, sums, write_task
 
 

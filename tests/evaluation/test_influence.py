@@ -11,7 +11,7 @@ from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 from pycocoevalcap.cider.cider import Cider
 
-from harness.evaluation.influence import (
+from espalier.harness.evaluation.influence import (
     ALONE,
     BLOCKS,
     VISITS,
@@ -21,8 +21,8 @@ from harness.evaluation.influence import (
     influence,
     is_mean,
 )
-from harness.evaluation.tasks import quiet
-from harness.stats import by_unit, difference_interval, mean_interval
+from espalier.harness.evaluation.lmms_tasks import quiet
+from espalier.harness.stats import by_unit, difference_interval, mean_interval
 
 Raw = list[Any]
 

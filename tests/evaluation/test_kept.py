@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.evaluation.evaluate import evaluate_session
-from harness.evaluation.kept import ENTRIES, TEXT, media, plain, question
-from harness.evaluation.samples import finished, read_scorings, score_entries
-from harness.seedling.video.clips import clip
-from harness.seedling.video.media import in_memory
-from harness.store import Journal
+from espalier.harness.evaluation.evaluate import evaluate_session
+from espalier.harness.evaluation.journal_media import ENTRIES, TEXT, media, plain, question
+from espalier.harness.evaluation.samples import finished, read_scorings, score_entries
+from espalier.harness.seedling.video.clip_media import in_memory
+from espalier.harness.seedling.video.clips import clip
+from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 

@@ -13,17 +13,31 @@ from typing import Any
 import pytest
 
 import run
-from harness.admission import lengths
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.record import Generated, Record
-from harness.errors import Refused, UserError
-from harness.evaluation import latency
-from harness.evaluation.latency import Clocked, Reads, Turn, gains, in_turns, prompt_block, told
-from harness.evaluation.synthetic import QUESTION, Composition, composed, parts, words
-from harness.running.row import _reported
-from harness.specs import RunSpec
-from harness.store import Store
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.engine.record import Generated, Record
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.evaluation import latency
+from espalier.harness.evaluation.latency import (
+    Clocked,
+    Reads,
+    Turn,
+    gains,
+    in_turns,
+    prompt_block,
+    told,
+)
+from espalier.harness.evaluation.synthetic_prompts import (
+    QUESTION,
+    Composition,
+    composed,
+    parts,
+    words,
+)
+from espalier.harness.kinds.checks import length_check as lengths
+from espalier.harness.runs.result_row import _reported
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
 
 
 def spec_of(*argv: str) -> RunSpec:

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.benchmark_spec import BenchmarkSpec, DatasetSpec
-from harness.digests import Digests
-from harness.errors import UserError
-from harness.evaluation.local import LocalData, local_data
-from harness.evaluation.tasks import load_tasks
-from harness.repositories import Copies, revision
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import load_tasks
+from espalier.harness.evaluation.local_data import LocalData, local_data
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
+from espalier.harness.store.files.dataset_copies import Copies, revision
+from espalier.harness.store.files.digests import Digests
 
 TASK = """
 task: asked

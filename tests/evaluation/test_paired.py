@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.record import Generated, Record
-from harness.engine.session import Session
-from harness.evaluation.evaluate import Evaluation, evaluate
-from harness.evaluation.paired import MOST, NEW_TOKENS, PAIRS, Turns, measure, turns
-from harness.generation import Settings
-from harness.kinds.base import Rivals
-from harness.measure.bound import Gain, first_token_bound, prefill_bound
-from harness.measure.flops import sample_flops
-from harness.measure.work import Work
-from harness.specs import AUTO_PAIRS, RunSpec
-from harness.store import Journal
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.flops import sample_flops
+from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
+from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate
+from espalier.harness.evaluation.paired_times import MOST, NEW_TOKENS, PAIRS, Turns, measure, turns
+from espalier.harness.kinds.kind import Rivals
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.generation import Settings
+from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
+from espalier.harness.store import Journal
 from tests.tiny import LLAVA
 
 # ------------------------------------------------------------------ how much

@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.budget import Budget
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.record import Generated, Record
-from harness.engine.session import Session
-from harness.evaluation.evaluate import evaluate
-from harness.evaluation.samples import Sample
-from harness.kinds.rescore import Rescored, acceptance, judge
-from harness.specs import RunSpec
-from harness.store import Journal
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.evaluate import evaluate
+from espalier.harness.evaluation.samples import Sample
+from espalier.harness.kinds.rescore import Rescored, acceptance, judge
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Journal
 from run import main
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, extended, positions

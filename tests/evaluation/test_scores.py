@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.evaluation.scores import collect
+from espalier.harness.evaluation.metric_scores import collect
 
 
 def task_of(name: str, **aggregations: Callable[[list[Any]], float]) -> Any:

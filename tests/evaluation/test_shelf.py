@@ -9,10 +9,10 @@ import datasets
 import pytest
 from lmms_eval.tasks import TaskManager
 
-from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from harness.evaluation.shelf import Shelf
-from harness.evaluation.tasks import load_tasks
-from harness.journal import Journal
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.evaluation.lmms_tasks import load_tasks
+from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.store.files.journal import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 #: Functions that write into the document, its nested values too, and count in their module.

@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 import pytest
 
-from harness.benchmark_spec import DatasetSpec
-from harness.errors import UserError
-from harness.evaluation.tasks import load_tasks
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import load_tasks
+from espalier.harness.specs.benchmark_spec import DatasetSpec
 from tests.arithmetic import sums, write_task
 
 

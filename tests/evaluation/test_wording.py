@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from harness.evaluation.wording import asked
-from harness.specs import RunSpec
-from harness.store import Journal
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.evaluation.prompt_text import asked
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 SETTINGS = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.specs import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 from tests.tiny import DEPTH, Family, StackFacts, chat, picture, tiny_spec
 
 #: As many key heads as heads: eager attention of this class takes no other. 2 of 4 experts of width 12, one shared.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.specs import ModelSpec, VideoSpec
+from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
 from tests.families.onevision import video, watch
 from tests.tiny import IMAGE, SHAPES, TEXT, Family, picture, tiny_spec
 

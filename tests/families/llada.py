@@ -15,11 +15,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.adapters.llada_v import SPECIAL
-from harness.adapters.random_weights import byte_tokenizer
-from harness.facts import DiffusionFacts, StackFacts
-from harness.specs import ModelSpec, VideoSpec
+from espalier.harness.cost.facts import DiffusionFacts, StackFacts
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.llada_v import SPECIAL
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
 from tests.families.onevision import FRAMES, video, watch
 from tests.tiny import (
     DEPTH,

@@ -11,7 +11,7 @@ from typing import Any
 import av
 import numpy as np
 
-from harness.specs import VideoSpec
+from espalier.harness.specs.run_spec import VideoSpec
 from tests.tiny import IMAGE, SHAPES, Family, tiny_spec
 
 PINPOINTS = [[rows * IMAGE, columns * IMAGE] for rows in (1, 2, 3) for columns in (1, 2, 3)]

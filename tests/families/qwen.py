@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from harness.specs import VideoSpec
+from espalier.harness.specs.run_spec import VideoSpec
 from tests.tiny import TEXT, Family, StackFacts, chat, picture, tiny_spec
 
 VISION = {"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}

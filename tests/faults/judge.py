@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.store import Store
-from harness.store.digest import Key, answers_in, tells
+from espalier.harness.store import Store
+from espalier.harness.store.answer_digest import Key, answers_in, tells
 
 #: What differs between two runs of the same cell: when and how fast it ran, and how often it was begun.
 MEASURED = ("time", "memory", "status")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 WHOLE = "each cell has one whole row, as undisturbed; nothing lost, nothing left behind"
 

@@ -21,16 +21,16 @@ from types import ModuleType
 import torch
 from filelock import FileLock
 
-import harness.evaluation
-from harness import hosts
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.journal import Journal
-from harness.ranks import Ranks
-from harness.running.preflight import Job
-from harness.running.runner import Runner
-from harness.specs import RunSpec
-from harness.store import claims
+import espalier.harness.evaluation
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.ranks import Ranks
+from espalier.harness.runs.preflight import Job
+from espalier.harness.runs.runner import Runner
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import claims
+from espalier.harness.store.files import hosts
+from espalier.harness.store.files.journal import Journal
 
 #: Short enough that another machine takes over within the test.
 TERMS = ("lease.beat=0.1", "lease.expiry=1.5")
@@ -50,7 +50,7 @@ class Command:
     def __init__(self, cells: int, limit: int, store: Path) -> None:
         torch.set_num_threads(1)
         # Seconds, once for all writers; a run imports them when it needs them.
-        for module in ("lmms_eval.evaluator", *_of(harness.evaluation)):
+        for module in ("lmms_eval.evaluator", *_of(espalier.harness.evaluation)):
             importlib.import_module(module)
         line = (f"method={','.join(METHODS)}", f"ratio={','.join(map(str, RATIOS))}")
         asked = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)

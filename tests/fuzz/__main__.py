@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 from tests.fuzz.case import CELLS, Case
 from tests.fuzz.worker import cases
 

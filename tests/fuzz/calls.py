@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 
-from harness.errors import UserError
-from harness.paths import ROOT, rooted
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT, rooted
 from tests.fuzz.case import CELLS
 from tests.fuzz.judges import ANSWERS
 
 
 def path(key: str, value: str) -> None:
     """Set a path on a command line and see that it comes back as it was typed."""
-    from harness.config.build import build_spec
-    from harness.config.compose import read_command
+    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.config.compose import read_command
 
     command = read_command([f"{key}={value}", "limit=1"])
     assert command is not None
@@ -28,14 +28,14 @@ def path(key: str, value: str) -> None:
 
 def template(text: str) -> None:
     """Render a question."""
-    from harness.config.texts import checked, rendered
+    from espalier.harness.config.prompt_templates import checked, rendered
 
     rendered(checked("benchmark.text", text), {"question": "What?"}, "row 0")
 
 
 def load(flag: str, store: str) -> None:
     """Load a store's rows."""
-    from harness import results
+    from espalier.harness.reports import results
 
     del flag
     results.load(store)
@@ -43,8 +43,8 @@ def load(flag: str, store: str) -> None:
 
 def judge(name: str) -> None:
     """Ask a judge that gives a bad answer."""
-    from harness.judging.client import Client, Trouble
-    from harness.specs import JudgeSpec
+    from espalier.harness.evaluation.judging.client import Client, Trouble
+    from espalier.harness.specs.run_spec import JudgeSpec
     from tests.benchmarks.judge_server import Answer, JudgeServer
 
     status, headers, body = ANSWERS[name]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 from tests.fuzz.case import CELLS, HERE, STORE, Case, run
 
 WEIGHTS = ROOT / "harness/seedling/weights/seedling"
@@ -92,14 +92,14 @@ DAMAGES: tuple[Damage, ...] = (cut, flip, binary, empty, deep, loop, folder, oth
 
 #: Commands that read a store.
 READERS = (
-    ("harness.store.__main__", ("ls",)),
-    ("harness.store.__main__", ("verify", "--dry")),
-    ("harness.store.__main__", ("export", f"{HERE}/tables")),
-    ("harness.store.__main__", ("gc",)),
-    ("harness.sweep.__main__", ("status",)),
-    ("harness.tables.__main__", ("d2pruner", "1")),
-    ("harness.report.__main__", ("--benchmarks", "seedling_vqa", "--out", f"{HERE}/x")),
-    ("harness.pages.report.__main__", ("--out", f"{HERE}/x.html", "--no-overlays")),
+    ("espalier.harness.cli.store", ("ls",)),
+    ("espalier.harness.cli.store", ("verify", "--dry")),
+    ("espalier.harness.cli.store", ("export", f"{HERE}/tables")),
+    ("espalier.harness.cli.store", ("gc",)),
+    ("espalier.harness.cli.sweep", ("status",)),
+    ("espalier.harness.reports.tables.rebuild", ("d2pruner", "1")),
+    ("espalier.harness.cli.curves", ("--benchmarks", "seedling_vqa", "--out", f"{HERE}/x")),
+    ("espalier.harness.cli.report", ("--out", f"{HERE}/x.html", "--no-overlays")),
     ("call:load", ()),
 )
 

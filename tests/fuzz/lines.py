@@ -144,15 +144,17 @@ def _outputs(dice: Random) -> Iterator[Case]:
         yield Case("outputs", "run", (*CELLS, f"store='{place}'"), refused=True)
         module, flag = dice.choice(
             [
-                ("harness.report.__main__", "--out"),
-                ("harness.tables.__main__", "--out"),
-                ("harness.pages.report.__main__", "--out"),
+                ("espalier.harness.cli.curves", "--out"),
+                ("espalier.harness.reports.tables.rebuild", "--out"),
+                ("espalier.harness.cli.report", "--out"),
             ]
         )
         named = {"report": ("--benchmarks", "seedling_vqa"), "tables": ("d2pruner", "1")}
         more = next((words for name, words in named.items() if module.split(".")[1] == name), ())
         yield Case("outputs", module, (*more, "--store", STORE, flag, place), refused=True)
-        yield Case("outputs", "harness.store.__main__", ("export", place, "--store", STORE), True)
+        yield Case(
+            "outputs", "espalier.harness.cli.store", ("export", place, "--store", STORE), True
+        )
 
 
 def _commands(dice: Random) -> Iterator[Case]:
@@ -170,19 +172,26 @@ def _commands(dice: Random) -> Iterator[Case]:
         ):
             yield Case("stores", f"harness.{module}", (*words, "--store", store), refused=True)
     for words in (("--positions", "nosuch"), ("--limit", "-1"), ("--model", "nosuch")):
-        yield Case("options", "harness.tables.__main__", ("d2pruner", "1", *words), refused=True)
-    yield Case("options", "harness.tables.__main__", ("nosuch",), refused=True)
+        yield Case(
+            "options",
+            "espalier.harness.reports.tables.rebuild",
+            ("d2pruner", "1", *words),
+            refused=True,
+        )
+    yield Case("options", "espalier.harness.reports.tables.rebuild", ("nosuch",), refused=True)
     benchmarks = ("--benchmarks", dice.choice(["", ",", "nosuch"]))
     yield Case(
         "options",
-        "harness.report.__main__",
+        "espalier.harness.cli.curves",
         (*benchmarks, "--out", f"{HERE}/x", "--store", STORE),
         True,
     )
     letters = "".join(dice.choice("0123456789abcdef") for _ in range(12))
     for commit in ("", "HEAD", "zzz", "0", letters, letters * 4, "*", "../..", "%", "-dirty", " "):
         line = ("gc", "--store", STORE, "--yes", f"--keep-code={commit}")
-        yield Case("cleaning", "harness.store.__main__", line, refused=True)
+        yield Case("cleaning", "espalier.harness.cli.store", line, refused=True)
     for days in ("-1", "nan", "inf", "x", "1e400"):
         line = ("gc", "--store", STORE, "--yes", f"--days={days}")
-        yield Case("cleaning", "harness.store.__main__", line, refused=days in ("-1", "nan", "x"))
+        yield Case(
+            "cleaning", "espalier.harness.cli.store", line, refused=days in ("-1", "nan", "x")
+        )

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.errors import UserError
+from espalier.harness.errors import UserError
 from tests.fuzz import calls
 from tests.fuzz.case import HERE, KEY, STORE, Case
 from tests.fuzz.files import files

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from harness.judging.judge import Question, judged
-from harness.judging.words import Words
-from harness.specs import JudgeSpec
+from espalier.harness.evaluation.judging.judge import Question, judged
+from espalier.harness.evaluation.judging.judge_prompt import Words
+from espalier.harness.specs.run_spec import JudgeSpec
 
 
 def questions(count: int) -> list[Question]:

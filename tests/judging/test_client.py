@@ -11,8 +11,14 @@ import zlib
 
 import pytest
 
-from harness.judging.client import MOST_BYTES, MOST_SECONDS, Client, Trouble, _wait
-from harness.specs import JudgeSpec
+from espalier.harness.evaluation.judging.client import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    Client,
+    Trouble,
+    _wait,
+)
+from espalier.harness.specs.run_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion
 
 

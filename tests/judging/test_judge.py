@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from harness.errors import JudgeLost, StoreLost, UserError
-from harness.judging import client
-from harness.judging.client import read_key
-from harness.judging.judge import HOPELESS, Judged, Question, judged
-from harness.judging.scores import single
-from harness.judging.verdicts import Verdicts
-from harness.judging.words import Words
-from harness.specs import JudgeSpec
+from espalier.harness.errors import JudgeLost, StoreLost, UserError
+from espalier.harness.evaluation.judging import client
+from espalier.harness.evaluation.judging.client import read_key
+from espalier.harness.evaluation.judging.judge import HOPELESS, Judged, Question, judged
+from espalier.harness.evaluation.judging.judge_prompt import Words
+from espalier.harness.evaluation.judging.judge_scores import single
+from espalier.harness.evaluation.judging.verdicts import Verdicts
+from espalier.harness.specs.run_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion, error
 
 WORDS = Words("mine", "Q: {question} A: {answer}", "Be fair.")
@@ -321,7 +321,7 @@ def test_a_damaged_verdict_is_asked_for_again(
 
 
 def test_the_first_verdict_counts(tmp_path: Path) -> None:
-    from harness.judging.verdicts import Verdict
+    from espalier.harness.evaluation.judging.verdicts import Verdict
 
     store = Verdicts(tmp_path)
     assert store.put("ab", {}, Verdict("2")) == Verdict("2")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.judging.judge import judged
-from harness.paths import ROOT
-from harness.specs import JudgeSpec
+from espalier.harness.evaluation.judging.judge import judged
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.run_spec import JudgeSpec
 from tests.benchmarks.judge_server import JudgeServer
 from tests.judging.asking import questions
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import run
-from harness.engine.session import Session
-from harness.paths import ROOT
-from harness.store import Store
+from espalier.harness.engine.session import Session
+from espalier.harness.paths import ROOT
+from espalier.harness.store import Store
 from tests.benchmarks.fixtures.judged import ABILITIES, llava_bench
 from tests.benchmarks.judge_server import Answer, JudgeServer, Messages, error
 
@@ -115,7 +115,9 @@ def test_without_a_judge_it_is_refused_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("harness.adapters.base.load_adapter", lambda spec: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "espalier.harness.models.adapter.load_adapter", lambda spec: pytest.fail("loaded")
+    )
     argv = [
         word
         for word in arguments(data, tmp_path / "store", server)
@@ -243,7 +245,7 @@ def test_a_terminated_run_goes_on_with_what_it_has(
 
 
 def test_the_fixtures_ask_about_every_group() -> None:
-    from tasks.judged.utils import ABILITIES as GROUPS
+    from espalier.tasks.judged.utils import ABILITIES as GROUPS
 
     asked = {one for several in ABILITIES for one in several}
     assert all(asked.intersection(abilities) for abilities in GROUPS.values())

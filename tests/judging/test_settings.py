@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.config.compose import read_command
-from harness.config.judge import judge_spec
-from harness.errors import UserError
-from harness.judging.scores import pair, single
-from harness.judging.words import Words, read_words
-from harness.paths import ROOT
-from harness.specs import JudgeSpec
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.judge_section import judge_spec
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.judging.judge_prompt import Words, read_words
+from espalier.harness.evaluation.judging.judge_scores import pair, single
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.run_spec import JudgeSpec
 
 
 def usual() -> dict[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import Method, Plan, Site, TokenReducer, View
-from methods.compressor import CacheCompressor, CacheView
-from methods.denoiser import DenoisingReducer
+from espalier.methods.base import Method, Plan, Site, TokenReducer, View
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.denoiser import DenoisingReducer
 
 
 @dataclass(frozen=True)

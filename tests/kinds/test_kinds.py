@@ -13,34 +13,34 @@ from typing import Any
 import pytest
 import torch
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.budget import Budget, BudgetMismatch
-from harness.catalogue import METHODS, build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.digests import Digests
-from harness.engine.record import Record
-from harness.engine.session import Session
-from harness.errors import Refused, UserError
-from harness.evaluation.evaluate import Evaluation
-from harness.evaluation.samples import Sample
-from harness.kinds.lookup import KINDS, as_decoder, as_reducer, kind_of
-from harness.measure.memory import Peak
-from harness.measure.schedule import frame_of, shortened_layer
-from harness.paths import ROOT
-from harness.running.preflight import Job, check_method
-from harness.running.row import build_row
-from harness.seedling.questions import questions_for
-from harness.seedling.scenes import Scenes
-from harness.specs import AnswerSpec, EngineSpec, MethodSpec, RunSpec
-from methods.base import Method, MethodError, Site
-from methods.composed import Composed
-from methods.compressor import CacheCompressor
-from methods.denoiser import DenoisingReducer
-from methods.fastv import FastV
-from methods.none import NoReduction
-from methods.uniform import Uniform
-from methods.vanilla_sd import VanillaSD
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetMismatch
+from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.cost.schedule import frame_of, shortened_layer
+from espalier.harness.engine.record import Record
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.evaluation.evaluate import Evaluation
+from espalier.harness.evaluation.samples import Sample
+from espalier.harness.kinds.lookup import KINDS, as_decoder, as_reducer, kind_of
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.preflight import Job, check_method
+from espalier.harness.runs.result_row import build_row
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec, RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Method, MethodError, Site
+from espalier.methods.composed import Composed
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from espalier.methods.uniform import Uniform
+from espalier.methods.vanilla_sd import VanillaSD
 from tests.kinds.idle import (
     CacheReducer,
     DropDenoising,

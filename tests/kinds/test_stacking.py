@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 import run
-from harness.budget import BudgetMismatch
-from harness.catalogue import build_method
-from harness.cells import name as curve_name
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.digests import Digests
-from harness.engine.eviction import CacheBudget
-from harness.engine.record import Record
-from harness.kinds.accounts import first_token
-from harness.kinds.compressor import cache_blocks, check_held
-from harness.kinds.stacking import method_of
-from harness.running import console, hints
-from harness.running.preflight import check
-from harness.specs import RunSpec
-from methods.compressor import CacheCompressor
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import BudgetMismatch
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.record import Record
+from espalier.harness.kinds.compressor import cache_blocks, check_held
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.sample_counts import first_token
+from espalier.harness.runs import console, hints
+from espalier.harness.runs.preflight import check
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.comparable import name as curve_name
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.compressor import CacheCompressor
 
 SEEDLING = ("model=seedling", "benchmark=seedling_caption", "limit=3", "engine.paired=0")
 STACK = ("method=d2pruner", "compressor=aircache", "ratio=0.5", "compressor.ratio=0.9")

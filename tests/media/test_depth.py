@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.errors import UserError
-from harness.media.pictures import open_image
+from espalier.harness.errors import UserError
+from espalier.harness.media.images import open_image
 
 RAMP = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import Qwen3VLProcessor
 
-from harness.adapters.llava_video import time_instruction
-from harness.media.frames import sample_frames
+from espalier.harness.media.frames import sample_frames
+from espalier.harness.models.llava_video import time_instruction
 
 #: Ten frames in the first second, then ten a second apart.
 SLOWING = [100 * i for i in range(10)] + [1000 * i for i in range(1, 11)]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.catalogue import build_method
-from methods.base import Decoder, Need, Site, TokenReducer, View
-from methods.signals import SIGNALS
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Decoder, Need, Site, TokenReducer, View
+from espalier.methods.signals import SIGNALS
 
 DEPTH = 6
 BLOCKS = 3

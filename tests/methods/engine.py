@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget, BudgetError
-from methods.base import TokenReducer
-from methods.none import NoReduction
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of, kept_by
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget
-from harness.engine.record import Generated
-from harness.engine.session import Session
-from methods.base import TokenReducer, View
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.session import Session
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import TokenReducer, View
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import build

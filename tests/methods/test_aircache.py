@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.aircache import AirCache
-from methods.compressor import CacheView
+from espalier.methods.aircache import AirCache
+from espalier.methods.compressor import CacheView
 from tests.methods.test_compressors import HEADS, built, view_of
 
 

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from harness.catalogue import names_of
-from methods.base import MethodError, Plan, PlanError, Positions, TokenReducer
+from espalier.harness.specs.catalogue import names_of
+from espalier.methods.base import MethodError, Plan, PlanError, Positions, TokenReducer
 from tests.methods.cases import (
     CASES,
     DEPTH,
@@ -221,7 +221,7 @@ def test_a_grid_that_does_not_match_the_tokens_is_refused():
 
 @every_method
 def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
-    from methods.signals import SIGNALS
+    from espalier.methods.signals import SIGNALS
 
     method = build(case)
     for site in method.sites(DEPTH):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from methods.base import MethodError, View
-from methods.cdpruner import CDPruner, relevance_of, rescaled
-from methods.random import Random
-from methods.select.cosines import Held
-from methods.select.dpp import dpp_map
-from methods.select.similarity import cosine
+from espalier.methods.base import MethodError, View
+from espalier.methods.cdpruner import CDPruner, relevance_of, rescaled
+from espalier.methods.random import Random
+from espalier.methods.select.cosines import Held
+from espalier.methods.select.dpp import dpp_map
+from espalier.methods.select.similarity import cosine
 from tests.methods.cases import generators_for, make_view, permuted, replaced
 from tests.methods.engine import OTHERS, check_method
 

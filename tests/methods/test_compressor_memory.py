@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.catalogue import build_method, names_of
-from methods.compressor import CacheCompressor, CacheView
-from methods.select import attention
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.select import attention
 
 HEADS, KV_HEADS, WIDTH, LENGTH, WORDS = 8, 2, 8, 2048, 200
 CELLS = 2**17

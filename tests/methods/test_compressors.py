@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.catalogue import build_method, names_of
-from methods.aircache import AirCache, elite
-from methods.base import MethodError
-from methods.compressor import CacheCompressor, CacheView
-from methods.elastic import Elastic
-from methods.select import attention, budgets
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.methods.aircache import AirCache, elite
+from espalier.methods.base import MethodError
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.elastic import Elastic
+from espalier.methods.select import attention, budgets
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 FIRST, VISUAL, WORDS = 4, 30, 12

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.catalogue import build_method
-from harness.engine.eviction import merge_into
-from methods.compressor import CacheCompressor, CacheView
+from espalier.harness.engine.eviction import merge_into
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.compressor import CacheCompressor, CacheView
 
 
 def built(name: str, **params: object) -> CacheCompressor:

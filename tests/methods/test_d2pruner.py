@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import Site, View
-from methods.d2pruner import D2Pruner
-from methods.select.cosines import memory_limit
+from espalier.methods.base import Site, View
+from espalier.methods.d2pruner import D2Pruner
+from espalier.methods.select.cosines import memory_limit
 from tests.methods.cases import grid_of, make_view
 
 ANGLES = (0, 10, 90, 5, 15, 95, 180, 185, 3)

@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from methods.base import MethodError, Site, View
-from methods.d3tom import D3ToM
-from methods.d3tom_t import D3ToMT
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.d3tom_t import D3ToMT
 
 
 def view_of(scores, states, normed=None) -> View:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import MethodError, Site, View
-from methods.dart import DART
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.dart import DART
 from tests.methods.cases import make_view, replaced
 
 SQUARE = [((0, 0, 12, 12),)]

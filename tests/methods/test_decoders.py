@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from harness.catalogue import build_method, names_of
-from methods.autoregressive import Autoregressive
-from methods.base import Decoder, MethodError
-from methods.onsd import OnSD
-from methods.parallelvlm import ParallelVLM
-from methods.pearl import PEARL
-from methods.sd_tree import EAGLE, SDTree, parents_of
-from methods.specvlm_sd import SpecVLMSD
-from methods.std import STD
-from methods.vanilla_sd import VanillaSD
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.methods.autoregressive import Autoregressive
+from espalier.methods.base import Decoder, MethodError
+from espalier.methods.onsd import OnSD
+from espalier.methods.parallelvlm import ParallelVLM
+from espalier.methods.pearl import PEARL
+from espalier.methods.sd_tree import EAGLE, SDTree, parents_of
+from espalier.methods.specvlm_sd import SpecVLMSD
+from espalier.methods.std import STD
+from espalier.methods.vanilla_sd import VanillaSD
 from tests.methods.cases import make_view
 
 # ---------------------------------------------------------------- what each is made of

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from methods.base import Decoder, MethodError, Need, Site, View
-from methods.parallelvlm import Guidance, ParallelVLM
-from methods.random import Random
-from methods.specvlm_sd import SpecVLMSD
-from methods.std import STD
-from methods.uniform import Uniform
-from methods.uvprune import UVPrune
+from espalier.harness.cost.budget import Budget
+from espalier.methods.base import Decoder, MethodError, Need, Site, View
+from espalier.methods.parallelvlm import Guidance, ParallelVLM
+from espalier.methods.random import Random
+from espalier.methods.specvlm_sd import SpecVLMSD
+from espalier.methods.std import STD
+from espalier.methods.uniform import Uniform
+from espalier.methods.uvprune import UVPrune
 from tests.methods.cases import DEPTH, generators_for, make_view, replaced, rows_of_view
 from tests.methods.two_stages import two_stages
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import MethodError, Need, Site, View
-from methods.fastv_denoising import FastVDenoising
-from methods.pyramiddrop_denoising import PyramidDropDenoising
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.fastv_denoising import FastVDenoising
+from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import Site, View
-from methods.divprune import DivPrune
+from espalier.methods.base import Site, View
+from espalier.methods.divprune import DivPrune
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of, check_on_engine, kept_by
 from tests.tiny import Recorder

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget, BudgetError
-from harness.catalogue import build_method
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.specs import VideoSpec
-from methods.base import Attended, MethodError, Site, View
-from methods.dycoke import DyCoke
-from methods.random import Random
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import VideoSpec
+from espalier.methods.base import Attended, MethodError, Site, View
+from espalier.methods.dycoke import DyCoke
+from espalier.methods.random import Random
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.families.onevision import ONEVISION, video, watch

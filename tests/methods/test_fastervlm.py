@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import Site, View
-from methods.fastervlm import FasterVLM
+from espalier.methods.base import Site, View
+from espalier.methods.fastervlm import FasterVLM
 from tests.methods.crop_views import ROWS, best, cropped, groups, joined, slow_apportion
 from tests.methods.runs import check_on_engine, recall
 

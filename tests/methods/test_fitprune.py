@@ -10,21 +10,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.artifacts import files as artifacts
-from harness.artifacts.schemes import save_scheme, scheme_artifact, with_scheme
-from harness.budget import Budget, BudgetError
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.digests import Digests
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.measure.schedule import achieved
-from harness.running.preflight import Job, check
-from harness.specs import RunSpec
-from methods.base import MethodError, Site
-from methods.fastv import FastV
-from methods.fitprune import FitPrune
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.cost.schedule import achieved
+from espalier.harness.engine.artifacts import calibration_files as artifacts
+from espalier.harness.engine.artifacts.fitprune_schemes import (
+    save_scheme,
+    scheme_artifact,
+    with_scheme,
+)
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.runs.preflight import Job, check
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import MethodError, Site
+from espalier.methods.fastv import FastV
+from espalier.methods.fitprune import FitPrune
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import OTHERS, check_method

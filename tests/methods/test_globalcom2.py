@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from methods.base import MethodError, Need, Site, View
-from methods.globalcom2 import GlobalCom2
-from methods.select.crops import Crops, Regions
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.globalcom2 import GlobalCom2
+from espalier.methods.select.crops import Crops, Regions
 from tests.families import FAMILIES
 from tests.methods.crop_views import (
     ROWS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.errors import UserError
-from methods.base import MethodError, Site, View
-from methods.hired import HiRED
+from espalier.harness.errors import UserError
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.hired import HiRED
 from tests.families import FAMILIES
 from tests.methods.crop_views import ROWS, best, cropped, groups, joined, over_crop, slow_apportion
 from tests.methods.runs import adapter_of, check_on_engine, kept_by, recall, views_of

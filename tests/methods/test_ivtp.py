@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from methods.base import MethodError, Need, Plan, Site, View
-from methods.ivtp import IVTP
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.methods.base import MethodError, Need, Plan, Site, View
+from espalier.methods.ivtp import IVTP
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.runs import adapter_of, kept_by, recall

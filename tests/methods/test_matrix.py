@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.budget import RULES, Budget
-from harness.errors import UserError
-from methods.base import TokenReducer
-from methods.none import NoReduction
+from espalier.harness.cost.budget import RULES, Budget
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, signals_of
 from tests.methods.engine import check_budget, check_cell

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from harness.measure.schedule import achieved
-from methods.base import MethodError, Need, Site, View
-from methods.nuwa import Nuwa
-from methods.select.cells import cells, distances_from, place_in_cell
-from methods.select.surroundings import above_quantile
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.schedule import achieved
+from espalier.harness.engine.session import Session
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.nuwa import Nuwa
+from espalier.methods.select.cells import cells, distances_from, place_in_cell
+from espalier.methods.select.surroundings import above_quantile
 from tests.families import FAMILIES
 from tests.methods.cases import SAMPLES, grid_of, make_view, replaced
 from tests.methods.engine import NAMES, OTHERS, check_method

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from methods.dart import DART
-from methods.sparsevlm import SparseVLM
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.methods.dart import DART
+from espalier.methods.sparsevlm import SparseVLM
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 

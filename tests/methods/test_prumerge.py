@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from methods.base import MethodError, Need, Site, View
-from methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
-from methods.random import Random
-from methods.select.nearest import nearest
-from methods.select.ranking import ranking
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
+from espalier.methods.random import Random
+from espalier.methods.select.nearest import nearest
+from espalier.methods.select.topk import ranking
 from tests.families import FAMILIES
 from tests.methods.cases import generators_for, make_view, replaced
 from tests.methods.engine import OTHERS, check_method

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.budget import Budget, BudgetError
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.session import Session
-from harness.engine.signals.next_row import NextRow
-from harness.measure.schedule import achieved
-from methods.base import MethodError, Need, Site
-from methods.pyramiddrop import PyramidDrop
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.cost.schedule import achieved
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.signals.next_layer_attention import NextRow
+from espalier.methods.base import MethodError, Need, Site
+from espalier.methods.pyramiddrop import PyramidDrop
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import NAMES, OTHERS, check_method

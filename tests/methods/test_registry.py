@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.catalogue import METHODS, Catalogue, build_method, names_of, typed
-from harness.config.compose import compose_section
-from harness.config.presets import register
-from harness.errors import UserError
-from harness.paths import ROOT
-from methods.base import Decoder, TokenReducer
-from methods.compressor import CacheCompressor
-from methods.denoiser import DenoisingReducer
-from methods.fastv import FastV
+from espalier.harness.config.compose import compose_section
+from espalier.harness.config.method_lists import register
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of, typed
+from espalier.methods.base import Decoder, TokenReducer
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.fastv import FastV
 
 CONF = ROOT / "conf" / "method"
 FILES = sorted(CONF.glob("*.yaml"))
 
 #: Files of a folder of methods, one of which inherits from another and one of which is a base.
 SOURCES = {
-    "one": "from methods.fastv import FastV\nclass One(FastV): ...\nAlias = One\nclass _Helper(One): ...",
-    "two": "from methods.fastv import FastV\nclass Left(FastV): ...\nclass Right(FastV): ...",
-    "empty": "from methods.fastv import FastV",
-    "helpers": "from methods.base import TokenReducer\nclass Base(TokenReducer): ...",
+    "one": "from espalier.methods.fastv import FastV\nclass One(FastV): ...\nAlias = One\nclass _Helper(One): ...",
+    "two": "from espalier.methods.fastv import FastV\nclass Left(FastV): ...\nclass Right(FastV): ...",
+    "empty": "from espalier.methods.fastv import FastV",
+    "helpers": "from espalier.methods.base import TokenReducer\nclass Base(TokenReducer): ...",
 }
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Site, View
-from methods.random import Random
-from methods.rtprune import Merging, RTPrune
-from methods.select.absorption import nearby
-from methods.select.propagation import mixed_graph, normalised
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.random import Random
+from espalier.methods.rtprune import Merging, RTPrune
+from espalier.methods.select.absorption import nearby
+from espalier.methods.select.propagation import mixed_graph, normalised
 from tests.methods.cases import grid_of, make_view, replaced
 from tests.methods.engine import check_method
 from tests.methods.runs import recall

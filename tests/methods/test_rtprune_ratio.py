@@ -12,18 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.adapters.base import Adapter, load_adapter
-from harness.budget import Budget
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.record import Record
-from harness.engine.session import Session
-from methods.base import MethodError, Need, Site, View
-from methods.none import NoReduction
-from methods.rtprune import RTPrune, own_count
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import Record
+from espalier.harness.engine.session import Session
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.none import NoReduction
+from espalier.methods.rtprune import RTPrune, own_count
 from tests.methods.cases import make_view, replaced, rows_of_view
 from tests.methods.runs import adapter_of, kept_by, views_of
-from tests.running.helpers import make_bench
+from tests.runs.helpers import make_bench
 from tests.tiny import chat
 
 DYNAMIC = RTPrune(ratio="dynamic")
@@ -259,7 +259,7 @@ def seedling() -> Adapter:
 
 
 def records_of(adapter: Adapter, method: RTPrune, ratio: float, images: range) -> list[Record]:
-    from harness.seedling.scenes import Scenes
+    from espalier.harness.seedling.scenes import Scenes
 
     scenes = Scenes()
     found: list[Record] = []

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.base import MethodError, View
-from methods.divprune import DivPrune
-from methods.fastv import FastV
-from methods.none import NoReduction
-from methods.pooled import Pooled
-from methods.random import Random
-from methods.uniform import Uniform
-from methods.visionzip import VisionZip
+from espalier.methods.base import MethodError, View
+from espalier.methods.divprune import DivPrune
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from espalier.methods.pooled import Pooled
+from espalier.methods.random import Random
+from espalier.methods.uniform import Uniform
+from espalier.methods.visionzip import VisionZip
 from tests.methods.cases import generators_for, make_view
 
 SQUARE = [((0, 0, 12, 12),)]

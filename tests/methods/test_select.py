@@ -10,16 +10,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from methods.base import MethodError
-from methods.select import cosines as cosines_module
-from methods.select.cosines import Computed, Held, cosines, fits, memory_limit
-from methods.select.dpp import dpp_map
-from methods.select.independent import independent_set
-from methods.select.maxmin import farthest_first
-from methods.select.merging import slot_sizes
-from methods.select.ranking import indices_of, ranking, top
-from methods.select.similarity import BLOCK, board_of, cosine, grid_neighbours, neighbours, unit
-from methods.select.tiles import Tiles, regions, top_in_tiles
+from espalier.methods.base import MethodError
+from espalier.methods.select import cosines as cosines_module
+from espalier.methods.select.cosines import Computed, Held, cosines, fits, memory_limit
+from espalier.methods.select.dpp import dpp_map
+from espalier.methods.select.independent import independent_set
+from espalier.methods.select.maxmin import farthest_first
+from espalier.methods.select.merge import slot_sizes
+from espalier.methods.select.similarity import (
+    BLOCK,
+    board_of,
+    cosine,
+    grid_neighbours,
+    neighbours,
+    unit,
+)
+from espalier.methods.select.tiles import Tiles, regions, top_in_tiles
+from espalier.methods.select.topk import indices_of, ranking, top
 from tests.methods.cases import grid_of
 
 
@@ -129,7 +136,7 @@ class Edges:
 def test_independent_set_equals_the_slow_one(
     density: float, n_keep: int, n_pivots: int, together: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("methods.select.independent.TOGETHER", together)
+    monkeypatch.setattr("espalier.methods.select.independent.TOGETHER", together)
     generator = torch.Generator().manual_seed(n_keep)
     scores = random_scores(5, 16, n_keep)
     adjacent = torch.rand(5, 16, 16, generator=generator) < density

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import MethodError
-from methods.select import bipartite
-from methods.select.bipartite import match, merge_pairs, merge_to, shares
+from espalier.methods.base import MethodError
+from espalier.methods.select import bipartite
+from espalier.methods.select.bipartite import match, merge_pairs, merge_to, shares
 
 
 def features(n_rows: int, n_tokens: int, seed: int) -> Tensor:

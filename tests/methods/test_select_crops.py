@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import MethodError, Site, View
-from methods.select.crops import Crops, Regions
-from methods.select.quotas import apportion, best_of_groups, top_of_groups
-from methods.select.ranking import indices_of
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.select.crops import Crops, Regions
+from espalier.methods.select.quotas import apportion, best_of_groups, top_of_groups
+from espalier.methods.select.topk import indices_of
 from tests.methods.cases import build, case_id, generators_for, rows_of_view
 from tests.methods.crop_views import (
     ROWS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.select.sinkhorn import transport
+from espalier.methods.select.sinkhorn import transport
 
 SCORES = torch.tensor([[[1.0, 0.0], [0.0, 0.5], [-0.5, 0.2]]])
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.budget import Budget
-from harness.measure.schedule import achieved
-from methods.base import MethodError, Site, View
-from methods.select.density import density_peaks, nearest_centre, squared_distances
-from methods.select.raters import rater_weights
-from methods.select.recycling import split
-from methods.sparsevlm import SparseVLM
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.schedule import achieved
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
+from espalier.methods.select.raters import rater_weights
+from espalier.methods.select.recycle import split
+from espalier.methods.sparsevlm import SparseVLM
 from tests.methods.cases import make_view, replaced
 from tests.tiny import tiny_spec
 

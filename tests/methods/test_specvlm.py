@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.base import MethodError, Need, Site, View
-from methods.specvlm import SpecVLM, covering, spread
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.specvlm import SpecVLM, covering, spread
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import NAMES, check_method
 from tests.methods.runs import recall

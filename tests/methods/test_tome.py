@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from harness.budget import Budget, BudgetError
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.engine.session import Session
-from harness.errors import UserError
-from harness.facts import ModelFacts
-from methods.base import Assignment, MethodError, Plan, Site, View
-from methods.tome import ToMe
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import Assignment, MethodError, Plan, Site, View
+from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.runs import adapter_of, kept_by

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.adapters.base import Adapter
-from methods.base import MethodError, Plan, PlanError, Site, View
-from methods.select.bipartite import merge_in_sequence
-from methods.tome import ToMe
+from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import MethodError, Plan, PlanError, Site, View
+from espalier.methods.select.bipartite import merge_in_sequence
+from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
 from tests.methods.cases import make_view
 from tests.methods.runs import adapter_of, kept_by

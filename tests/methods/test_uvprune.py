@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from harness.budget import Budget
-from harness.engine.session import Session
-from methods.base import MethodError, Need, Site, View
-from methods.random import Random
-from methods.uvprune import Criterion, UVPrune
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.random import Random
+from espalier.methods.uvprune import Criterion, UVPrune
 from tests.methods.cases import generators_for, make_view, permuted, replaced
 from tests.methods.engine import NAMES, check_method
 from tests.methods.runs import adapter_of

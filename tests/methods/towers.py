@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from methods.base import TokenReducer
-from methods.none import NoReduction
+from espalier.methods.base import TokenReducer
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of, kept_by
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methods.base import View
+from espalier.methods.base import View
 
 
 def two_stages(view: View, row: int, keep: int, layers: Sequence[int], mass: float) -> list[int]:

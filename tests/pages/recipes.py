@@ -23,8 +23,8 @@ STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.
 #: Tests that ask which methods, decoders, benchmarks and models there are, and so see what a recipe adds.
 CONCERNED = (
     *(
-        "tests/adapters/test_facts_confirmed.py",
-        "tests/adapters/test_prompts.py",
+        "tests/models/test_facts_confirmed.py",
+        "tests/models/test_prompts.py",
         "tests/admission",
     ),
     *("tests/api/test_wrap.py", "tests/config", "tests/decoding/test_speculation.py"),
@@ -35,7 +35,7 @@ CONCERNED = (
         "tests/methods/test_signals.py",
         "tests/mutants",
         "tests/pages",
-        "tests/running/test_input.py",
+        "tests/runs/test_input.py",
     ),
     *("tests/tasks", "tests/benchmarks/test_benchmarks_run.py"),
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.listing import choices
-from harness.pages import benchmarks
-from harness.pages.benchmarks import FACTS, SCORES, main, page
-from harness.paths import ROOT
+from espalier.harness.config.group_lists import choices
+from espalier.harness.paths import ROOT
+from lab.pages import benchmarks_page as benchmarks
+from lab.pages.benchmarks_page import FACTS, SCORES, main, page
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -26,7 +26,9 @@ def rows_of(text: str, name: str) -> list[list[str]]:
 
 
 def test_the_page_is_what_the_files_say(text: str) -> None:
-    assert PAGE.read_text() == text, "python -m harness.pages.benchmarks --write docs/benchmarks.md"
+    assert PAGE.read_text() == text, (
+        "python -m lab.pages.benchmarks_page --write docs/benchmarks.md"
+    )
 
 
 @pytest.mark.parametrize("name", choices("benchmark"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.pages.denoising import ENDED, MASKED, PLACES, main
+from lab.pages.denoising_page import ENDED, MASKED, PLACES, main
 
 
 def test_a_step_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

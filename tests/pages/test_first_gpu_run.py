@@ -9,10 +9,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.config.listing import choices
-from harness.paths import ROOT
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.group_lists import choices
+from espalier.harness.paths import ROOT
 
 PAGE = (ROOT / "docs/first_gpu_run.md").read_text()
 
@@ -31,7 +31,7 @@ RUNS = [line for line in commands() if line.startswith("python run.py")]
 CHECKS = [
     line
     for line in commands()
-    if line.startswith("python -m harness.benchmarks") and not line.endswith("list")
+    if line.startswith("python -m espalier benchmarks") and not line.endswith("list")
 ]
 
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from harness.catalogue import build_method, names_of
-from harness.paths import ROOT
-from methods.compressor import CacheCompressor
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.methods.compressor import CacheCompressor
 
 PAGE = (ROOT / "docs" / "kv.md").read_text()
 TESTS = [*(ROOT / "tests" / "methods").glob("test_*.py"), ROOT / "tests/engine/test_eviction.py"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 FILES = sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("methods/**/*.py")])
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness.catalogue import METHODS, build_method, names_of
-from harness.config.compose import CONF
-from harness.pages.methods import BLOCKS, DEPTH, main, page, places
-from harness.pages.proofs import KINDS, Subject, kinds_of
-from harness.paths import ROOT
-from methods.base import Decoder, Site, TokenReducer
-from methods.compressor import CacheCompressor
-from methods.denoiser import DenoisingReducer
+from espalier.harness.config.compose import CONF
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.catalogue import METHODS, build_method, names_of
+from espalier.methods.base import Decoder, Site, TokenReducer
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
+from lab.pages.methods_page import BLOCKS, DEPTH, main, page, places
+from lab.pages.proofs import KINDS, Subject, kinds_of
 
 PAGE = ROOT / "docs" / "methods.md"
 FILES = sorted((CONF / "method").glob("*.yaml"))
@@ -34,7 +34,7 @@ def cells_of(text: str, first: str) -> list[str]:
 
 def test_the_page_is_what_the_code_says(text: str) -> None:
     written = PAGE.read_text()
-    assert written == text, "python -m harness.pages.methods --write docs/methods.md"
+    assert written == text, "python -m lab.pages.methods_page --write docs/methods.md"
 
 
 def test_every_method_and_every_config_file_has_a_row(text: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
-from harness.pages.notebooks import cells, execute
-from harness.paths import ROOT
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from lab.pages.run_notebooks import cells, execute
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -33,7 +33,11 @@ def test_it_is_tidy(path: Path) -> None:
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    assert not {name for name in imported if name.startswith(("harness.store", "harness.report"))}
+    assert not {
+        name
+        for name in imported
+        if name.startswith(("espalier.harness.store", "espalier.harness.reports.curves"))
+    }
 
 
 def test_an_error_names_its_cell_and_what_is_no_notebook_is_refused(tmp_path: Path) -> None:

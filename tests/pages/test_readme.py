@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 README = (ROOT / "README.md").read_text()
 ACTIVATE = ". .venv/bin/activate"
@@ -20,7 +20,7 @@ HERE = Path(sys.prefix) / "bin" / "activate"
 #: Composes the command line of run.py that follows, and starts nothing.
 COMPOSE = """
 import sys
-from harness.config.compose import read_command
+from espalier.harness.config.compose import read_command
 command = read_command(sys.argv[1:], typed=True)
 assert command is not None and command.cells
 """

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
-from harness.pages.report import __main__ as command
-from harness.pages.report.assembly import assemble
-from harness.pages.report.content import kind_of, lines, panels, styles, unscored
-from harness.pages.report.gathered import gather
-from harness.stats import mean_interval
-from harness.store import Store
+from espalier.harness.cli import report as command
+from espalier.harness.errors import UserError
+from espalier.harness.reports.html.page_assembly import assemble
+from espalier.harness.reports.html.page_content import kind_of, lines, panels, styles, unscored
+from espalier.harness.reports.html.page_rows import gather
+from espalier.harness.stats import mean_interval
+from espalier.harness.store import Store
 from tests.report.test_curves import add_run
 
 

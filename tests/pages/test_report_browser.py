@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.pages.report.assembly import LIMIT, assemble
-from harness.report.style import looks
+from espalier.harness.reports.curves.plot_style import looks
+from espalier.harness.reports.html.page_assembly import LIMIT, assemble
 from tests.pages.test_report import content, root
 
 __all__ = ["root"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from harness.paths import ROOT
+from espalier.harness.paths import ROOT
 
 
 def test_the_page_lists_every_room_in_the_order_of_the_contract() -> None:

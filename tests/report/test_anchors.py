@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.report import anchors
-from harness.report.anchors import Anchor, beside, read_anchors, table
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.reports.curves import anchors
+from espalier.harness.reports.curves.anchors import Anchor, beside, read_anchors, table
 
 
 def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.evaluation.samples import score_entries
-from harness.report.cache import PRESETS, main, write_cache
-from harness.report.cache_rows import ablated, chosen_cells, shown, stacks
-from harness.report.data import read_panels
-from harness.store import Store
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import score_entries
+from espalier.harness.reports.curves.cache_report import PRESETS, main, write_cache
+from espalier.harness.reports.curves.cache_rows import ablated, chosen_cells, shown, stacks
+from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 
 N, LAYERS, VISUAL = 200, 6, 144

@@ -9,23 +9,28 @@ import numpy as np
 import pytest
 from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
 
-from harness.budget import Budget
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.evaluation.influence import influence
-from harness.evaluation.samples import score_entries
-from harness.report.__main__ import main
-from harness.report.data import Curve, read_panels
-from harness.report.dots import DOTS, draw_dots
-from harness.report.figure import draw, spread
-from harness.report.groups import title
-from harness.report.redraw import redraw
-from harness.report.report import config_names, file_name, groups, write_report
-from harness.report.report import page as sweep_page
-from harness.report.write import write_curves
-from harness.specs import RunSpec
-from harness.store import Store
+from espalier.harness.cli.curves import main
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.influence import influence
+from espalier.harness.evaluation.samples import score_entries
+from espalier.harness.reports.curves.curve_figure import draw, spread
+from espalier.harness.reports.curves.curve_files import write_curves
+from espalier.harness.reports.curves.curve_points import Curve, read_panels
+from espalier.harness.reports.curves.dot_plot import DOTS, draw_dots
+from espalier.harness.reports.curves.method_report import (
+    config_names,
+    file_name,
+    groups,
+    write_report,
+)
+from espalier.harness.reports.curves.method_report import page as sweep_page
+from espalier.harness.reports.curves.random_baselines import title
+from espalier.harness.reports.curves.redraw import redraw
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 
 N = 200

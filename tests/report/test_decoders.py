@@ -11,23 +11,29 @@ import pytest
 import yaml
 from matplotlib.patches import Rectangle
 
-from harness.catalogue import names_of
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.decoding.records import DecodingRecord, Spent, Steps
-from harness.decoding.summary import speculative_block
-from harness.decoding.trace import Round
-from harness.engine.record import Record
-from harness.errors import UserError
-from harness.evaluation.samples import Sample
-from harness.report.decoder_bars import draw_decoders
-from harness.report.decoder_drafts import draw_guidance, draw_ratio
-from harness.report.decoder_rows import acceptance, decoders, guidances, ratios, read_cells
-from harness.report.decoders import main, write_decoders
-from harness.specs import RunSpec
-from harness.store import Store
-from methods.base import Decoder
-from methods.parallelvlm import ParallelVLM
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, Spent, Steps
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+from espalier.harness.decoding.speculative.trace import Round
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import Sample
+from espalier.harness.reports.curves.decoder_bars import draw_decoders
+from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
+from espalier.harness.reports.curves.decoder_report import main, write_decoders
+from espalier.harness.reports.curves.decoder_rows import (
+    acceptance,
+    decoders,
+    guidances,
+    ratios,
+    read_cells,
+)
+from espalier.harness.specs.catalogue import names_of
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
+from espalier.methods.base import Decoder
+from espalier.methods.parallelvlm import ParallelVLM
 from tests.report.stored_rows import settings
 
 STEPS = Steps(target=0.004, draft=0.001)

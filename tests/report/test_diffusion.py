@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import yaml
 
-from harness.config.build import build_spec
-from harness.config.compose import CONF, read_command
-from harness.diffusion.settings import Denoising
-from harness.errors import UserError
-from harness.evaluation.samples import score_entries
-from harness.report.diffusion import main, write_diffusion
-from harness.report.diffusion_rows import read_dealt, spots, whole
-from harness.specs import RunSpec
-from harness.store import Store
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import score_entries
+from espalier.harness.reports.curves.diffusion_report import main, write_diffusion
+from espalier.harness.reports.curves.diffusion_rows import read_dealt, spots, whole
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 
 N, LENGTH, GIGA = 100, 16, 1e9

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.pages.report.assembly import assemble
-from harness.report.data import read_panels
-from harness.report.report import page as sweep_page
-from harness.report.write import write_curves
-from harness.store.index import entries
-from harness.store.listing import line
-from harness.unread import FOOTNOTE, MARK, MEANS, is_marked, too_many
+from espalier.harness.reports.curves.curve_files import write_curves
+from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.reports.curves.method_report import page as sweep_page
+from espalier.harness.reports.html.page_assembly import assemble
+from espalier.harness.store.run_lists import line
+from espalier.harness.store.store_index import entries
+from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS, is_marked, too_many
 from tests.pages.test_report import content
 from tests.report.test_curves import N, add_run
 

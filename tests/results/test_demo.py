@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.paths import ROOT
-from harness.store.tables import read_rows
+from espalier.harness.paths import ROOT
+from espalier.harness.store.parquet_tables import read_rows
 
 STORES = ("demo", "demo_speculative")
 

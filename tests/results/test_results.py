@@ -9,16 +9,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness import results
-from harness.errors import UserError
-from harness.evaluation.samples import score_entries
-from harness.paths import ROOT
-from harness.report.data import read_panels
-from harness.results.columns import POINTS, ROWS, SAMPLES
-from harness.store import Store
-from harness.store.__main__ import main
-from harness.store.exporting import write_tables
-from harness.store.tables import read_tables
+from espalier.harness.cli.store import main
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import score_entries
+from espalier.harness.paths import ROOT
+from espalier.harness.reports import results
+from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.reports.results.result_columns import POINTS, ROWS, SAMPLES
+from espalier.harness.store import Store
+from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.parquet_tables import read_tables
 from tests.report.test_curves import add_run
 
 TYPES = {name: column.dtype for name, column in ROWS.items()}

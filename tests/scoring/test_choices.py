@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.scoring.choices import letter, lettered, yes_or_no
+from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
 
 OPTIONS = {"A": "root", "B": "stem", "C": "leaf", "D": "flower"}
 

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scoring.edits import Near, near_matches, normalised_distance, window_distance
+from espalier.harness.evaluation.scoring.edit_distance import (
+    Near,
+    near_matches,
+    normalised_distance,
+    window_distance,
+)
 
 TEXTS = st.text("ab \u4eca", max_size=12)
 

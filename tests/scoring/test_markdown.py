@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scoring.documents.latex import formula, letters, lines_of_column, unicode_text
-from harness.scoring.documents.markdown import blocks, table_of_pipes
-from harness.scoring.grounding import plain_markdown
+from espalier.harness.evaluation.scoring.documents.latex import (
+    formula,
+    letters,
+    lines_of_column,
+    unicode_text,
+)
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import blocks, table_of_pipes
+from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
 
 PIECES = [
     "|",

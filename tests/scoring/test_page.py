@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.scoring.documents.matching import Pair, one_to_one, quick_match
-from harness.scoring.documents.overall import of_pages
-from harness.scoring.documents.page import Formula, PageScores, score_page
+from espalier.harness.evaluation.scoring.documents.block_matches import (
+    Pair,
+    one_to_one,
+    quick_match,
+)
+from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
+    Formula,
+    PageScores,
+    score_page,
+)
 from tests.benchmarks.fixtures.ocr import (
     CHINESE,
     ENGLISH,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.errors import UserError
-from harness.media import pdf
-from harness.scoring.documents import cdm
-from harness.scoring.pages import LAYOUTS
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.page_files import LAYOUTS
+from espalier.harness.media import pdf
 from tests.benchmarks.fixtures.ocr import FIXTURES, OCEAN
 from tests.benchmarks.hub import picture
 

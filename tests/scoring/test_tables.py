@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zss import Node, distance
 
-from harness.scoring.documents.tables import cells, normalised, similarity
+from espalier.harness.evaluation.scoring.documents.teds import cells, normalised, similarity
 from tests.scoring.test_edits import plain
 
 ROWS = st.lists(st.lists(st.text("ab", max_size=2), min_size=1, max_size=3), min_size=1, max_size=3)

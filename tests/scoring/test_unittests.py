@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UserError
-from harness.scoring.unittests.equations import contains, equations, has_formula, tokens
-from harness.scoring.unittests.grid import Cell, grids, laid_out
-from harness.scoring.unittests.run import CHECKS, passes
-from harness.scoring.unittests.text import plain
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.scoring.unittests.equations import (
+    contains,
+    equations,
+    has_formula,
+    tokens,
+)
+from espalier.harness.evaluation.scoring.unittests.table_grid import Cell, grids, laid_out
+from espalier.harness.evaluation.scoring.unittests.text_tests import plain
+from espalier.harness.evaluation.scoring.unittests.unit_test import CHECKS, passes
 
 HTML = (
     '<table><thead><tr><th rowspan="2">Year</th><th colspan="2">Sales</th></tr><tr><th>North</th><th>South</th></tr>'

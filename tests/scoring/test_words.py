@@ -15,8 +15,15 @@ from nltk.metrics import f_measure, precision, recall
 from nltk.translate.meteor_score import meteor_score
 from sacrebleu.metrics import BLEU
 
-from harness.scoring import words as reading
-from harness.scoring.words import bleu, meteor, read_label, read_scores, shares, words
+from espalier.harness.evaluation.scoring import word_overlap as reading
+from espalier.harness.evaluation.scoring.word_overlap import (
+    bleu,
+    meteor,
+    read_label,
+    read_scores,
+    shares,
+    words,
+)
 
 SENTENCES = st.lists(
     st.sampled_from(

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness.seedling.model import DENOISER, build_model
-from harness.seedling.questions import FAMILIES, Question, questions_for
-from harness.seedling.scenes import Scenes
-from harness.seedling.training import denoising_stage
-from harness.seedling.training.denoising import (
+from espalier.harness.seedling.scene_questions import FAMILIES, Question, questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.seedling.seedling_model import DENOISER, build_model
+from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCABULARY, encode
+from lab.training import denoising_stage
+from lab.training.denoising import (
     Noised,
     denoising_loss,
     noise,
@@ -22,7 +23,8 @@ from harness.seedling.training.denoising import (
     use_denoising_attention,
     without_mask,
 )
-from harness.seedling.training.denoising_stage import (
+from lab.training.denoising_answers import Sampler, reveals
+from lab.training.denoising_stage import (
     batch_loss,
     move_average,
     packed_rows,
@@ -30,11 +32,9 @@ from harness.seedling.training.denoising_stage import (
     single_rows,
     train_denoising,
 )
-from harness.seedling.training.packing import IGNORE, PREFIX, TEXT_START
-from harness.seedling.training.release import export_model, load_exported, merged_log
-from harness.seedling.training.runtime import Worker, load_checkpoint, load_recipe
-from harness.seedling.training.sampling import Sampler, reveals
-from harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCABULARY, encode
+from lab.training.dialogue_packs import IGNORE, PREFIX, TEXT_START
+from lab.training.release_stage import export_model, load_exported, merged_log
+from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
 
 PLAN = load_recipe()["denoising"]
 VISUAL = 10

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.seedling.model import (
+from espalier.harness.seedling.patch_targets import patch_targets
+from espalier.harness.seedling.scene_questions import FAMILIES, questions_for
+from espalier.harness.seedling.scenes import Scenes, make_layout
+from espalier.harness.seedling.seedling_model import (
     NAMES,
     build_model,
     build_processor,
@@ -15,22 +18,10 @@ from harness.seedling.model import (
     save_model,
     weights_dir,
 )
-from harness.seedling.questions import FAMILIES, questions_for
-from harness.seedling.scenes import Scenes, make_layout
-from harness.seedling.targets import patch_targets
-from harness.seedling.tower import patch_features, pooled_output
-from harness.seedling.training import fast_math
-from harness.seedling.training.draft_stage import draft_from_target
-from harness.seedling.training.evaluate import (
-    QuestionSet,
-    greedy_answers,
-    objects_first_keep,
-    random_keep,
-)
-from harness.seedling.training.fast_math import Bf16Linear, attend, use_bf16_products
-from harness.seedling.training.language import exact_answers, make_batch, random_subset, validate
-from harness.seedling.training.language_stage import maybe_subset
-from harness.seedling.training.packing import (
+from espalier.harness.seedling.seedling_tower import patch_features, pooled_output
+from espalier.harness.seedling.vocabulary import ASSISTANT, BOS, EOS, IMAGE, VOCABULARY, encode
+from lab.training import fast_math
+from lab.training.dialogue_packs import (
     IGNORE,
     PREFIX,
     TEXT_START,
@@ -38,10 +29,14 @@ from harness.seedling.training.packing import (
     packed_hidden,
     use_packed_attention,
 )
-from harness.seedling.training.release import SUMS, load_exported, missed_targets
-from harness.seedling.training.runtime import Worker, cosine_lr, load_checkpoint, save_checkpoint
-from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.vocabulary import ASSISTANT, BOS, EOS, IMAGE, VOCABULARY, encode
+from lab.training.draft_stage import draft_from_target
+from lab.training.fast_math import Bf16Linear, attend, use_bf16_products
+from lab.training.greedy_scores import QuestionSet, greedy_answers, objects_first_keep, random_keep
+from lab.training.language_losses import exact_answers, make_batch, random_subset, validate
+from lab.training.language_stage import maybe_subset
+from lab.training.release_stage import SUMS, load_exported, missed_targets
+from lab.training.stage_runtime import Worker, cosine_lr, load_checkpoint, save_checkpoint
+from lab.training.tower_stage import tower_of
 
 ONES = dict.fromkeys([*FAMILIES, "drill", "drill_later", "end"], 1.0)
 

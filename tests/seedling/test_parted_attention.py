@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.seedling.training.packing import Packed
-from harness.seedling.training.parted_attention import attend_in_parts, groups_of
+from lab.training.dialogue_packs import Packed
+from lab.training.parted_attention import attend_in_parts, groups_of
 
 #: Words of each dialogue, of two clips; the second row ends in words of none.
 LENGTHS = ((1, 5, 30, 2, 17, 16), (40, 3, 3))

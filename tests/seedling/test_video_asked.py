@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from harness.seedling.scenes import COLOUR_NAMES
-from harness.seedling.training.packing import IGNORE
-from harness.seedling.training.video import labelled, show
-from harness.seedling.training.video_asked import PARTS, asked_for, clauses
-from harness.seedling.training.video_drills import talks_about
-from harness.seedling.training.video_namers import Namers
-from harness.seedling.training.video_packing import Read, pack_talks
-from harness.seedling.video import captions
-from harness.seedling.video.clips import clip
-from harness.seedling.video.dialogues import FAMILIES, named_once
-from harness.seedling.video.vocabulary import TOKEN_ID, WORDS
-from harness.seedling.video_model import build_video_model
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.video import captions
+from espalier.harness.seedling.video.clip_vocabulary import TOKEN_ID, WORDS
+from espalier.harness.seedling.video.clips import clip
+from espalier.harness.seedling.video.dialogues import FAMILIES, named_once
+from espalier.harness.seedling.video_model import build_video_model
+from lab.training.clip_features import labelled, show
+from lab.training.dialogue_packs import IGNORE
+from lab.training.naming_losses import Namers
+from lab.training.video_drills import talks_about
+from lab.training.video_labels import PARTS, asked_for, clauses
+from lab.training.video_packs import Read, pack_talks
 
 LATER = 3
 ASKED = {**dict.fromkeys(FAMILIES, 3), "caption": 1, "digits": 1, "goes_on": 4}

@@ -13,44 +13,10 @@ import torch
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from harness.seedling.model import weights_dir
-from harness.seedling.sprites import SHAPES
-from harness.seedling.training import video_packing, video_stage
-from harness.seedling.training.__main__ import main
-from harness.seedling.training.packing import IGNORE, PREFIX
-from harness.seedling.training.release import load_exported
-from harness.seedling.training.runtime import (
-    Worker,
-    cosine_lr,
-    load_checkpoint,
-    load_recipe,
-    make_optimisers,
-)
-from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import ACTS, Shown, blocks, needed, see, show, visual_tokens
-from harness.seedling.training.video_draft_stage import train_video_draft, video_draft_from
-from harness.seedling.training.video_drills import talks_about
-from harness.seedling.training.video_gate import Watched, led, spread
-from harness.seedling.training.video_gaze import (
-    evidence,
-    gaze_loss,
-    looking_back,
-    looking_back_loss,
-)
-from harness.seedling.training.video_lessons import Feed
-from harness.seedling.training.video_namers import LAST
-from harness.seedling.training.video_packing import pack_talks, video_hidden
-from harness.seedling.training.video_stage import (
-    matrices_of,
-    new_model,
-    prepared,
-    restarted_lr,
-    stage_of,
-    train_video,
-)
-from harness.seedling.training.video_start import BEHIND, CLOCKS, start_from_seedling
-from harness.seedling.video.vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
-from harness.seedling.video_model import (
+from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
+from espalier.harness.seedling.video_model import (
     FRAME_TOKENS,
     VIDEO_LAYERS,
     build_video_model,
@@ -58,7 +24,37 @@ from harness.seedling.video_model import (
     save_video_model,
     video_weights_dir,
 )
-from harness.seedling.vocabulary import ASSISTANT, EOS
+from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
+from lab.training import video_packs as video_packing
+from lab.training import video_stage
+from lab.training.__main__ import main
+from lab.training.attention_loss import evidence, gaze_loss, looking_back, looking_back_loss
+from lab.training.clip_features import ACTS, Shown, blocks, needed, see, show, visual_tokens
+from lab.training.dialogue_packs import IGNORE, PREFIX
+from lab.training.naming_losses import LAST
+from lab.training.release_stage import load_exported
+from lab.training.stage_runtime import (
+    Worker,
+    cosine_lr,
+    load_checkpoint,
+    load_recipe,
+    make_optimisers,
+)
+from lab.training.tower_stage import tower_of
+from lab.training.video_draft_stage import train_video_draft, video_draft_from
+from lab.training.video_drills import talks_about
+from lab.training.video_gate import Watched, led, spread
+from lab.training.video_lessons import Feed
+from lab.training.video_packs import pack_talks, video_hidden
+from lab.training.video_stage import (
+    matrices_of,
+    new_model,
+    prepared,
+    restarted_lr,
+    stage_of,
+    train_video,
+)
+from lab.training.video_start import BEHIND, CLOCKS, start_from_seedling
 
 FRAMES = 8
 TOTAL = FRAMES * FRAME_TOKENS
@@ -504,7 +500,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
         return prepared(build_video_model("seedling_video_draft"))
 
     monkeypatch.setattr(video_stage, "new_model", start)
-    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
+    monkeypatch.setattr("espalier.harness.seedling.video_model.VIDEO_LAYERS", small)
     last = dict.fromkeys(("since", "since_digit", "last", "asked"), 2)
     tiny = {**TINY, "named_after": {"time": 1, "act": 1, **last}, "needed": 1}
     tiny |= {"looking_back": {"layer": 1, "heads": 2, "digit_heads": 1}, "muon": True, "parts": 2}
@@ -518,7 +514,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
         train_video(Worker(0, 1), {**recipe, "video": stop}, tmp_path / "twice")
     monkeypatch.undo()
     monkeypatch.setattr(video_stage, "new_model", start)
-    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", small)
+    monkeypatch.setattr("espalier.harness.seedling.video_model.VIDEO_LAYERS", small)
     train_video(Worker(0, 1), recipe, tmp_path / "twice")
     one, two = (load_checkpoint(tmp_path / run / "video.pt") for run in ("once", "twice"))
     assert one["step"] == two["step"] == 4

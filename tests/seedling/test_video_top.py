@@ -8,35 +8,30 @@ import numpy as np
 import pytest
 import torch
 
-from harness.seedling.training import video_gate, video_stage
-from harness.seedling.training.__main__ import main
-from harness.seedling.training.release import load_exported
-from harness.seedling.training.runtime import (
+from espalier.harness.seedling.video.clip_vocabulary import WORDS
+from espalier.harness.seedling.video_model import (
+    FRAME_TOKENS,
+    VIDEO_LAYERS,
+    build_video_model,
+    video_weights_dir,
+)
+from lab.training import video_gate, video_stage
+from lab.training.__main__ import main
+from lab.training.attention_loss import evidence, gaze_loss, of_times, time_heads_loss
+from lab.training.clip_features import see, show, visual_tokens
+from lab.training.release_stage import load_exported
+from lab.training.stage_runtime import (
     TrainingLog,
     Worker,
     load_checkpoint,
     load_recipe,
     save_checkpoint,
 )
-from harness.seedling.training.tower_stage import tower_of
-from harness.seedling.training.video import see, show, visual_tokens
-from harness.seedling.training.video_drills import Talk, talks_about
-from harness.seedling.training.video_gaze import evidence, gaze_loss, of_times, time_heads_loss
-from harness.seedling.training.video_packing import pack_talks, video_hidden
-from harness.seedling.training.video_stage import prepared, train_stage, video_target
-from harness.seedling.training.video_top_stage import (
-    fit_time_heads,
-    share_head,
-    time_heads_of,
-    train_video_top,
-)
-from harness.seedling.video.vocabulary import WORDS
-from harness.seedling.video_model import (
-    FRAME_TOKENS,
-    VIDEO_LAYERS,
-    build_video_model,
-    video_weights_dir,
-)
+from lab.training.tower_stage import tower_of
+from lab.training.video_drills import Talk, talks_about
+from lab.training.video_packs import pack_talks, video_hidden
+from lab.training.video_stage import prepared, train_stage, video_target
+from lab.training.video_top_stage import fit_time_heads, share_head, time_heads_of, train_video_top
 
 FRAMES = 16
 ASKED = {"what": 2, "when": 2, "order": 2, "digits": 1, "caption": 1}
@@ -197,7 +192,9 @@ def test_fitting_changes_queries_and_keys_of_heads_for_times_alone(model, tmp_pa
 
 def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; what is below stays bit for bit."""
-    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
+    monkeypatch.setattr(
+        "espalier.harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2)
+    )
     torch.manual_seed(0)
     started = build_video_model("seedling_video_draft").state_dict()
     recipe = {"seed": 0, "video": TINY, "video_top": TOP}
@@ -280,16 +277,16 @@ def test_stages_begin_with_what_is_there(told, there, tmp_path, monkeypatch):
     if there:
         (tmp_path / there).touch()
     run = []
-    monkeypatch.setattr(
-        "harness.seedling.training.__main__.run_stage", lambda stage, options: run.append(stage)
-    )
+    monkeypatch.setattr("lab.training.__main__.run_stage", lambda stage, options: run.append(stage))
     main([*told.split(), "--out", str(tmp_path)])
     assert run == told.split()[:1]
 
 
 def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch):
     saved = {}
-    monkeypatch.setattr("harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
+    monkeypatch.setattr(
+        "espalier.harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2)
+    )
     monkeypatch.setattr(
         video_gate, "save_video_model", lambda model, path: saved.update({path.name: model})
     )

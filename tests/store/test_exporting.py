@@ -14,13 +14,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from harness import durable
-from harness.errors import StoreLost, UserError
-from harness.paths import ROOT
-from harness.store import Store, exporting
-from harness.store.exporting import NAME, Written, write_tables
-from harness.store.reading import walk
-from harness.store.tables import ROWS, SAMPLES, read_tables
+from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.store import Store
+from espalier.harness.store import parquet_export as exporting
+from espalier.harness.store.files import durable
+from espalier.harness.store.parquet_export import NAME, Written, write_tables
+from espalier.harness.store.parquet_tables import ROWS, SAMPLES, read_tables
+from espalier.harness.store.row_reader import walk
 from tests.store.test_upkeep import add, first
 
 #: Runs of the store.
@@ -63,7 +64,7 @@ OPENED = """
 import os, sys
 opened = []
 sys.addaudithook(lambda name, told: name == "open" and opened.append(str(told[0])))
-from harness.store.__main__ import main
+from espalier.harness.cli.store import main
 status = main(["export", sys.argv[2], "--store", sys.argv[1]])
 runs = os.path.join(sys.argv[1], "runs", "")
 print(*(path.removeprefix(runs) for path in opened if path.startswith(runs)))
@@ -102,8 +103,8 @@ def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
 THREADS = """
 import os, sys
 from pathlib import Path
-from harness.store.exporting import write_tables
-from harness.store.reading import walk
+from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.row_reader import walk
 threads = lambda: len(os.listdir("/proc/self/task"))
 before, store = threads(), Path(sys.argv[1])
 assert write_tables(store, Path(sys.argv[2])).read == 0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.lease import look
-from harness.store import Store
-from harness.store.sweeps import Cell, announce, find
-from harness.sweep.__main__ import main as sweep
+from espalier.harness.cli.sweep import main as sweep
+from espalier.harness.store import Store
+from espalier.harness.store.files.lease import look
+from espalier.harness.store.sweep_files import Cell, announce, find
 from tests.store.test_upkeep import add, told
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness.store import Store
-from harness.store.__main__ import main
-from harness.store.exporting import write_tables
-from harness.store.index import entries
+from espalier.harness.cli.store import main
+from espalier.harness.store import Store
+from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.store_index import entries
 from tests.store.test_upkeep import add, age, told
 
 COMMIT = "88e34e31ee17"
@@ -128,7 +128,7 @@ def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
-    from harness.store.trash import Waste, move
+    from espalier.harness.store.trash import Waste, move
 
     path = store / "runs" / "cc"
     # In a process of its own: lmms-eval lets all locks of one path in a process be the same lock.

@@ -13,17 +13,28 @@ from uuid import uuid4
 
 import pytest
 
-from harness import hosts
-from harness.errors import StoreLost, UserError
-from harness.lease import LONG, Lease, Seen, Terms, Watch, create, file_time, look, successor, take
-from harness.store import RunDir, Store
+from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store.files import hosts
+from espalier.harness.store.files.lease import (
+    LONG,
+    Lease,
+    Seen,
+    Terms,
+    Watch,
+    create,
+    file_time,
+    look,
+    successor,
+    take,
+)
 
 QUICK = Terms(beat=0.05, expiry=3.0)
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> None:
     """Make this process one of another machine: its kernel has another name, and its locks lie elsewhere."""
-    from harness.store import claims
+    from espalier.harness.store import claims
 
     plain = claims.FileLock
     folder.mkdir(exist_ok=True)
@@ -289,14 +300,14 @@ def test_terms_that_cannot_work_are_one_line() -> None:
 def test_a_disk_without_room_for_a_lease_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import harness.lease
+    import espalier.harness.store.files.lease
 
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
     run = Store(tmp_path).run("k1")
     with monkeypatch.context() as patch:
-        patch.setattr(harness.lease.os, "fsync", full)
+        patch.setattr(espalier.harness.store.files.lease.os, "fsync", full)
         with pytest.raises(StoreLost, match="k1 cannot be held: No space left"), run.claim(0):
             pass
     assert not (run.path / "lease").exists()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.journal import Journal
-from harness.store import SCHEMA, RunDir, Store
+from espalier.harness.errors import UserError
+from espalier.harness.store import SCHEMA, RunDir, Store
+from espalier.harness.store.files.journal import Journal
 
 
 def row(key: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`python -m harness.store show`: wrong answers, and what a method broke and mended."""
+"""`python -m espalier store show`: wrong answers, and what a method broke and mended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.errors import UserError
-from harness.stats import by_unit, mcnemar_pvalue
-from harness.store import SCHEMA, Store
-from harness.store.__main__ import main
-from harness.store.against import compare
-from harness.store.answers import find_run, read_told
-from harness.store.show import write
+from espalier.harness.cli.store import main
+from espalier.harness.errors import UserError
+from espalier.harness.stats import by_unit, mcnemar_pvalue
+from espalier.harness.store import SCHEMA, Store
+from espalier.harness.store.answer_changes import compare
+from espalier.harness.store.answer_view import write
+from espalier.harness.store.stored_answers import find_run, read_told
 
 Scores = Sequence[float]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import StoreLost, UserError
-from harness.store import Store, Unreadable, exporting
-from harness.store.__main__ import main
+from espalier.harness.cli.store import main
+from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.store import Store, Unreadable
+from espalier.harness.store import parquet_export as exporting
 from tests.store.test_upkeep import add, age
 
 NOBODY = 65_534

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.lease import file_time
-from harness.store import SCHEMA, Store
-from harness.store.__main__ import main
-from harness.store.digest import digest_of
-from harness.store.index import entries
-from harness.store.schema import upgraded
-from harness.store.tables import read_tables
+from espalier.harness.cli.store import main
+from espalier.harness.errors import UserError
+from espalier.harness.store import SCHEMA, Store
+from espalier.harness.store.answer_digest import digest_of
+from espalier.harness.store.files.lease import file_time
+from espalier.harness.store.parquet_tables import read_tables
+from espalier.harness.store.schema import upgraded
+from espalier.harness.store.store_index import entries
 
 DAY = 86_400.0
 
@@ -267,8 +267,8 @@ def test_a_version_that_nobody_knows_is_refused_by_name(schema: int, word: str) 
 def test_tables_of_an_export_are_never_half_there(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness import durable
-    from harness.store.exporting import write_tables
+    from espalier.harness.store.files import durable
+    from espalier.harness.store.parquet_export import write_tables
 
     folder = tmp_path / "tables"
     write_tables(store, folder)

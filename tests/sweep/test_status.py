@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.store import RunDir, Store
-from harness.store.sweeps import Cell, announce, find
-from harness.sweep.__main__ import main
-from harness.sweep.progress import progress_of
-from harness.sweep.rerun import commands, products
+from espalier.harness.cli.sweep import main
+from espalier.harness.errors import UserError
+from espalier.harness.runs.status.rerun_commands import commands, products
+from espalier.harness.runs.status.sweep_progress import progress_of
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store.sweep_files import Cell, announce, find
 from tests.store.test_upkeep import add
 
 ARGV = ("-m", "+experiment=quick", "method=fastv,none", "ratio=0.5,0.9")
@@ -136,7 +136,7 @@ def test_watching_ends_when_nothing_is_left(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks: list[Any] = []
-    from harness.sweep import __main__ as command
+    from espalier.harness.cli import sweep as command
 
     def look(*asked: Any) -> Any:
         looks.append(1)

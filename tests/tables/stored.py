@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.store import Store
-from harness.tables.cells import COLUMNS
+from espalier.harness.reports.tables.printed_cell import COLUMNS
+from espalier.harness.store import Store
 
 PAPER = """\
 paper: Toy

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.paths import ROOT
-from harness.tables import __main__ as commands
-from harness.tables import analytic
-from harness.tables.analytic_print import summary_table
-from harness.tables.analytic_sheet import Sheet
-from harness.tables.analytic_verdicts import Judged, misprints, quotient
-from harness.tables.published import FOLDER
+from espalier.harness.paths import ROOT
+from espalier.harness.reports.tables import rebuild as commands
+from espalier.harness.reports.tables.analytic import formulas as analytic
+from espalier.harness.reports.tables.analytic.analytic_print import summary_table
+from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet
+from espalier.harness.reports.tables.analytic.analytic_verdicts import Judged, misprints, quotient
+from espalier.harness.reports.tables.published_tables import FOLDER
 
 
 @pytest.fixture
@@ -290,7 +290,10 @@ def test_every_misprint_says_why_and_where() -> None:
 
 
 def test_no_model_library_is_loaded() -> None:
-    code = "import sys; from harness.tables import analytic; analytic.main([]); print('torch' in sys.modules)"
+    code = (
+        "import sys; from espalier.harness.reports.tables.analytic import formulas; "
+        "formulas.main([]); print('torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config.listing import CONF, choices, read_choice
-from harness.config.prompts import settled
-from harness.paths import ROOT
-from harness.tables import analytic_d2pruner, analytic_d3tom, analytic_rtprune
-from harness.tables.cells import Cell
-from harness.tables.published import papers, read_cells, read_paper
-from harness.tables.wanted import Wanted, method_of, wanted
+from espalier.harness.config.group_lists import CONF, choices, read_choice
+from espalier.harness.config.prompt_section import settled
+from espalier.harness.paths import ROOT
+from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
+from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
+from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
+from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
+from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.published_tables import papers, read_cells, read_paper
 
 #: Families as docs/prompts.md calls them, by the names of their models in conf/model.
 FAMILIES = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
-from harness.tables.importing import import_tables, main
-from harness.tables.published import FOLDER, papers, read_cells, read_paper
+from espalier.harness.errors import UserError
+from espalier.harness.reports.tables.published_tables import FOLDER, papers, read_cells, read_paper
+from lab.tables_import import import_tables, main
 from tests.tables.stored import CELLS, write_paper
 
 TABLES = {

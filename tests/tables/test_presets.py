@@ -14,17 +14,17 @@ from matplotlib.text import Text
 from omegaconf import OmegaConf
 
 import run
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.config.grids import grids_of
-from harness.errors import UserError
-from harness.pages.tables import page
-from harness.paths import ROOT
-from harness.tables import picture
-from harness.tables.__main__ import asked, rebuild, write
-from harness.tables.panels import name_of
-from harness.tables.presets import LISTED, preset, runs_of
-from harness.tables.published import papers, read_paper
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.grids import grids_of
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.reports.tables import table_picture as picture
+from espalier.harness.reports.tables.panels import name_of
+from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.rebuild import asked, rebuild, write
+from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of
+from lab.pages.tables_page import page
 
 FOLDER = ROOT / "conf" / "experiment"
 TABLES = [(slug, number) for slug in papers() for number in read_paper(slug).tables]
@@ -33,7 +33,7 @@ NAMES = sorted(name_of(*one) for one in TABLES if (FOLDER / f"{name_of(*one)}.ya
 
 def test_the_page_is_current() -> None:
     text = (ROOT / "docs" / "tables.md").read_text()
-    assert text == page(), "python -m harness.pages.tables --write docs/tables.md"
+    assert text == page(), "python -m lab.pages.tables_page --write docs/tables.md"
 
 
 @pytest.mark.parametrize(("slug", "number"), TABLES)

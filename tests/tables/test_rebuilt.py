@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.store import Store
-from harness.store.exporting import write_tables
-from harness.tables.__main__ import asked, main, rebuild
-from harness.tables.analytic import verdicts
-from harness.tables.filling import Formula, Shelf
-from harness.tables.formats import FORMATS, LONGEST
-from harness.tables.rows import Notes, choose, read_rows
-from harness.tables.table import Table, build
-from harness.unread import MARK, MEANS
+from espalier.harness.reports.tables.analytic.formulas import verdicts
+from espalier.harness.reports.tables.cell_verdicts import Formula, Shelf
+from espalier.harness.reports.tables.rebuild import asked, main, rebuild
+from espalier.harness.reports.tables.rebuilt_table import Table, build
+from espalier.harness.reports.tables.table_formats import FORMATS, LONGEST
+from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows
+from espalier.harness.store import Store
+from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.unparsed_mark import MARK, MEANS
 from tests.tables.stored import CELLS, commit, write_paper
 
 ASKED = {

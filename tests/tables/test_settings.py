@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.catalogue import build_method
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.config.listing import CONF
-from harness.errors import UserError
-from harness.kinds.lookup import kind_of
-from harness.running.settings import Contents, settings_of
-from harness.tables.published import FIRST, papers, read_cells, read_paper
-from harness.tables.settings import compared, told_of
-from harness.tables.wanted import Wanted, wanted
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_lists import CONF
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.reports.tables.cell_runs import Wanted, wanted
+from espalier.harness.reports.tables.cell_settings import compared, told_of
+from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
+from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.specs.catalogue import build_method
 from tests.tables.stored import commit, write_paper
 from tests.tables.test_rebuilt import rebuilt
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
-from harness.tables.analytic_rtprune import WHOLE
-from harness.tables.cells import Cell
-from harness.tables.filling import Shelf
-from harness.tables.published import PARTS, papers, read_cells, read_paper
-from harness.tables.table import build
-from harness.tables.wanted import Wanted, method_of, wanted
+from espalier.harness.errors import UserError
+from espalier.harness.reports.tables.analytic.rtprune_formulas import WHOLE
+from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
+from espalier.harness.reports.tables.cell_verdicts import Shelf
+from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.published_tables import PARTS, papers, read_cells, read_paper
+from espalier.harness.reports.tables.rebuilt_table import build
 from tests.tables.stored import PAPER, write_paper
 
 STATISTICS = Path(__file__).parent / "statistics.csv"

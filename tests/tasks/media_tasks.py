@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.specs import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 from tests.tiny import VOCABULARY
 
 #: Token ids of the tokenizer's printable ASCII characters; all else is suppressed, so that answers compare as text.

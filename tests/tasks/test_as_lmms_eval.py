@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config.library import index_of, library
-from harness.paths import ROOT
+from espalier.harness.config.lmms_task_files import index_of, library
+from espalier.harness.paths import ROOT
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lmms_eval.tasks.nocaps.utils import nocaps_aggregation_result
 
-from tasks.captions import dense, task
-from tasks.captions.consensus import cider, tokenized
+from espalier.tasks.captions import dense, task
+from espalier.tasks.captions.consensus import cider, tokenized
 
 WORDS = (
     *("a", "the", "red", "blue", "dog", "cat", "runs", "sits"),

@@ -17,11 +17,11 @@ import pytest
 import yaml
 from lmms_eval.api.task import Task
 
-from harness.errors import UserError
-from harness.evaluation.local import LocalData
-from harness.evaluation.tasks import Loaded, check_metrics, load_tasks, quiet
-from harness.paths import ROOT
-from harness.repositories import Copies
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import Loaded, check_metrics, load_tasks, quiet
+from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.paths import ROOT
+from espalier.harness.store.files.dataset_copies import Copies
 from tests.benchmarks.fixtures.judged import ABILITIES, clip, llava_bench, mmbench_video
 
 JUDGED = ROOT / "tasks" / "judged"

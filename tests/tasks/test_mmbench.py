@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from lmms_eval.tasks.mmbench.cn_utils import mmbench_evaluator
 
-from tasks.mmbench.letters import ROTATION, letter_of, share_of_questions
-from tasks.mmbench.utils import process_results
+from espalier.tasks.mmbench.letters import ROTATION, letter_of, share_of_questions
+from espalier.tasks.mmbench.utils import process_results
 
 OPTIONS = {"A": "黄色", "B": "绿色", "C": "蓝色", "D": None}
 #: What models say, and what it names of these options.

@@ -14,14 +14,14 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
-from harness.benchmark_spec import DatasetSpec
-from harness.config.compose import CONF
-from harness.config.listing import read_choice
-from harness.errors import UserError
-from harness.evaluation.tasks import load_tasks, quiet
-from harness.paths import ROOT
-from harness.scoring.documents import cdm
-from harness.scoring.documents.page import Formula
+from espalier.harness.config.compose import CONF
+from espalier.harness.config.group_lists import read_choice
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import load_tasks, quiet
+from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import Formula
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.benchmark_spec import DatasetSpec
 from tests.benchmarks.fixtures.ocr import ANSWERS, ENGLISH, FIXTURES, OCEAN, PAGES, TESTS
 from tests.benchmarks.hub import picture
 

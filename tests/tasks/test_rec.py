@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.errors import UserError
-from harness.evaluation.told import resizing, tell
-from harness.specs import BOXES, RunSpec
-from tasks.rec import task as referring
-from tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.box_format import resizing, tell
+from espalier.harness.specs.run_spec import BOXES, RunSpec
+from espalier.tasks.rec import task as referring
+from espalier.tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
 
 #: A picture of 640 x 480 and an object in it.
 SIZE = (640, 480)

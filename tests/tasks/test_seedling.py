@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.seedling import benchmarks
-from harness.seedling.scenes import SceneObject
-from harness.seedling.scoring import (
+from espalier.harness.seedling import scene_benchmarks as benchmarks
+from espalier.harness.seedling.scene_scores import (
     box_score,
     caption_score,
     exact_match,
@@ -17,6 +16,7 @@ from harness.seedling.scoring import (
     reading_score,
     yes_or_no,
 )
+from espalier.harness.seedling.scenes import SceneObject
 
 FOLDER = Path(__file__).parents[2] / "tasks" / "seedling"
 METRICS = {

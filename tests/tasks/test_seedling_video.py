@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.adapters.chats import media_of
-from harness.config.compose import CONF
-from harness.media.frames import Clip, sample_frames
-from harness.seedling.video import benchmarks
-from harness.seedling.video.clips import clip
-from harness.seedling.video.media import in_memory, written
-from harness.specs import VideoSpec
+from espalier.harness.config.compose import CONF
+from espalier.harness.media.frames import Clip, sample_frames
+from espalier.harness.models.chat_media import media_of
+from espalier.harness.seedling.video import clip_benchmarks as benchmarks
+from espalier.harness.seedling.video.clip_media import in_memory, written
+from espalier.harness.seedling.video.clips import clip
+from espalier.harness.specs.run_spec import VideoSpec
 
 FOLDER = Path(__file__).parents[2] / "tasks" / "seedling_video"
 METRICS = {
@@ -135,6 +135,6 @@ def test_the_key_of_a_run_hashes_all_that_makes_samples():
     assert {f"harness/seedling/video/{name}" for name in made} <= named
     for path in package.glob("*.py"):
         for line in path.read_text().splitlines():
-            if line.startswith("from harness.seedling.") and path.name != "sheet.py":
+            if line.startswith("from espalier.harness.seedling.") and path.name != "sheet.py":
                 module = line.split()[1].replace(".", "/")
                 assert f"{module}.py" in named or module.endswith("/video"), line

@@ -13,9 +13,9 @@ from lmms_eval.tasks.mlvu import utils as mlvu
 from lmms_eval.tasks.mvbench import utils as mvbench
 from lmms_eval.tasks.videomme import utils as videomme
 
-from harness.config.build import build_spec
-from harness.config.compose import read_command
-from harness.paths import ROOT
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.paths import ROOT
 
 FOLDER = ROOT / "tasks/video_questions"
 

@@ -17,11 +17,11 @@ from lmms_eval.api.task import Task
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 
 import run
-from harness.config.compose import CONF
-from harness.errors import UserError
-from harness.evaluation.tasks import check_metrics, load_tasks, quiet
-from harness.paths import ROOT
-from harness.store import Store
+from espalier.harness.config.compose import CONF
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
+from espalier.harness.paths import ROOT
+from espalier.harness.store import Store
 from tests.families import FAMILIES
 from tests.families.qwen import write_clip
 from tests.tasks.media_tasks import tiny_model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from harness.artifacts.priors import Prior, resize_prior
-from harness.engine.layout import take
-from harness.engine.signals.producer import Asked, Context, Producer
-from methods.base import MethodError, Need, Site
+from espalier.harness.engine.artifacts.priors import Prior, resize_prior
+from espalier.harness.engine.layout import take
+from espalier.harness.engine.signals.producer import Asked, Context, Producer
+from espalier.methods.base import MethodError, Need, Site
 
 
 class CalibratedPrior(Producer):
@@ -20,7 +20,7 @@ class CalibratedPrior(Producer):
     def __init__(self, context: Context, site: Site, need: Need) -> None:
         super().__init__(context, site, need)
         if context.prior is None:
-            raise MethodError("signal 'prior' needs a calibration (python -m harness.calibration)")
+            raise MethodError("signal 'prior' needs a calibration (python -m espalier calibrate)")
         self._prior: Prior = context.prior
 
     def hand_over(self, asked: Asked) -> Tensor:

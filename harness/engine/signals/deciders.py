@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.engine.layout import Stage
-from harness.engine.probe import Watcher, attention_rows
-from harness.engine.signals.producer import Asked, InDecoder
-from harness.engine.signals.states import Reached
-from methods.base import MethodError
+from espalier.harness.engine.attention_probe import Watcher, attention_rows
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.states import Reached
+from espalier.methods.base import MethodError
 
 #: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
 DECIDERS = "deciders"

@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.artifacts.priors import Prior
-from harness.engine.layout import Layout, Stage
-from harness.engine.parts import Parts
-from harness.engine.probe import Watcher
-from harness.engine.signals.producer import Asked, Context, Producer
-from harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
-from harness.engine.visibility import visibility_of
-from harness.measure.clock import Clock
-from methods.base import MethodError, Need, Site, TokenReducer
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.attention_probe import Watcher
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.signals.producer import Asked, Context, Producer
+from espalier.harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
+from espalier.harness.engine.visibility import visibility_of
+from espalier.methods.base import MethodError, Need, Site, TokenReducer
 
 
 class Signals:

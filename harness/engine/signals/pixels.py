@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.engine.layout import take
-from harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.layout import take
+from espalier.harness.engine.signals.producer import Asked, Producer
 
 
 class Luma(Producer):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.artifacts.priors import Prior
-from harness.engine.layout import Layout, Stage, take
-from harness.engine.parts import Parts
-from harness.engine.probe import Watcher
-from harness.engine.visibility import Visibility
-from harness.measure.clock import Clock
-from methods.base import Need, Site
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.attention_probe import Watcher
+from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.visibility import Visibility
+from espalier.methods.base import Need, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class Producer(ABC):
 
     @abstractmethod
     def hand_over(self, asked: Asked) -> Tensor:
-        """Return the signal in the shape that `methods.base.SIGNALS` says."""
+        """Return the signal in the shape that `espalier.methods.base.SIGNALS` says."""
 
 
 class InDecoder(Producer):

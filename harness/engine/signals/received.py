@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.engine.layout import Stage
-from harness.engine.probe import last_row, received_mean
-from harness.engine.signals.deciders import places_behind
-from harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.attention_probe import last_row, received_mean
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.signals.deciders import places_behind
+from espalier.harness.engine.signals.producer import Asked, InDecoder
 
 
 class LastAttention(InDecoder):

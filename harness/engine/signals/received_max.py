@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.engine.layout import Layout, Stage
-from harness.engine.probe import asked_rows
-from harness.engine.signals.producer import Asked, InDecoder
-from harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.engine.attention_probe import asked_rows
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
 class VisualReceivedMax(InDecoder):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from harness.engine.layout import Stage
-from harness.engine.probe import Watcher
-from harness.engine.signals.producer import Asked, InDecoder, of_words
+from espalier.harness.engine.attention_probe import Watcher
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.signals.producer import Asked, InDecoder, of_words
 
 
 class Reached(InDecoder):

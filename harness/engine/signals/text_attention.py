@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from harness.engine.layout import Stage
-from harness.engine.probe import word_rows
-from harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.attention_probe import word_rows
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.signals.producer import Asked, InDecoder
 
 
 class TextAttention(InDecoder):

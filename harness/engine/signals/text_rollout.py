@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from harness.engine.probe import Watcher
-from harness.engine.rollout import Heads, rollout
-from harness.engine.signals.producer import Asked, InDecoder
-from harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.engine.attention_probe import Watcher
+from espalier.harness.engine.rollout import Heads, rollout
+from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
 class TextRollout(InDecoder):

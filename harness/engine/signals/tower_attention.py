@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.engine.layout import mix, take
-from harness.engine.probe import Watcher, attention_rows, mean_logits, received_everywhere
-from harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.attention_probe import (
+    Watcher,
+    attention_rows,
+    mean_logits,
+    received_everywhere,
+)
+from espalier.harness.engine.layout import mix, take
+from espalier.harness.engine.signals.producer import Asked, Producer
 
 
 class OfUnits(Producer):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.engine.signals.producer import Context
-from harness.engine.signals.tower_attention import OfUnits
-from harness.measure.clock import Clock
-from methods.base import Need, Site
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.signals.producer import Context
+from espalier.harness.engine.signals.tower_attention import OfUnits
+from espalier.methods.base import Need, Site
 
 
 class TowerStates(OfUnits):

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.engine.prefill import Prefill
-from harness.engine.reduce import Halves
-from harness.engine.sites.base import Numbered, Sites
-from harness.engine.sites.layer import shortened
-from methods.base import MethodError
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import Halves
+from espalier.harness.engine.sites.layer import shortened
+from espalier.harness.engine.sites.site import Numbered, Sites
+from espalier.methods.base import MethodError
 
 #: What a layer must hold to be run in halves.
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")

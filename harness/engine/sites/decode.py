@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.engine.layout import Layout, Stage, groups, take
-from harness.engine.probe import last_row
-from harness.engine.reduce import Rows
-from methods.base import Attended, MethodError, Need, Site, TokenReducer, View
-from methods.blame import Blame
-from methods.plans import check_attended
+from espalier.harness.engine.attention_probe import last_row
+from espalier.harness.engine.layout import Layout, Stage, groups, take
+from espalier.harness.engine.reduce import Rows
+from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
+from espalier.methods.blame import Blame
+from espalier.methods.plans import check_attended
 
 #: What a method may read at a decoding step.
 STEP_NEEDS = frozenset({Need("last_attention")})

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from harness.engine.layout import take
-from harness.engine.masks import prefill_mask
-from harness.engine.positions import closed, rotary_at
-from harness.engine.prefill import Prefill
-from harness.engine.reduce import Decision, write_merged
-from harness.engine.sites.base import Arguments, Sites
-from harness.engine.sites.prefix import ask_before_decoder
+from espalier.harness.engine.layout import take
+from espalier.harness.engine.masks import prefill_mask
+from espalier.harness.engine.positions import closed, rotary_at
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import Decision, write_merged
+from espalier.harness.engine.sites.prefix import ask_before_decoder
+from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class LayerSites(Sites):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.engine.layout import take
-from harness.engine.positions import closed
-from harness.engine.prefill import Prefill
-from harness.engine.reduce import Decision, write_merged
-from harness.engine.sites.base import Arguments, Sites
+from espalier.harness.engine.layout import take
+from espalier.harness.engine.positions import closed
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import Decision, write_merged
+from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class PrefixSites(Sites):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.engine.prefill import Prefill
-from harness.engine.reduce import Decision, row_generators
-from harness.engine.sites.base import Arguments, Numbered, Sites
-from harness.engine.sites.prefix import gathered
-from harness.engine.tower.run import TowerRun
-from harness.measure.work import NO_WORK, Work
+from espalier.harness.cost.row_work import NO_WORK, Work
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import Decision, row_generators
+from espalier.harness.engine.sites.prefix import gathered
+from espalier.harness.engine.sites.site import Arguments, Numbered, Sites
+from espalier.harness.engine.tower.tower_run import TowerRun
 
 
 class TowerSites(Sites):

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.engine.layout import mix
-from harness.engine.parts import Parts
-from harness.engine.reduce import Decision, Rows
-from harness.engine.sites.base import Arguments, Sites
-from harness.engine.sites.prefix import gathered
+from espalier.harness.engine.layout import mix
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.reduce import Decision, Rows
+from espalier.harness.engine.sites.prefix import gathered
+from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class VisionSites(Sites):

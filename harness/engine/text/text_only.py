@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from harness.engine.parts import Parts
+from espalier.harness.engine.model_parts import Parts
 
 
 @torch.inference_mode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.seedling.scenes import BOX
-from harness.seedling.video.events import Track
+from espalier.harness.seedling.scenes import BOX
+from espalier.harness.seedling.video.events import Track
 
 
 @dataclass

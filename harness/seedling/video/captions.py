@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.seedling.video.events import Event
-from harness.seedling.video.vocabulary import time_word
+from espalier.harness.seedling.video.clip_vocabulary import time_word
+from espalier.harness.seedling.video.events import Event
 
 QUESTION = "describe the video ."
 

@@ -11,12 +11,12 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from harness.seedling.hashing import DrawStream, draws
-from harness.seedling.scenes import COLOURS, MAX_CLUTTER, WIDTH
-from harness.seedling.sprites import FRAME, Digits, noise_bank, shape_mask
-from harness.seedling.targets import GRID, MIN_OVERLAP, PATCH
-from harness.seedling.video.events import Story, Track
-from harness.seedling.video.story import LARGEST_JITTER, tell
+from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling.patch_targets import GRID, MIN_OVERLAP, PATCH
+from espalier.harness.seedling.scenes import COLOURS, MAX_CLUTTER, WIDTH
+from espalier.harness.seedling.sprites import FRAME, Digits, noise_bank, shape_mask
+from espalier.harness.seedling.video.events import Story, Track
+from espalier.harness.seedling.video.story import LARGEST_JITTER, tell
 
 WORLD = 128
 """Side of the background; a frame shows a window of it that slides."""

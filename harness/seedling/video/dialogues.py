@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.seedling.hashing import DrawStream, draws
-from harness.seedling.scenes import CELL
-from harness.seedling.video import captions
-from harness.seedling.video.events import Event, Story, Track
-from harness.seedling.video.vocabulary import PLACES, time_word
-from harness.seedling.vocabulary import box_text
+from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling.scenes import CELL
+from espalier.harness.seedling.video import captions
+from espalier.harness.seedling.video.clip_vocabulary import PLACES, time_word
+from espalier.harness.seedling.video.events import Event, Story, Track
+from espalier.harness.seedling.vocabulary import box_text
 
 FAMILIES = ("what", "where", "how_many", "order", "when", "digits", "find", "caption")
 COUNTS = {

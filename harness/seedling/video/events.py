@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.seedling.scenes import BOX, COLOUR_NAMES
+from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES
 
 KINDS = ("present", "enter", "leave", "move", "turn", "cover", "uncover", "change")
 """What an event may be; "present" is what the first frame shows."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from harness.seedling.hashing import DrawStream, draws
-from harness.seedling.scenes import CELL, COLOUR_NAMES
-from harness.seedling.sprites import SHAPES, SIZES
-from harness.seedling.video.actors import Actor
-from harness.seedling.video.events import Event, Story, Track
-from harness.seedling.video.vocabulary import MOST_FRAMES, PLACES
+from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling.scenes import CELL, COLOUR_NAMES
+from espalier.harness.seedling.sprites import SHAPES, SIZES
+from espalier.harness.seedling.video.actors import Actor
+from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES, PLACES
+from espalier.harness.seedling.video.events import Event, Story, Track
 
 MOST_OBJECTS = 6
 LEAST_OBJECTS = 2

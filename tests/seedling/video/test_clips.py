@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from harness.seedling.scenes import COLOUR_NAMES
-from harness.seedling.video.clips import Clip, clip
-from harness.seedling.video.dialogues import dialogue_stream, dialogues
-from harness.seedling.video.story import LEAST_OBJECTS, MOST_OBJECTS, REST, tell
-from harness.seedling.video.vocabulary import PLACES
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.video.clip_vocabulary import PLACES
+from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
+from espalier.harness.seedling.video.story import LEAST_OBJECTS, MOST_OBJECTS, REST, tell
 
 SPLITS = ("train", "val", "test")
 

@@ -4,14 +4,20 @@ from statistics import mean
 
 import pytest
 
-from harness.seedling.scenes import COLOUR_NAMES
-from harness.seedling.video.captions import caption, clause
-from harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
-from harness.seedling.video.events import KINDS, Story
-from harness.seedling.video.scoring import concluded
-from harness.seedling.video.story import tell
-from harness.seedling.video.vocabulary import PLACES, TOKEN_ID, WORDS, encode, time_word
-from harness.seedling.vocabulary import UNK, VOCABULARY, box_text
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.video.captions import caption, clause
+from espalier.harness.seedling.video.clip_scores import concluded
+from espalier.harness.seedling.video.clip_vocabulary import (
+    PLACES,
+    TOKEN_ID,
+    WORDS,
+    encode,
+    time_word,
+)
+from espalier.harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
+from espalier.harness.seedling.video.events import KINDS, Story
+from espalier.harness.seedling.video.story import tell
+from espalier.harness.seedling.vocabulary import UNK, VOCABULARY, box_text
 
 EACH = {family: 3 for family in FAMILIES}
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.seedling.video.captions import caption, sentence
-from harness.seedling.video.events import KINDS, Event
-from harness.seedling.video.scoring import (
+from espalier.harness.seedling.video.captions import caption, sentence
+from espalier.harness.seedling.video.clip_scores import (
     caption_score,
     concluded,
     digits_score,
@@ -13,6 +12,7 @@ from harness.seedling.video.scoring import (
     only_digits,
     told,
 )
+from espalier.harness.seedling.video.events import KINDS, Event
 
 EVENTS = (
     Event("present", 0, 0, "red", "star", "top left", (2, 4, 20, 22)),

@@ -1,0 +1,54 @@
+"""Visual tokens of multimodal models, pruned from Python: in a notebook, a script, beside one's own code.
+
+>>> import espalier
+>>> model = espalier.load("seedling")
+>>> with espalier.apply(model, "divprune", ratio=0.9) as pruned:
+...     answer = pruned.ask("picture.png", "is there a red ring ?")
+>>> answer.text, answer.kept, answer.flops.share, answer.show()
+
+`load` takes a model of conf/model or the folder of a checkpoint, `wrap` a model and a processor of transformers that
+are in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take
+pictures, videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video`
+makes a video out of frames. What cannot work raises `UserError`, one line with the argument, its value and what is
+valid.
+
+docs/python.md has all of it by example.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from espalier.harness.api.answer import Answer
+    from espalier.harness.api.apply import Applied, apply
+    from espalier.harness.api.loaded_models import Model, load, wrap
+    from espalier.harness.api.questions import video
+    from espalier.harness.errors import UserError
+
+__all__ = ["Answer", "Applied", "Model", "UserError", "apply", "load", "video", "wrap"]
+
+#: Where each name lives. torch and transformers take seconds to import: a name is fetched when it is first used.
+_HOMES = {
+    "Answer": "espalier.harness.api.answer",
+    "Applied": "espalier.harness.api.apply",
+    "Model": "espalier.harness.api.loaded_models",
+    "UserError": "espalier.harness.errors",
+    "apply": "espalier.harness.api.apply",
+    "load": "espalier.harness.api.loaded_models",
+    "video": "espalier.harness.api.questions",
+    "wrap": "espalier.harness.api.loaded_models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'espalier' has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,149 @@
+"""Pictures with what a method kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from math import ceil
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from PIL import Image
+
+from espalier.harness.api.visible_tokens import Seen, View
+from espalier.harness.errors import UserError
+
+#: Longest edge of a drawn picture in pixels, and its width on paper in inches; many stand smaller.
+EDGE = 720
+WIDTH = 4.2
+SMALL = 2.0
+ACROSS = 6
+
+#: How far a place without a token fades into white: one that was dropped, one that no token ever covered.
+FADED = 0.72
+UNSEEN = 0.93
+
+#: Values of a mask.
+_OUTSIDE, _DROPPED, _KEPT = 0, 1, 2
+
+
+class Drawing(Figure):
+    """A matplotlib figure that notebooks show by itself."""
+
+    def _repr_png_(self) -> bytes:
+        """Return it as PNG."""
+        held = BytesIO()
+        self.savefig(held, format="png", bbox_inches="tight")
+        return held.getvalue()
+
+
+def draw(
+    seen: Seen, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
+) -> Drawing:
+    """Draw what was seen with the places of dropped tokens faded out.
+
+    Args:
+        seen: pictures, and where tokens lie on them.
+        kept: tokens that stayed.
+        title: stands above all.
+        path: a file to save it to as well.
+
+    Raises:
+        UserError: there is no picture, or the file cannot be written.
+    """
+    panels = _panels(seen)
+    if not panels:
+        raise UserError("show(): this answer was to a question without pictures")
+    alive = np.zeros(len(seen.tokens), dtype=bool)
+    alive[list(kept)] = True
+    down = ceil(len(panels) / ACROSS)
+    across = ceil(len(panels) / down)
+    wide = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / across)
+    tallest = max(
+        p.height / p.width for p in (seen.shown[one[0].shown].picture for _, one in panels)
+    )
+    height = down * (wide * min(tallest, 2.0) + 0.3) + 0.45
+    figure = Drawing(figsize=(across * wide, height), dpi=110, layout="constrained")
+    axes = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
+    for axis in axes:
+        axis.axis("off")
+    for axis, (name, views) in zip(axes, panels, strict=False):
+        _panel(axis, seen, views, alive, name if len(panels) > 1 else "")
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    if path is not None:
+        _save(figure, fspath(path))
+    return figure
+
+
+def drawable(text: str) -> bool:
+    """Say whether the figure's font has every character of a text."""
+    font = get_font(findfont(FontProperties()))
+    return all(font.get_char_index(ord(one)) for one in text)
+
+
+def _panels(seen: Seen) -> list[tuple[str, list[View]]]:
+    """Return what is drawn side by side: of each picture its whole view and its tiles, as far as it has them."""
+    found = []
+    for number, shown in enumerate(seen.shown):
+        views = [view for view in seen.views if view.shown == number]
+        parts = {
+            "whole": [v for v in views if v.number == 0],
+            "tiles": [v for v in views if v.number],
+        }
+        both = all(parts.values())
+        for part, own in parts.items():
+            if own:
+                found.append((", ".join(filter(None, (shown.name, part if both else ""))), own))
+    return found
+
+
+def _panel(axis: Any, seen: Seen, views: list[View], alive: np.ndarray, name: str) -> None:
+    picture = _shrunk(seen.shown[views[0].shown].picture)
+    numbers = [seen.views.index(view) for view in views]
+    mine = np.isin(seen.tokens[:, 0], numbers)
+    mask = np.full((picture.height, picture.width), _OUTSIDE)
+    for token in np.flatnonzero(mine):
+        number, row, column = seen.tokens[token]
+        view = seen.views[number]
+        box = view.box.cell(int(row), int(column), view.rows, view.columns)
+        across = slice(*_pixels(box.left, box.right, picture.width))
+        down = slice(*_pixels(box.top, box.bottom, picture.height))
+        mask[down, across] = _KEPT if alive[token] else _DROPPED
+    axis.imshow(_faded(np.asarray(picture, dtype=np.float32) / 255, mask), interpolation="nearest")
+    counted = f"{int(alive[mine].sum())} of {int(mine.sum())}"
+    if name:
+        axis.set_title(f"{name}: {counted}", fontsize=8)
+
+
+def _shrunk(picture: Image.Image) -> Image.Image:
+    """Return the picture with its longer edge `EDGE` pixels long: small ones have ragged cells."""
+    scale = EDGE / max(picture.size)
+    size = tuple(max(1, round(side * scale)) for side in picture.size)
+    way = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
+    return picture.resize((size[0], size[1]), way)
+
+
+def _pixels(start: float, end: float, length: int) -> tuple[int, int]:
+    """Return a half-open range of pixels; neighbours share their border, so that no pixel is left between."""
+    first, last = (min(max(round(edge * length), 0), length) for edge in (start, end))
+    return first, last
+
+
+def _faded(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return (H, W, 3) pixels, those of dropped tokens grey and light, those without a token lighter still."""
+    grey = pixels.mean(2, keepdims=True).repeat(3, axis=2)
+    share = np.select([mask == _DROPPED, mask == _OUTSIDE], [FADED, UNSEEN], 0.0)[..., None]
+    base = np.where((mask == _KEPT)[..., None], pixels, grey)
+    faded: np.ndarray = base * (1 - share) + share
+    return faded
+
+
+def _save(figure: Figure, path: str) -> None:
+    try:
+        figure.savefig(path, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"show(path={path!r}) cannot be written: {reason}") from error

@@ -1,0 +1,149 @@
+"""What a model saw of a chat: its pictures and frames, and where each visual token lies on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from espalier.harness.media.frames import Clip
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.chat_media import Chat
+from espalier.harness.models.view_placement import WHOLE, Box, Sight
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A picture or a frame of a video.
+
+    Attributes:
+        name: what stands above it: empty for a single picture.
+        picture: RGB.
+    """
+
+    name: str
+    picture: Image.Image
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A grid of visual tokens on one picture.
+
+    Attributes:
+        shown: number of the picture.
+        number: as the model numbers the views of a picture; 0 is the whole of it.
+        box: where it lies.
+        rows: of the grid.
+        columns: of the grid.
+    """
+
+    shown: int
+    number: int
+    box: Box
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One chat as the model saw it.
+
+    Attributes:
+        shown: pictures and frames in the order of the prompt.
+        views: grids of tokens on them.
+        tokens: (N, 3) view, row and column of each visual token.
+    """
+
+    shown: tuple[Shown, ...] = ()
+    views: tuple[View, ...] = ()
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
+
+
+def seen_by(adapter: Adapter, chat: Chat, grid: np.ndarray) -> Seen:
+    """Return where the visual tokens of a chat lie.
+
+    Args:
+        adapter: the model.
+        chat: with pictures and clips opened.
+        grid: (N, 4) picture or frame, view, row and column of each token (`Layout.grid`).
+    """
+    if not len(grid):
+        return Seen()
+    media = adapter.opened(chat)
+    order = [*_order(adapter, chat)]
+    frames = _frames_of(media.clips, int(grid[:, 0].max()) + 1 - len(media.pictures))
+    pictures = iter(_named(media.pictures, bool(media.clips)))
+    clips = iter(zip(media.clips, frames, strict=True))
+    shown: list[Shown] = []
+    still: set[int] = set()
+    for kind in order:
+        if kind == "image":
+            still.add(len(shown))
+            shown.append(next(pictures))
+        else:
+            shown += _shots(*next(clips))
+    views: list[View] = []
+    tokens = np.zeros((len(grid), 3), dtype=np.int64)
+    for number, view in sorted({(int(a), int(b)) for a, b in grid[:, :2]}):
+        mine = (grid[:, 0] == number) & (grid[:, 1] == view)
+        rows, columns = (int(side) + 1 for side in grid[mine, 2:].max(0))
+        tiles = len({int(one) for one in grid[grid[:, 0] == number, 1]} - {0})
+        box = WHOLE
+        if number in still:
+            size, alone = shown[number].picture.size, len(media.pictures) == 1
+            box = adapter.placed(Sight(size, view, rows, columns, tiles, alone))
+        tokens[mine] = np.column_stack(
+            [np.full(mine.sum(), len(views)), grid[mine, 2], grid[mine, 3]]
+        )
+        views.append(View(number, view, box, rows, columns))
+    return Seen(tuple(shown), tuple(views), tokens)
+
+
+def _order(adapter: Adapter, chat: Chat) -> Iterable[str]:
+    """Return `image` and `video` in the order in which their placeholders stand in the prompt.
+
+    A template may put videos before pictures.
+    """
+    text = adapter.written(chat, adapter.opened(chat))
+    kinds = dict(zip(adapter.placeholders, ("image", "video"), strict=False))
+    return (kinds[word] for word in re.findall("|".join(map(re.escape, kinds)), text))
+
+
+def _frames_of(clips: Sequence[Clip], places: int) -> list[int]:
+    """Return how many places in time each clip takes: a frame each, or a pair of frames each."""
+    for joined in (1, 2):
+        counts = [-(-len(clip.frames) // joined) for clip in clips]
+        if sum(counts) == places:
+            return counts
+    raise ValueError(f"{places} places in time for clips of {[len(one.frames) for one in clips]}")
+
+
+def _named(pictures: Sequence[Image.Image], beside: bool) -> list[Shown]:
+    """Name pictures by number if there are several; a single one only `beside` a video."""
+    if len(pictures) == 1:
+        return [Shown("picture" if beside else "", pictures[0])]
+    return [Shown(f"picture {number}", one) for number, one in enumerate(pictures, 1)]
+
+
+def _shots(clip: Clip, places: int) -> list[Shown]:
+    """Return the first frame of each place in time."""
+    joined = -(-len(clip.frames) // places)
+    return [
+        Shown(f"{clip.timestamps[n]:.1f} s", Image.fromarray(clip.frames[n]))
+        for n in range(0, len(clip.frames), joined)
+    ]
+
+
+def rows_of(layout: Any) -> list[np.ndarray]:
+    """Return the (N, 4) grid of each row of a layout, without its padding."""
+    grid = layout.grid.cpu().numpy()
+    return [own[:count] for own, count in zip(grid, layout.counts, strict=True)]
+
+
+def without_chats(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return encoded inputs without the chats that a speculative decoder puts beside them."""
+    return {name: value for name, value in inputs.items() if name != "chats"}

@@ -1,0 +1,1 @@
+"""The commands of `python -m espalier`: one module each."""

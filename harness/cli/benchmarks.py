@@ -1,0 +1,87 @@
+"""What benchmarks there are, whether one can run here, and what it takes from the network.
+
+`python -m espalier benchmarks list`; `check <name>` reads its data (the hub's cache, or --path), shows two samples to a
+small model and scores the answers; `check all` does that for each; `prefetch <name>` downloads what a machine without
+network will need, and checks it. Behind a name go overrides as run.py takes them; `model=<name>` adds a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from espalier.harness.config.group_lists import choices, listing
+from espalier.harness.errors import UserError
+from espalier.harness.specs.commands import command
+
+#: Hugging Face libraries read these when they are imported.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what a command line asks; return 1 if a check failed and 2 if the line is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m espalier benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="a table of conf/benchmark")
+    check = commands.add_parser("check", help="can it run here?")
+    check.add_argument("name", help="a benchmark, or all")
+    check.add_argument("--path", type=Path, help="folder that holds its data set (benchmark.path)")
+    prefetch = commands.add_parser("prefetch", help="download what it needs, and check that")
+    prefetch.add_argument("name", help="a benchmark")
+    for asked in (check, prefetch):
+        asked.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
+    options = parser.parse_args(argv)
+    run: dict[str, Callable[[argparse.Namespace], int]] = {
+        "list": _list,
+        "check": _check,
+        "prefetch": _prefetch,
+    }
+    try:
+        return run[options.command](options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _list(options: argparse.Namespace) -> int:
+    del options
+    print(listing("benchmark"), end="")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
+    from espalier.harness.tools.benchmarks.benchmark_check import check
+
+    wanted = choices("benchmark") if options.name == "all" else [options.name]
+    failed = 0
+    for name in wanted:
+        findings, prompt = check(name, options.path, options.overrides)
+        failed += any(one.status == "failed" for one in findings)
+        for one in findings:
+            print(f"{name:<24} {one.name:<10} {one.status:<8} {one.detail}", flush=True)
+        if prompt is not None and len(wanted) == 1:
+            print(f"{name:<24} {'prompt':<10} {'':<8} {prompt!r}")
+    if len(wanted) > 1:
+        print(f"{len(wanted) - failed} of {len(wanted)} benchmarks can run here")
+    return 1 if failed else 0
+
+
+def _prefetch(options: argparse.Namespace) -> int:
+    # As above.
+    from espalier.harness.tools.benchmarks.hub_prefetch import prefetch
+
+    return prefetch(options.name, options.overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""`python -m espalier curves --store results --benchmarks a,b --out docs/figures/name`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from espalier.harness.cost.schedule import RULES
+from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
+from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.reports.curves.stored_rows import WHERE
+from espalier.harness.specs import value_checks as fields
+from espalier.harness.specs.commands import command
+from espalier.harness.store.files.folder_checks import check_files, existing_store
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw curves from a store; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m espalier curves", description=__doc__)
+    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--benchmarks", required=True, help="names, separated by commas")
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
+    options = parser.parse_args(argv)
+    try:
+        check_files("--out", options.out, SUFFIXES)
+        benchmarks = [name for name in options.benchmarks.split(",") if name]
+        if not benchmarks:
+            raise UserError(
+                f"--benchmarks={options.benchmarks!r} names none; valid: names, separated by commas"
+            )
+        store = existing_store(options.store)
+        fields.choice("--rule", options.rule, RULES)
+        panels = read_panels(store, benchmarks, options.model, options.rule, where=options.where)
+        paths = write_panels(panels, options.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for panel in panels:
+        for note in panel.notes:
+            print(f"{panel.benchmark}: {note}", file=sys.stderr)
+    for path in paths:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Can this machine run Espalier, and does it compute what it should? `python -m espalier doctor` (`make doctor`).
+
+Versions, devices, memory, store and checkpoints are looked at; then the embedded model answers on the processor and
+on each GPU: ratio 0 to the bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
+each), layers spread over the GPUs, FlashAttention. A table says ok, failed or not here; the exit code is 1 if a check
+failed. About a minute without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.commands import command
+from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
+
+
+def checks(store: Path) -> Iterator[tuple[str, Check]]:
+    """Yield every check with its name, cheap ones first."""
+    # torch and transformers take seconds to import, and --help needs neither.
+    from espalier.harness.tools.doctor import exactness
+    from espalier.harness.tools.doctor import machine_report as machine
+
+    yield "packages", machine.packages
+    yield "processor", machine.processor
+    yield "GPUs", machine.gpus
+    yield "store", partial(machine.store, store)
+    yield "embedded weights", machine.embedded
+    yield "checkpoints", machine.checkpoints
+    for device in devices():
+        yield f"ratio 0, {device}", partial(exactness.ratio_zero, device)
+        yield f"drop against emulate, {device}", partial(exactness.drop_as_emulated, device)
+    yield "draft in a process, cpu", partial(exactness.speculative, "cpu", "processes")
+    for name, check in (
+        ("draft on a stream", partial(exactness.speculative, "cuda:0", "threads")),
+        (
+            "CUDA graphs on two streams",
+            partial(exactness.speculative, "cuda:0", "threads", "engine.graphs=true"),
+        ),
+        (
+            "device_map",
+            partial(exactness.same_answers, ["model.device_map=auto"], ["model.device=cpu"]),
+        ),
+        ("FlashAttention", partial(exactness.flash, "cuda:0")),
+    ):
+        yield name, check if len(devices()) > 1 else without_gpu
+
+
+def devices() -> list[str]:
+    """Return the processor and every GPU."""
+    # torch takes seconds to import, and --help has no use for it.
+    import torch
+
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def without_gpu() -> str:
+    """Say that a check needs a GPU.
+
+    Raises:
+        NotHere: always.
+    """
+    raise NotHere("needs a CUDA device")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Examine this machine; return 1 if a check failed."""
+    parser = argparse.ArgumentParser(prog="python -m espalier doctor")
+    parser.add_argument("--store", type=Path, default=ROOT / "results", help="where rows go")
+    options = parser.parse_args(argv)
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+    # transformers reads the variables above when it is imported.
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    findings = []
+    for name, check in checks(options.store):
+        print(f"doctor: {name}", file=sys.stderr, flush=True)
+        findings.append(examine(name, check))
+    print_table(findings)
+    return 1 if any(one.status == "failed" for one in findings) else 0
+
+
+def print_table(findings: Sequence[Finding]) -> None:
+    """Print one line a check, and how many ended in which way."""
+    table = Table()
+    for title in ("check", "", "seen", "s"):
+        table.add_column(title, justify="right" if title == "s" else "left")
+    colours = {"ok": "green", "failed": "red", "not here": "dim"}
+    for one in findings:
+        status = f"[{colours[one.status]}]{one.status}[/]"
+        table.add_row(one.name, status, escape(one.detail), f"{one.seconds:.1f}")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    counts = {status: sum(one.status == status for one in findings) for status in colours}
+    console.print(", ".join(f"{count} {status}" for status, count in counts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""`python -m espalier report --store results/demo --out report/index.html`: one page that opens from a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT, rooted
+from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
+from espalier.harness.reports.tables.table_rows import usual_positions
+from espalier.harness.specs.commands import command
+from espalier.harness.specs.run_spec import POSITIONS
+from espalier.harness.store.files.folder_checks import check_file, existing_store
+
+#: Where rows are unless one says otherwise: one's own, or where there are none yet, those of the repository.
+STORES = (ROOT / "results", ROOT / "results" / "demo")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m espalier report", description=__doc__)
+    parser.add_argument(
+        "--store",
+        type=rooted,
+        action="append",
+        help="a run store or a folder of tables, may be repeated (default: results if it has runs, else results/demo)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("report/index.html"), help="the page")
+    parser.add_argument(
+        "--positions",
+        choices=POSITIONS,
+        default=usual_positions(),
+        help="position policy of the rows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-overlays",
+        action="store_true",
+        help="leave out pictures of kept tokens, for which the embedded model answers",
+    )
+    options = parser.parse_args(argv)
+    own, demo = STORES
+    stores = options.store or [own if any(own.glob("runs/*/row.json")) else demo]
+    try:
+        check_file("--out", options.out)
+        for store in stores:
+            existing_store(store)
+        content = collect(stores, options.positions, not options.no_overlays)
+        page = assemble(content)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(page, encoding="utf-8")
+    for kind in ("left_out", "notes"):
+        for reason, cases in content[kind].items():
+            said = f"left out: {reason}" if kind == "left_out" else reason
+            for case in cases:
+                print(f"{said}: {case}", file=sys.stderr)
+    if len(page) > LIMIT:
+        size = f"{len(page) / 1e6:.1f} MB"
+        print(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

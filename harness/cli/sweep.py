@@ -1,0 +1,95 @@
+"""How far a sweep is, wherever it runs: `python -m espalier sweep status [sweep] [--store DIR] [--watch]`.
+
+Read from the store alone: rows, the leases of cells that are computed, the failures of others, and journals. A sweep is
+the newest one of the store, or one named by the beginning of its id (a file of `<store>/sweeps`) or by its preset. Of a
+cell that runs, `match` is the share of answers so far that are their sample's target to the letter: the metric itself
+is known when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.status.status_board import head, lines, table
+from espalier.harness.runs.status.sweep_progress import LEFT, Progress, progress_of
+from espalier.harness.specs.commands import command
+from espalier.harness.store.store_index import RUNNING
+from espalier.harness.store.sweep_files import find
+
+#: Seconds between two looks.
+EVERY = 2.0
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show a status; exit code 2 and one line if that cannot be done, 0 else."""
+    parser = argparse.ArgumentParser(prog="python -m espalier sweep", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    status = commands.add_parser("status", help="done, running, failed and left cells")
+    status.add_argument("sweep", nargs="?", help="id or its beginning, or a preset's name")
+    status.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    status.add_argument("--watch", action="store_true", help="until nothing runs or is left")
+    status.add_argument(
+        "--every", type=float, default=EVERY, help=f"seconds between looks (default: {EVERY:g})"
+    )
+    options = parser.parse_args(argv)
+    try:
+        if not (options.store / "runs").is_dir():
+            raise UserError(f"--store={str(options.store)!r} is no store; valid: a folder of runs")
+        if not options.every > 0:
+            raise UserError(f"--every={options.every:g} must be above 0, in seconds")
+
+        def look() -> Progress:
+            return progress_of(options.store, find(options.store, options.sweep))
+
+        _watch(look, options.every) if options.watch else _show(look())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # As `| head` leaves; nothing more can be written, not even at exit.
+        sys.stdout = None
+    return 0
+
+
+def _show(progress: Progress) -> None:
+    if sys.stdout.isatty():
+        Console().print(table(progress))
+    else:
+        print(*lines(progress), sep="\n")
+
+
+def _watch(look: Callable[[], Progress], every: float) -> None:
+    """Show the status again and again; without a terminal one line for each change."""
+    progress, said = look(), ""
+    if sys.stdout.isatty():
+        with Live(table(progress), auto_refresh=False) as live:
+            while progress.count(RUNNING) or progress.count(LEFT):
+                time.sleep(every)
+                progress = look()
+                live.update(table(progress), refresh=True)
+        return
+    while True:
+        if head(progress) != said:
+            said = head(progress)
+            print(said, flush=True)
+        if not (progress.count(RUNNING) or progress.count(LEFT)):
+            break
+        time.sleep(every)
+        progress = look()
+    print(*lines(progress), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Runs logged offline: `python -m espalier wandb [--dry] [--store DIR]`, or `--rebuild FOLDER --store DIR`.
+
+Without `--dry` each run is uploaded by wandb's own `sync` and then read back from the server: its word for it, its exit
+code and its marks are no proof. `--rebuild` commits the rows of a wandb folder to a store that lacks them, from the
+files alone. Exit codes: 0 done; 1 a run could not be confirmed on the server; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from espalier.harness.errors import UserError, plain
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.wandb_log import logs, mode
+from espalier.harness.runs.wandb_marks import Mark
+from espalier.harness.specs.commands import command
+from espalier.harness.specs.secrets import masked, scrub, wandb_keys
+from espalier.harness.store import Store
+from espalier.harness.store.files.folder_checks import existing_store
+
+#: Seconds that the upload of one run may take, and an answer of the server about it.
+UPLOAD, ASK = 300, 20
+
+
+def waiting(store: Path) -> list[Mark]:
+    """Return the marks of runs that are on this disk and not known to be on the server."""
+    return [mark for mark in Mark.all(store) if not mark.read().get("uploaded")]
+
+
+def listing(store: Path) -> list[str]:
+    """Return a line for each run that would be uploaded, and one in the end."""
+    marks = waiting(store)
+    lines = [_line(mark) for mark in marks]
+    marked = {mark.key for mark in Mark.all(store)}
+    torn = [
+        path.name
+        for path in sorted((store / "wandb").glob("offline-run-*"))
+        if path.name.rpartition("-")[2] not in marked
+    ]
+    lines += [f"{name}: not whole; the same command logs it again" for name in torn]
+    total = sum(_bytes(folder) for mark in marks for folder in mark.folders())
+    return [*lines, f"{len(marks)} runs to upload, {total / 1e6:.1f} MB"]
+
+
+def upload(mark: Mark, row: dict[str, Any]) -> str | None:
+    """Upload one run and return None once the server has it, or else why it is not known to."""
+    folders = mark.folders()
+    if not folders:
+        return "its folder is gone; the run that logs it again needs no other"
+    said = mark.read()
+    command = [sys.executable, "-m", "wandb", "sync", "--id", mark.key, str(folders[-1])]
+    command += ["--project", said["project"]] if said.get("project") else []
+    # Its own log goes below WANDB_DIR, else below the working directory.
+    with TemporaryDirectory() as elsewhere:
+        try:
+            subprocess.run(
+                command,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=UPLOAD,
+                check=False,
+                env=os.environ | {"WANDB_DIR": elsewhere},
+            )
+        except subprocess.TimeoutExpired:
+            return f"`wandb sync` has not ended after {UPLOAD} s"
+        finally:
+            scrub(logs(mark.root, mark.key), wandb_keys())
+    trouble = missing_there(said.get("project"), mark.key, row)
+    if trouble is None:
+        mark.uploaded()
+    return trouble
+
+
+def missing_there(project: str | None, key: str, row: dict[str, Any]) -> str | None:
+    """Return what of a run the server does not show; None if metrics and row are there."""
+    # wandb takes a second to import and need not be installed.
+    import wandb
+
+    try:
+        run = wandb.Api(timeout=ASK).run(f"{project or 'uncategorized'}/{key}")
+        told = dict(run.summary)
+        logged = any(one.name.startswith(f"row-{key}") for one in run.logged_artifacts())
+    except Exception as error:  # a third party's service may fail in any way
+        line = next(iter(str(error).splitlines()), "")
+        return f"cannot be read back: {type(error).__name__}: {plain(masked(line, wandb_keys()))[:200]}"
+    wanted = {name: values["value"] for name, values in row["metrics"].items()}
+    if (
+        told.get("run_key") != key
+        or {name: told.get(f"metrics/{name}") for name in wanted} != wanted
+    ):
+        return "read back with other metrics"
+    return None if logged else "read back without its row"
+
+
+def send(store: Path) -> int:
+    """Upload what is waiting, a line each; return the exit code."""
+    marks = waiting(store)
+    if marks and mode() == "offline":
+        raise UserError(
+            "wandb_sync: WANDB_API_KEY is not set, or the server does not answer; valid: --dry, which needs neither"
+        )
+    failed = 0
+    for mark in marks:
+        row = Store(store).run(mark.key).row()
+        if row is None or not mark.says(row):
+            trouble: str | None = "the store has another row; the same command logs it again"
+        else:
+            trouble = upload(mark, row)
+        failed += trouble is not None
+        print(
+            f"{mark.key}: {'uploaded' if trouble is None else f'not uploaded: {trouble}'}",
+            flush=True,
+        )
+    print(f"{len(marks) - failed} of {len(marks)} runs uploaded and read back")
+    return 1 if failed else 0
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """List, upload or rebuild; return the exit code."""
+    options = _options(argv)
+    try:
+        if options.rebuild is None:
+            existing_store(options.store)
+            if options.dry:
+                print(*listing(options.store), sep="\n")
+                return 0
+            return send(options.store)
+        if not options.rebuild.is_dir():
+            raise UserError(
+                f"--rebuild={str(options.rebuild)!r} is no folder; valid: <store>/wandb"
+            )
+        # Brings in wandb, which need not be installed.
+        from espalier.harness.runs.wandb_offline import rebuild
+
+        done = rebuild(options.rebuild, Store(options.store))
+        for key, missing in done:
+            print(f"{key}: {'rebuilt' if missing else 'is there'}")
+        print(f"{sum(missing for _, missing in done)} of {len(done)} rows rebuilt")
+    except UserError as error:
+        print(f"error: {plain(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _line(mark: Mark) -> str:
+    said = mark.read()
+    size = sum(_bytes(folder) for folder in mark.folders())
+    group = said.get("group") or "no group"
+    return f"{mark.key}: {said.get('folder')} ({size / 1e3:.0f} kB), project {said.get('project')}, {group}"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m espalier wandb")
+    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the store of runs")
+    parser.add_argument("--dry", action="store_true", help="list what would be uploaded")
+    parser.add_argument(
+        "--rebuild", type=Path, help="a wandb folder whose rows the store is to get"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

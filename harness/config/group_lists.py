@@ -1,0 +1,106 @@
+"""`python run.py benchmark=?` lists what a group of conf/ holds, read as plain YAML: no Hydra, no torch is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.paths import ROOT
+
+CONF = ROOT / "conf"
+
+_ASKED = re.compile(r"\+?(\w+)=\?")
+
+Section = dict[str, Any]
+
+
+def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Return the config groups that a command line asks about, as `benchmark=?` does."""
+    found = (_ASKED.fullmatch(text) for text in arguments)
+    return tuple(match[1] for match in found if match and (CONF / match[1]).is_dir())
+
+
+def listing(group: str) -> str:
+    """Return a table of a group's choices, one line each, and what else may be chosen. Cost: one read of each file."""
+    names = choices(group)
+    if group != "benchmark":
+        return _table((group, ""), [(name, comment(group, name)) for name in names])
+    head = ("benchmark", "title", "kind", "samples", "needs")
+    rows = [_line(name, read_choice(group, name)) for name in names]
+    other = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
+    return f"{_table(head, rows)}\n{other}\n"
+
+
+def choices(group: str) -> list[str]:
+    """Return the names of a group's files."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def read_choice(group: str, name: str) -> Section:
+    """Return what a file says on top of those that it starts from; what stands in `${}` stays as it is."""
+    return _read(CONF / group / f"{name}.yaml")
+
+
+def comment(group: str, name: str) -> str:
+    """Return the first sentence of what stands above a file's first line."""
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
+
+
+def _read(path: Path) -> Section:
+    own = read_yaml(path.read_text(encoding="utf-8"), path)
+    found: Section = {}
+    for one in own.pop("defaults", ["_self_"]):
+        if isinstance(one, Mapping):
+            # `override /benchmark: ...`: a choice from another group, which says nothing of this one.
+            continue
+        found = _merged(found, own if one == "_self_" else _read(_file(one, path)))
+    return found
+
+
+def _file(default: str, path: Path) -> Path:
+    """Return the file that an entry of a defaults list names: beside this one, or from the top of conf/."""
+    name = default.partition("@")[0]
+    folder = CONF if name.startswith("/") else path.parent
+    return folder / f"{name.lstrip('/')}.yaml"
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
+    both = {key: _merged(below[key], above[key]) for key in above if _tables(below, above, key)}
+    return {**below, **above, **both}
+
+
+def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:
+    return isinstance(below.get(key), Mapping) and isinstance(above[key], Mapping)
+
+
+def _line(name: str, section: Section) -> tuple[str, ...]:
+    samples = section["dataset"]["samples"]
+    return (
+        name,
+        section["title"] or "",
+        section["kind"],
+        "" if samples is None else f"{samples:,}",
+        ", ".join(section["needs"]),
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides: list[Callable[[str, int], str]] = [
+        partial(str.rjust) if title == "samples" else partial(str.ljust) for title in head
+    ]
+    return "".join(
+        "  ".join(
+            side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )

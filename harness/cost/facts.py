@@ -1,0 +1,143 @@
+"""Architecture facts of a model, known from its config file alone, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+#: What stands for the attention that a class token pays each patch: the token itself; the attention that a patch
+#: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
+CLASS_ATTENTION = ("token", "mean", "probe")
+
+#: Signals that are the class token's where a tower has one.
+OF_CLASS_TOKEN = frozenset({"cls_attention", "cls_logits", "wide_cls_attention"})
+
+#: What a row says where the class token is not there.
+SUBSTITUTES = {
+    "mean": "what a patch receives, mean over queries and heads",
+    "probe": "what the tower's pooling query pays, mean over heads",
+}
+
+
+@dataclass(frozen=True)
+class StackFacts:
+    """One transformer stack: enough to count its arithmetic and its cache, and to build it.
+
+    Attributes:
+        layers: layers that run.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP that one token goes through (all its experts together).
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        gated: whether the MLP has three matrices (SwiGLU) or two.
+        causal: whether attention is.
+        window_layers: layers whose attention stays inside windows.
+        first_intermediate: MLP width of layer 0 where it differs; None: it does not.
+        experts: experts that a router chooses from, 0 for a plain MLP.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    gated: bool
+    causal: bool
+    window_layers: int = 0
+    first_intermediate: int | None = None
+    experts: int = 0
+
+
+@dataclass(frozen=True)
+class DiffusionFacts:
+    """What a masked-diffusion model says of its answers: all words at once, unveiled step by step.
+
+    The logits in a place are of the token that stands there, not of the next one.
+
+    Attributes:
+        mask_id: token that stands where nothing has been said yet.
+        end_ids: tokens that end an answer; what stands behind the first of them is no part of it.
+        forbidden_ids: tokens that are never said; the mask itself never is.
+        prefix_cache: whether the model was trained so that the prompt sees itself alone: then its keys and values may
+            be kept from step to step.
+    """
+
+    mask_id: int
+    end_ids: tuple[int, ...]
+    forbidden_ids: tuple[int, ...] = ()
+    prefix_cache: bool = False
+
+    @classmethod
+    def from_config(cls, facts: Mapping[str, Any]) -> DiffusionFacts:
+        """Build from the `facts.diffusion` block of conf/model/<name>.yaml."""
+        values = dict(facts)
+        ends, forbidden = values.pop("end_ids"), values.pop("forbidden_ids", ())
+        return cls(end_ids=tuple(ends), forbidden_ids=tuple(forbidden), **values)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What validation, budgets and the FLOPs counter must know.
+
+    Attributes:
+        text: the decoder stack.
+        tower: the vision tower (`layers` counts those up to the one that the projector reads; the rest idles).
+        stem: the stack that runs before the tower, or None.
+        projector: widths of the projector's linear maps, from its input to the decoder's width.
+        vocabulary: rows of the output head.
+        visual_tokens: nominal visual tokens of one image; real counts come from the sample.
+        class_attention: what the signal `cls_attention` is on this model, one of CLASS_ATTENTION.
+        rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
+        signals: names out of espalier.methods.signals.SIGNALS that the adapter can produce.
+        patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
+        deepstack: tower layers whose output goes to the decoder, too: what a projector of its own makes of the n-th is
+            added to the visual tokens behind decoder layer n. Each projector has the widths of `projector`.
+        diffusion: of a model that denoises its answers, whose `text` is not causal then; None: it says one token after
+            another.
+    """
+
+    text: StackFacts
+    tower: StackFacts
+    stem: StackFacts | None
+    projector: tuple[int, ...]
+    vocabulary: int
+    visual_tokens: int
+    class_attention: str
+    rotary_axes: int
+    signals: frozenset[str]
+    patch_tokens: bool = False
+    deepstack: tuple[int, ...] = ()
+    diffusion: DiffusionFacts | None = None
+
+    @classmethod
+    def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:
+        """Build from the `facts` block of conf/model/<name>.yaml."""
+        values = dict(facts)
+        stem, diffusion = values.pop("stem", None), values.pop("diffusion", None)
+        return cls(
+            text=StackFacts(**{"gated": True, "causal": diffusion is None, **values.pop("text")}),
+            tower=_tower(values.pop("tower")),
+            stem=None if stem is None else _tower(stem),
+            projector=tuple(values.pop("projector")),
+            signals=frozenset(values.pop("signals")),
+            deepstack=tuple(values.pop("deepstack", ())),
+            diffusion=None if diffusion is None else DiffusionFacts.from_config(diffusion),
+            **values,
+        )
+
+    def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
+        """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""
+        text = self.text if layers is None else replace(self.text, layers=layers)
+        if tower_layers is None:
+            return replace(self, text=text)
+        kept = self.tower.window_layers * tower_layers // self.tower.layers
+        tower = replace(self.tower, layers=tower_layers, window_layers=kept)
+        read = tuple(layer for layer in self.deepstack if layer < tower_layers)
+        return replace(self, text=text, tower=tower, deepstack=read)
+
+
+def _tower(facts: Mapping[str, Any]) -> StackFacts:
+    return StackFacts(**{"gated": False, "causal": False, **facts})

@@ -1,0 +1,251 @@
+"""Arithmetic of one prefill from architecture facts and token counts, beside the papers' own formulas.
+
+The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
+one sample; norms, activations, softmax, rotary embedding and additions are left out, as are the
+convolutions (they cut images into patches; those of SAM's neck are 1 % of it). For n tokens, width d,
+q = heads x head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes
+through), e experts:
+
+| term                 | FLOPs of one layer                                                  |
+| -------------------- | ------------------------------------------------------------------- |
+| query and output     | 4 n d q                                                             |
+| key and value        | 4 n d kv (grouped heads cost what they cost)                        |
+| scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not, the   |
+|                      | sum over images, frames or windows in a tower                       |
+| MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
+| router               | 2 n d e                                                             |
+| relative positions   | 2 n q (rows + columns that a token sees): SAM alone                  |
+
+| component   | what it is                                                                   |
+| ----------- | ---------------------------------------------------------------------------- |
+| `tower`     | the layers that run of the vision tower and of what stands before it; layers |
+|             | behind the one that is read run, and count, only where a method looks at them |
+| `projector` | its linear maps, on every unit that goes through it, and those of DeepStack's |
+|             | projectors, through which every unit goes once                               |
+| `text`      | every decoder layer on the tokens that enter it                              |
+| `head`      | the output head at the last position, all that generation asks for           |
+
+What papers print as "FLOPs" is something else, and differs from paper to paper
+(`espalier.harness.cost.paper_flops`). The two are never mixed: `prefill_exact` and `paper` stand apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.paper_flops import PAPERS, counts_of
+from espalier.harness.cost.row_work import Work
+
+
+@dataclass(frozen=True)
+class Components:
+    """Exact FLOPs of one prefill by part of the model."""
+
+    tower: int
+    projector: int
+    text: int
+    head: int
+
+    @property
+    def language(self) -> int:
+        """FLOPs of the language model: decoder layers and head, as the papers delimit prefill."""
+        return self.text + self.head
+
+    @property
+    def total(self) -> int:
+        """FLOPs from pixels to the first token."""
+        return self.tower + self.projector + self.language
+
+
+@dataclass(frozen=True)
+class SampleFlops:
+    """One sample's prefill as it ran and with every token: the exact count, and every paper's own."""
+
+    exact: Components
+    exact_full: Components
+    paper: Mapping[str, float]
+    paper_full: Mapping[str, float]
+
+    @property
+    def share_of_full(self) -> float:
+        """Exact language-model FLOPs over those of the same sample without reduction."""
+        return self.exact.language / self.exact_full.language
+
+    @property
+    def share_with_tower(self) -> float:
+        """The same share with tower and projector on both sides."""
+        return self.exact.total / self.exact_full.total
+
+
+def layer_flops(
+    stack: StackFacts, tokens: int, causal: bool | None = None, first: bool = False
+) -> int:
+    """Return the exact FLOPs of one layer on `tokens` tokens that all see each other.
+
+    `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused
+    kernel's mask is invisible to profilers that count whole products. `first` asks for layer 0.
+    """
+    masked = stack.causal if causal is None else causal
+    n_pairs = tokens * (tokens + 1) // 2 if masked else tokens * tokens
+    return _linear(stack, first) * tokens + _pair(stack) * n_pairs
+
+
+def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
+    """Return (a, b) such that one layer (layer 0 if `first`) costs `a n + b n^2` FLOPs under the stack's own mask."""
+    linear, pair = _linear(stack, first), _pair(stack)
+    return (linear + pair / 2, pair / 2) if stack.causal else (float(linear), float(pair))
+
+
+def tower_flops(facts: ModelFacts, work: Work) -> int:
+    """Return the exact FLOPs of the layers before the projector."""
+    tower = facts.tower
+    total = _encoder(tower, work.tokens, work.pairs, work.window_pairs)
+    total += _linear(tower) * work.extra_tokens + _pair(tower) * work.extra_pairs
+    total -= (_linear(tower) - _mlp(tower)) * work.spared_attention + _mlp(tower) * work.spared_mlp
+    total -= _pair(tower) * work.spared_pairs
+    if facts.stem is not None:
+        total += _stem_flops(facts.stem, work)
+    return total
+
+
+def _stem_flops(stem: StackFacts, work: Work) -> int:
+    """Count SAM, whose windows are filled up at the border and whose attention adds relative positions.
+
+    Those are two more products: of each query with a vector for every row, and for every column, that it sees.
+    """
+    total = _encoder(stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
+    padding = work.stem_window_tokens - work.stem_tokens
+    total += stem.window_layers * (_linear(stem) - _mlp(stem)) * padding
+    lines = (stem.layers - stem.window_layers) * work.stem_lines
+    lines += stem.window_layers * work.stem_window_lines
+    return total + 2 * stem.heads * stem.head_dim * lines
+
+
+def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> int:
+    """Count a stack whose attended pairs are known: `window_layers` of its layers stay inside windows."""
+    attended = (stack.layers - stack.window_layers) * pairs + stack.window_layers * window_pairs
+    return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
+
+
+def projector_flops(facts: ModelFacts, units: int, again: int = 0) -> int:
+    """Return the exact FLOPs of the projectors' linear maps on `units` units, of which `again` are projected anew.
+
+    What was merged goes through the projector a second time, but not through those of DeepStack.
+    """
+    passes = units * (1 + len(facts.deepstack)) + again
+    return 2 * passes * sum(a * b for a, b in pairwise(facts.projector))
+
+
+def text_flops(
+    facts: ModelFacts, entering: Sequence[int], n_text: int, causal: bool | None = None
+) -> int:
+    """Return the exact FLOPs of the decoder layers, layer l entered by `entering[l]` tokens."""
+    return sum(
+        layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
+        for layer, visual in enumerate(entering)
+    )
+
+
+def behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int) -> int:
+    """Return the exact FLOPs of `queries` new tokens that see a cached prompt, `queries` themselves included.
+
+    Args:
+        facts: the model.
+        entries: visual entries that each decoder layer attends to.
+        n_text: other entries of the prompt.
+        queries: tokens that run.
+    """
+    stack = facts.text
+    return sum(
+        queries * (_linear(stack, first=layer == 0) + _pair(stack) * (visual + n_text + queries))
+        for layer, visual in enumerate(entries)
+    )
+
+
+def head_flops(facts: ModelFacts, positions: int = 1) -> int:
+    """Return the exact FLOPs of the output head at `positions` positions."""
+    return 2 * positions * facts.text.hidden * facts.vocabulary
+
+
+def mlp_flops(stack: StackFacts) -> int:
+    """Return the exact FLOPs that the MLP of one layer spends on each token."""
+    return _mlp(stack)
+
+
+def sample_flops(
+    facts: ModelFacts, entering: Sequence[int], n_visual: int, n_text: int, work: Work
+) -> SampleFlops:
+    """Count one sample's prefill.
+
+    Args:
+        facts: the model.
+        entering: visual tokens that entered each decoder layer.
+        n_visual: visual tokens before any reduction.
+        n_text: other tokens of the prompt.
+        work: what ran before the decoder; units that went through the projector twice count twice.
+    """
+    full, head = (n_visual,) * len(entering), head_flops(facts)
+    untouched = work.untouched()
+
+    def components(counts: Sequence[int], work: Work) -> Components:
+        projector = projector_flops(facts, work.units, work.reprojected)
+        return Components(
+            tower_flops(facts, work), projector, text_flops(facts, counts, n_text), head
+        )
+
+    return SampleFlops(
+        exact=components(entering, work),
+        exact_full=components(full, untouched),
+        paper=counts_of(facts.text, [visual + n_text for visual in entering]),
+        paper_full=counts_of(facts.text, [visual + n_text for visual in full]),
+    )
+
+
+def flops_block(samples: Iterable[SampleFlops]) -> dict[str, Any]:
+    """Return the `flops` block of a row: means over samples, shares as ratios of those means.
+
+    `prefill_exact` is the language model's exact count; tower and projector stand beside it. `prefill_paper` and its
+    share are FastV's and D2Pruner's; `paper` has every paper's own.
+    """
+    counted = list(samples)
+    language = fmean(s.exact.language for s in counted)
+    total = fmean(s.exact.total for s in counted)
+    paper = {name: fmean(s.paper[name] for s in counted) for name in PAPERS}
+    paper_full = {name: fmean(s.paper_full[name] for s in counted) for name in PAPERS}
+    return {
+        "prefill_exact": language,
+        "prefill_paper": paper["d2pruner"],
+        "share_of_full": language / fmean(s.exact_full.language for s in counted),
+        "tower": fmean(s.exact.tower for s in counted),
+        "projector": fmean(s.exact.projector for s in counted),
+        "share_with_tower": total / fmean(s.exact_full.total for s in counted),
+        "share_of_full_paper": paper["d2pruner"] / paper_full["d2pruner"],
+        "paper": paper,
+        "paper_full": paper_full,
+    }
+
+
+def _linear(stack: StackFacts, first: bool = False) -> int:
+    """Return the FLOPs that one layer spends on each token."""
+    queries, keys = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
+    dense = first and stack.first_intermediate is not None
+    width = stack.first_intermediate if dense else stack.intermediate
+    assert width is not None  # `dense` says so
+    router = 0 if dense else stack.experts
+    return stack.hidden * (4 * queries + 4 * keys + 2 * router) + _mlp(stack, width)
+
+
+def _mlp(stack: StackFacts, width: int | None = None) -> int:
+    """Return the FLOPs that one layer's MLP, `width` wide, spends on each token."""
+    width = stack.intermediate if width is None else width
+    return 2 * (3 if stack.gated else 2) * stack.hidden * width
+
+
+def _pair(stack: StackFacts) -> int:
+    """Return the FLOPs that one layer spends on each pair of tokens that attend."""
+    return 4 * stack.heads * stack.head_dim

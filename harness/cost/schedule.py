@@ -1,0 +1,110 @@
+"""What a schedule of visual tokens amounts to: the three rules by which papers count a budget.
+
+A schedule is the tokens kept after each site of a method that shortens the prompt; `Site.shortens`
+says before which decoder layer it does. Each rule sums it up as *equivalent tokens*:
+
+| rule      | equivalent tokens of a schedule                                                    |
+| --------- | ---------------------------------------------------------------------------------- |
+| `kept`    | tokens kept after the last site                                                    |
+| `average` | mean over decoder layers of the visual tokens that enter them                      |
+| `flops`   | tokens that, dropped to before layer 0, cost the same exact language-model prefill |
+
+`flops` counts text tokens, grouped heads and causal attention (harness/cost/flops.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.flops import quadratic
+from espalier.methods.base import MethodError, Site, TokenReducer
+from espalier.methods.views import BEFORE_DECODER
+
+RULES = ("kept", "average", "flops")
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """What a schedule amounts to under every rule at once, in visual tokens."""
+
+    kept: float
+    average: float
+    flops: float
+
+
+def achieved(
+    reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int, kept: Sequence[int]
+) -> Achieved:
+    """Return what the counts `kept` after each site amount to under every rule."""
+    frame = frame_of(reducer, facts, n_visual, n_text)
+    return Achieved(**{rule: frame.equivalent(rule, kept) for rule in RULES})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The plain numbers of one sample: where sites act, its tokens, what a layer costs.
+
+    One layer of n tokens costs `linear n + square n^2`, with (linear, square) in `cost`; layer 0 costs `extra n` more.
+    """
+
+    starts: tuple[int, ...]
+    depth: int
+    visual: int
+    text: int
+    cost: tuple[float, float]
+    extra: float = 0.0
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Decoder layers before the first site, then those after each site up to the next."""
+        return tuple(b - a for a, b in pairwise((0, *self.starts, self.depth)))
+
+    def entering(self, kept: Sequence[int]) -> tuple[int, ...]:
+        """Return the visual tokens entering each layer."""
+        counts = zip((self.visual, *kept), self.spans, strict=True)
+        return tuple(count for count, span in counts for _ in range(span))
+
+    def equivalent(self, rule: str, kept: Sequence[float]) -> float:
+        """Return the equivalent tokens of a schedule, which may be fractional."""
+        counts = (self.visual, *kept)
+        if rule == "kept":
+            return float(counts[-1])
+        if rule == "average":
+            return sum(c * s for c, s in zip(counts, self.spans, strict=True)) / self.depth
+        linear, square = self.cost
+        spent = sum(
+            span * (linear * (count + self.text) + square * (count + self.text) ** 2)
+            for count, span in zip(counts, self.spans, strict=True)
+        )
+        first = next(count for count, span in zip(counts, self.spans, strict=True) if span)
+        spent += self.extra * (first + self.text)
+        # Solve square n^2 + linear n = spent / depth for n > 0, with the extra cost spread over the layers.
+        half = (linear + self.extra / self.depth) / (2 * square)
+        return math.sqrt(half**2 + spent / (self.depth * square)) - half - self.text
+
+
+def shortened_layer(site: Site) -> int:
+    """Return the decoder layer whose input a site shortens: 0 for everything before the decoder.
+
+    Raises:
+        MethodError: it shortens no input: a cache gets shorter behind its layer, a decoding step hides entries.
+    """
+    if site.shortens is None:
+        raise MethodError(
+            f"a {site.where} site shortens no input of a layer; valid for what drops tokens: "
+            f"{', '.join(BEFORE_DECODER)}, layer"
+        )
+    return site.shortens
+
+
+def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
+    """Return the frame of one sample under one method and model."""
+    depth = facts.text.layers
+    starts = tuple(map(shortened_layer, reducer.all_sites(facts.tower.layers, depth)))
+    linear, square = quadratic(facts.text)
+    extra = quadratic(facts.text, first=True)[0] - linear
+    return Frame(starts, depth, n_visual, n_text, (linear, square), extra)

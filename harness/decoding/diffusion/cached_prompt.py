@@ -1,0 +1,91 @@
+"""Answers behind a cached prompt: who may have them, and their arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.flops import (
+    Components,
+    SampleFlops,
+    behind_flops,
+    head_flops,
+    projector_flops,
+    text_flops,
+    tower_flops,
+)
+from espalier.harness.cost.paper_flops import PAPERS, counts_of
+from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.schedule import frame_of
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.errors import Refused
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.methods.base import TokenReducer
+from espalier.methods.denoiser import as_denoiser
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.record import Record
+
+
+def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:
+    """Refuse a cached prompt where it is another model's mask, or where the method cannot act.
+
+    Raises:
+        Refused: one of these.
+    """
+    setting = "generation.prefix_cache=true"
+    diffusion = model.facts.diffusion
+    if diffusion is None or not diffusion.prefix_cache:
+        raise Refused(
+            f"{setting} hides the answer from the prompt, and model={model.name!r} was not trained so "
+            "(model.facts.diffusion.prefix_cache=false); valid: false"
+        )
+    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    merging = as_denoiser(method)
+    if merging is None or not sites:
+        return
+    if not merging.merges_entries:
+        raise Refused(
+            f"{setting} leaves no states of visual tokens in a step, on which {type(method).__name__} acts; valid: "
+            "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
+        )
+    if emulate:
+        raise Refused(
+            f"engine.backend='emulate' hides tokens by masks, and under {setting} {type(method).__name__} merges "
+            "cache entries for real; valid: drop"
+        )
+
+
+def cached_flops(
+    method: TokenReducer, facts: ModelFacts, record: Record, told: DenoisingRecord
+) -> SampleFlops:
+    """Count one sample's whole run: tower, projector and prompt once, the answer's places and the head at each step.
+
+    A method of every prefill shortens the prompt's own run; one of denoising steps shortens what places attend to.
+    """
+    frame = frame_of(method, facts, record.visual, record.text)
+    steps, full = len(told.kept), (record.visual,) * facts.text.layers
+    entering = [frame.entering(kept) for kept in told.kept]
+    prompt = entering[0] if as_denoiser(method) is None else full
+    text, places, head = record.text, told.length, steps * head_flops(facts, told.length)
+
+    def parts(work: Work, prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> Components:
+        decoder = text_flops(facts, prompt, text, causal=False)
+        decoder += sum(behind_flops(facts, counts, text, places) for counts in seen)
+        projector = projector_flops(facts, work.units, work.reprojected)
+        return Components(tower_flops(facts, work), projector, decoder, head)
+
+    def paper(prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> dict[str, float]:
+        passes = [counts_of(facts.text, [visual + text for visual in prompt])]
+        for counts in seen:
+            keys = [visual + text + places for visual in counts]
+            passes.append(counts_of(facts.text, [places] * len(counts), keys))
+        return {name: sum(one[name] for one in passes) for name in PAPERS}
+
+    work = Work(*record.work)
+    return SampleFlops(
+        exact=parts(work, prompt, entering),
+        exact_full=parts(work.untouched(), full, [full] * steps),
+        paper=paper(prompt, entering),
+        paper_full=paper(full, [full] * steps),
+    )

@@ -1,0 +1,185 @@
+"""Whole answers of a model that denoises: masks at first, then step by step the words that it is surest of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.denoising_record import record_of
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.decoding.diffusion.unmask_step import candidates, unveiled
+from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.prefix_cache import CachedPrompt
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Generated, Record, answer_lengths
+from espalier.harness.engine.reduce import row_generators
+from espalier.harness.errors import Refused
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.run_spec import Asked
+from espalier.methods.base import TokenReducer
+
+
+@dataclass
+class Denoised:
+    """An answer on its way: the state that the next step sees, and what the steps so far came to.
+
+    Attributes:
+        ids: (B, G) words, masks where nothing has been said.
+        deciders: (B, G) places unveiled in the last step.
+        steps: of each step, a record for each row.
+        logits: (B, G, V) of each step, if they are asked for.
+    """
+
+    ids: Tensor
+    deciders: Tensor
+    steps: list[tuple[Record, ...]] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+
+class Denoiser:
+    """Implements `Generator` (harness/kinds/kind.py) on an open session.
+
+    Args:
+        session: runs the steps.
+        adapter: its model, whose facts say how it denoises.
+        method: the session's.
+        budget: of a run.
+        seed: of the run; every sample draws from its own generator.
+    """
+
+    def __init__(
+        self,
+        session: DenoisingSession,
+        adapter: Adapter,
+        method: TokenReducer,
+        budget: Budget,
+        seed: int = 0,
+    ) -> None:
+        self._session = session
+        self._adapter = adapter
+        self._method = method
+        self._budget = budget
+        self._seed = seed
+        facts = adapter.facts.diffusion
+        if facts is None:
+            raise Refused(
+                f"model={adapter.spec.name!r} says one token after another; valid: one with model.facts.diffusion"
+            )
+        self._facts: DiffusionFacts = facts
+
+    def generate(
+        self, inputs: Mapping[str, Any] | Prompt, samples: Sequence[str], **generation: Any
+    ) -> Generated:
+        """Answer one left-padded batch.
+
+        Args:
+            inputs: what the adapter's `encode` returned, or a prompt made of it.
+            samples: one unique id for each row; they seed the rows' generators.
+            **generation: settings, as `Denoising.of` reads them; with `output_logits` the logits of every step are
+                kept, side by side as (B, steps * G, V).
+
+        Raises:
+            UserError: settings that do not go together.
+            NonFiniteLogits: the model's logits hold NaN or infinity.
+        """
+        how = Denoising.of(generation)
+        if how.prefix_cache:
+            check_prefix_cache(self._adapter.spec, self._method, self._session.setup.emulate)
+        budgets = step_budgets(
+            self._method, self._budget, self._adapter.facts, how.steps, how.prefix_cache
+        )
+        started = time.perf_counter()
+        prompt = inputs if isinstance(inputs, Prompt) else self._session.prompt(inputs)
+        vision = 1000 * (time.perf_counter() - started)
+        clock = Clock(*self._adapter.devices)
+        held = self._session.remember(prompt, samples, how.length) if how.prefix_cache else None
+        clock.drain()
+        started = time.perf_counter()
+        done = self._denoised(
+            prompt, samples, how, budgets, bool(generation.get("output_logits", False)), held
+        )
+        clock.drain()
+        spent = 1000 * (time.perf_counter() - started)
+        ids, lengths = self._ended(done.ids)
+        rows = len(samples)
+        records = tuple(
+            record_of(
+                [step[row] for step in done.steps],
+                how,
+                lengths[row],
+                vision / rows,
+                spent / rows,
+                None if held is None else held.records[row],
+            )
+            for row in range(rows)
+        )
+        return Generated(ids, records, torch.cat(done.logits, 1) if done.logits else None)
+
+    def _denoised(
+        self,
+        prompt: Prompt,
+        samples: Sequence[str],
+        how: Denoising,
+        budgets: Sequence[Budget],
+        keep_logits: bool,
+        held: CachedPrompt | None,
+    ) -> Denoised:
+        """Run all steps, block by block."""
+        rows, device, facts = len(samples), self._adapter.device, self._facts
+        masks = torch.full((rows, how.length), facts.mask_id, device=device)
+        done = Denoised(masks, torch.zeros_like(masks, dtype=torch.bool))
+        silent = (facts.mask_id, *facts.forbidden_ids)
+        generators = row_generators(self._seed, samples, 0)
+        places = torch.arange(how.length, device=device)
+        per_block = how.steps // (how.length // how.block)
+        for step, (count, budget) in enumerate(zip(how.reveals, budgets, strict=True)):
+            answer = Answering(done.ids, done.deciders, step)
+            if held is None:
+                logits, records = self._session.denoise(prompt, answer, samples, budget)
+            else:
+                logits, records = self._session.denoise_behind(held, answer, samples, budget)
+            inside = places // how.block == step // per_block
+            words, confidence = candidates(logits, silent, how.temperature, generators)
+            done.deciders = unveiled(confidence, (done.ids == facts.mask_id) & inside, count)
+            done.ids = torch.where(done.deciders, words, done.ids)
+            done.steps.append(records)
+            if keep_logits:
+                done.logits.append(logits)
+        return done
+
+    def _ended(self, ids: Tensor) -> tuple[Tensor, list[int]]:
+        """Return the answers with padding behind their first end, and how long each is, its end included."""
+        lengths = answer_lengths(ids, self._facts.end_ids)
+        ends = torch.tensor(lengths, device=ids.device).unsqueeze(1)
+        behind = torch.arange(ids.shape[1], device=ids.device) >= ends
+        return ids.masked_fill(behind, self._adapter.pad_id), lengths
+
+
+@contextmanager
+def denoising(
+    asked: Asked, adapter: Adapter, method: TokenReducer, budget: Budget, prior: Any = None
+) -> Iterator[Denoiser]:
+    """Open a session for steps of a run, and return what answers with it."""
+    session = DenoisingSession(
+        adapter,
+        method,
+        budget,
+        seed=asked.seed,
+        backend=asked.engine.backend,
+        positions=asked.engine.positions,
+        prior=prior,
+        separators=asked.engine.separators,
+    )
+    with session:
+        yield Denoiser(session, adapter, method, budget, asked.seed)

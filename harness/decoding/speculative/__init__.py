@@ -1,0 +1,1 @@
+"""Lossless speculative decoding: one state machine, and what it is run with."""

@@ -1,0 +1,211 @@
+"""How a model's logits become rows: exactly as its own `generate` would treat them.
+
+The settings are resolved once, on the target, and hold for both sides, so that the draft guesses what the target says
+after its processors and warpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import logits_process as library
+
+from espalier.harness.decoding.speculative.acceptance import Greedy, Row, Rule, Sampling, drawn
+from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.engine.engine_guards import check_generation
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.errors import UserError
+
+#: Processors that never look at the tokens before; all positions of a window go through them at once.
+STATELESS = (
+    library.TemperatureLogitsWarper,
+    library.TopKLogitsWarper,
+    library.TopPLogitsWarper,
+    library.MinPLogitsWarper,
+    library.TypicalLogitsWarper,
+    library.EpsilonLogitsWarper,
+    library.EtaLogitsWarper,
+    library.InfNanRemoveLogitsProcessor,
+    library.SuppressTokensLogitsProcessor,
+    library.LogitNormalization,
+)
+
+#: Settings that have no value that the loop can honour, and why.
+_REFUSED: Mapping[str, str] = {
+    "stop_strings": "answers end at end tokens and at their limit",
+    "max_time": "an answer that depends on the clock is no answer to compare",
+    "penalty_alpha": "contrastive search looks ahead at each step",
+    "dola_layers": "contrasting layers reads hidden states at each step",
+    "constraints": "constrained search needs beams",
+    "force_words_ids": "constrained search needs beams",
+    "watermarking_config": "a watermark remembers the steps before",
+    "assistant_early_exit": "the method itself says who drafts",
+    "use_mtp": "the method itself says who drafts",
+    "token_healing": "it changes the prompt after the visual tokens were read off it",
+    "output_attentions": "windows are not steps",
+    "output_hidden_states": "windows are not steps",
+    "output_scores": "windows are not steps",
+    "output_logits": "windows are not steps",
+}
+
+
+def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return the model's generation settings with `settings` over them, as `generate` resolves them; it can be pickled.
+
+    Raises:
+        UserError: a setting, of the call or of the checkpoint, that a loop over windows cannot honour, an unknown one,
+            or a value that the library refuses; no `max_new_tokens`.
+    """
+    check_generation(settings)
+    try:
+        config, unknown = adapter.model._prepare_generation_config(None, **settings)
+    except ValueError as error:  # the library's own checks of single values
+        message = " ".join(str(error).split())
+        raise UserError(
+            f"generation={dict(settings)!r} is refused by generate(): {message}"
+        ) from error
+    stated = vars(config)
+    check_generation(stated)
+    for name in unknown:
+        if name not in _REFUSED:
+            raise UserError(f"generation.{name}={unknown[name]!r} is not a generation setting")
+    for name, reason in _REFUSED.items():
+        value = stated.get(name)
+        if value is not None and value is not False:
+            raise UserError(
+                f"generation.{name}={value!r} is not supported by speculative decoding: {reason}; valid: null"
+            )
+    if (config.num_beams or 1) > 1:
+        raise UserError(
+            f"generation.num_beams={config.num_beams} is not supported by speculative decoding; valid: 1"
+        )
+    if config.max_new_tokens is None:
+        raise UserError("generation.max_new_tokens=None says no limit; valid: 1 or more")
+    resolved: GenerationConfig = config
+    return resolved
+
+
+def rule_of(config: GenerationConfig, numbers: RandomNumbers) -> Rule:
+    """Return what makes a drafted token stand."""
+    return Sampling(numbers) if config.do_sample else Greedy()
+
+
+def ends_of(config: GenerationConfig) -> tuple[int, ...]:
+    """Return the tokens that end an answer."""
+    ends = config.eos_token_id
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def limit_of(config: GenerationConfig) -> int:
+    """Return the most tokens an answer may have."""
+    return int(config.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How the logits of one side become tokens of an answer to one prompt.
+
+    Attributes:
+        prompt: (1, L) ids that processors see before the answer.
+        processors: the model's own, warpers included.
+        samples: rows are probabilities instead of the likeliest ids.
+        common: only the first ids are ever chosen; None: all. For drafts whose vocabulary is wider than the target's.
+        numbers: draws a sampling draft's tokens; None for a side that does not draft.
+    """
+
+    prompt: Tensor
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    samples: bool = False
+    common: int | None = None
+    numbers: RandomNumbers | None = None
+
+    @property
+    def reads_past(self) -> bool:
+        """Whether what is said depends on the tokens before beyond the model."""
+        return any(not isinstance(one, STATELESS) for one in self.processors)
+
+    def scores(self, logits: Tensor, pasts: Sequence[Tensor]) -> Tensor:
+        """Return (t, V) logits (t, V) after the processors, in fp32 as `generate` has them.
+
+        `pasts` holds the answer (n,) before each of the t positions; it is read only where processors look back,
+        position by position.
+        """
+        scores = logits.to(torch.float32, copy=True)
+        if self.common is not None:
+            scores[:, self.common :] = float("-inf")
+        if not self.reads_past:
+            return self._processed(self.prompt, scores)
+        processed = [
+            self._processed(torch.cat([self.prompt[0], past])[None], row[None])
+            for past, row in zip(pasts, scores, strict=True)
+        ]
+        return torch.cat(processed)
+
+    def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return self.processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
+
+    def rows(self, logits: Tensor, pasts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return t rows: ids () of a greedy side, probabilities (V,) of a sampling one."""
+        if not self.samples and not self.processors:
+            # Nobody writes to them, so logits that are fp32 already need no copy.
+            return logits[:, : self.common].float().argmax(-1).unbind()
+        scores = self.scores(logits, pasts)
+        if not self.samples:
+            return scores.argmax(-1).unbind()
+        return scores.softmax(-1)[:, : self.common].unbind()
+
+    def pick(self, row: Row, position: int) -> Tensor:
+        """Return () the id that a draft chooses at `position` of the answer; nobody waits for it.
+
+        Raises:
+            ValueError: a side that samples without random numbers.
+        """
+        if not self.samples:
+            return torch.as_tensor(row, device=self.prompt.device)
+        if self.numbers is None or isinstance(row, int):
+            raise ValueError("a side that samples needs random numbers to draft with")
+        return drawn(row, self.numbers.uniform(position, "draft"))
+
+    def best(self, logits: Tensor, pasts: Sequence[Tensor], count: int) -> Tensor:
+        """Return (t, count) the likeliest ids, most probable first."""
+        return self.scores(logits, pasts).topk(count, dim=-1).indices
+
+
+def sampler_of(
+    adapter: Parts,
+    config: GenerationConfig,
+    prompt: Tensor,
+    common: int | None = None,
+    numbers: RandomNumbers | None = None,
+) -> Sampler:
+    """Return the sampler of a model under settings that `prepared` has resolved.
+
+    Args:
+        adapter: the model.
+        config: resolved on the target; left as it is.
+        prompt: (1, L) the target's prompt.
+        common: as in `Sampler`; leave the target's None, or it is another distribution.
+        numbers: as in `Sampler`.
+    """
+    model, ours = adapter.model, deepcopy(config)
+    prompt = prompt.to(adapter.device)
+    length = prompt.shape[1]
+    model._prepare_special_tokens(ours, True, device=adapter.device)
+    ours.max_length = length + limit_of(config)
+    if ours.min_new_tokens is not None:
+        ours.min_length = length + ours.min_new_tokens
+    processors = model._get_logits_processor(
+        generation_config=ours,
+        input_ids_seq_length=length,
+        encoder_input_ids=prompt,
+        prefix_allowed_tokens_fn=None,
+        logits_processor=LogitsProcessorList(),
+        device=adapter.device,
+    )
+    return Sampler(prompt, processors, bool(config.do_sample), common, numbers)

@@ -1,1 +1,0 @@
-"""What this machine can run, and whether what it computes is right: `python -m harness.doctor`."""

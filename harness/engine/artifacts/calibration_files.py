@@ -1,0 +1,182 @@
+"""What a calibration leaves behind: a pair of files that belongs to one revision of one model.
+
+`<model>_<part>.safetensors` holds one tensor and `.json` beside it what it was made from. harness/tools/calibration
+makes them, in `<store>/calibration`, where they are found first. Those of the models in this repository lie beside
+the weights; they are read only, never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from espalier.harness.errors import FOREIGN, UserError, first_words
+from espalier.harness.specs.revisions import model_revision
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.untrusted_json import read_json
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+HARNESS = Path(__file__).resolve().parents[1]
+SHIPPED = HARNESS / "seedling" / "calibration"
+DEFAULT_STORE = HARNESS.parent / "results"
+#: What a file of tensors that is damaged raises.
+BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
+
+
+def is_shipped(model: ModelSpec) -> bool:
+    """Say whether the model's weights lie in this repository: then its artifacts do too, and scenes calibrate it."""
+    inside = model.path is not None and model.path.resolve().is_relative_to(HARNESS)
+    return inside and model.weights == "trained"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One tensor that was calibrated on one model, present or not.
+
+    Attributes:
+        model: the model.
+        part: what of the model's calibrations it is, in the name of the file.
+        tensor: name of the tensor in the file.
+        noun: what error lines call it.
+        place: where in the model it belongs, for the line that says it is missing.
+        options: what the command that makes it needs beside method and model.
+        identity: what the description must say beside the model and its revision.
+        store: the run store that calibrations are written to and found in first; None: the usual one.
+    """
+
+    model: ModelSpec
+    part: str
+    tensor: str
+    noun: str
+    place: str = ""
+    options: tuple[str, ...] = ()
+    identity: tuple[tuple[str, Any], ...] = ()
+    store: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """Return where the tensor is kept: in the store, else where it was shipped.
+
+        What was made there with other weights gives way to what was shipped for these.
+        """
+        return self._found(None)
+
+    def _found(self, digests: Digests | None) -> Path:
+        places = self._places()
+        there = [place for place in places if place.is_file()]
+        if len(there) > 1 and not self._belongs(there[0], digests):
+            return there[1]
+        return next(iter(there), places[0])
+
+    def _places(self) -> list[Path]:
+        suffix = "" if self.model.weights == "trained" else f"-{self.model.weights}"
+        name = f"{self.model.name}{suffix}_{self.part}.safetensors"
+        shipped = [SHIPPED / name] if is_shipped(self.model) else []
+        return [(self.store or DEFAULT_STORE) / "calibration" / name, *shipped]
+
+    def _belongs(self, place: Path, digests: Digests | None) -> bool:
+        """Say whether the description beside a file is whole and names these very weights."""
+        try:
+            described = read_json(place.with_suffix(".json"))
+            wanted = self._identity(digests)
+            return all(described.get(name) == value for name, value in wanted.items())
+        except FOREIGN:
+            return False
+
+    def describe(
+        self, method: str | None = None, digests: Digests | None = None
+    ) -> Mapping[str, Any]:
+        """Return the description of files that are there and belong to these very weights; no tensor is read.
+
+        Args:
+            method: registry name of the method that asks, for the command in the error line.
+            digests: file hashes known already, so that weights are not read twice.
+
+        Raises:
+            UserError: a file is missing, edited or made with other weights; the line prints the command.
+        """
+        path = self._found(digests)
+        described_in = path.with_suffix(".json")
+        if not path.is_file() or not described_in.is_file():
+            raise UserError(
+                f"model={self.model.name!r} has no {self.noun}{self.place}; run: {self._command(method)}"
+            )
+        try:
+            described = read_json(described_in)
+            key = described.pop("key")
+        except FOREIGN as error:
+            raise self.broken("has no readable .json file beside it", method) from error
+        if key != _key(described):
+            raise self.broken("has an edited .json file beside it", method)
+        wanted = self._identity(digests)
+        if any(described.get(name) != value for name, value in wanted.items()):
+            raise self.broken("was made with other weights", method)
+        return {**described, "key": key}
+
+    def read(self, method: str | None = None, digests: Digests | None = None) -> Tensor:
+        """Return the tensor, on the CPU; arguments and errors as in `describe`."""
+        described = self.describe(method, digests)
+        try:
+            with safe_open(self._found(digests), framework="pt") as stream:
+                found: Tensor = stream.get_tensor(self.tensor)
+                key = (stream.metadata() or {}).get("key")
+        except BROKEN as error:
+            raise self.broken(f"does not open ({first_words(error)})", method) from error
+        if key != described["key"]:
+            raise self.broken("does not belong to the .json file beside it", method)
+        return found
+
+    def save(self, tensor: Tensor, made_from: Mapping[str, Any]) -> Path:
+        """Write the tensor with its description to the store and return its path. A file appears whole or not at all.
+
+        Args:
+            tensor: what was calibrated.
+            made_from: what else identifies it: prompt, number and hash of the images.
+
+        Raises:
+            StoreLost: the disk is full or cannot be written.
+        """
+        described = {**self._identity(None), "dtype": self.model.dtype, **made_from}
+        described["key"] = _key(described)
+        path = self._places()[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {self.tensor: tensor.contiguous().cpu()}
+        durable.replace(path, save(tensors, metadata={"key": described["key"]}))
+        durable.replace(path.with_suffix(".json"), f"{json.dumps(described, indent=2)}\n".encode())
+        return path
+
+    def broken(self, problem: str, method: str | None = None) -> UserError:
+        """Return the error for files that are there and of no use."""
+        return UserError(f"{self.noun} {self.path.name} {problem}; run: {self._command(method)}")
+
+    def _identity(self, digests: Digests | None) -> dict[str, Any]:
+        revision = model_revision(self.model, digests or Digests())
+        return {"model": self.model.name, "revision": revision, **dict(self.identity)}
+
+    def _command(self, method: str | None) -> str:
+        model = self.model
+        parts = ["python -m espalier calibrate"]
+        parts += [] if method is None else [f"method={method}"]
+        parts += [f"model={model.name}", *self.options]
+        parts += [] if model.weights == "trained" else [f"model.weights={model.weights}"]
+        if self.store not in (None, DEFAULT_STORE):
+            parts += [f"store={self.store}"]
+        if not is_shipped(model):
+            parts += [] if model.path is None else [f"model.path={model.path}"]
+            parts += ["images_dir=<folder of images>"]
+        return " ".join(parts)
+
+
+def _key(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

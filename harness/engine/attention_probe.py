@@ -1,0 +1,243 @@
+"""Attention scores beside the fused kernel: only the asked query rows are ever computed, in at least fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.hooks import RemovableHandle
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from espalier.harness.engine.text.step_attention import NAME, announce
+from espalier.harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.errors import UserError
+
+#: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
+Watcher = Callable[[Tensor, Tensor, float], None]
+
+
+class AttentionTap:
+    """Lets watchers see the queries and keys of chosen attention modules while their own kernel runs unchanged.
+
+    The attention functions in use are wrapped under their own names, so mask creation and kernel choice stay as they
+    are, and are put back on exit. torch's own attention module, as in pooling heads, is watched by a hook on its input.
+
+    Raises:
+        UserError: a watched module runs eager attention, which transformers does not dispatch through its table.
+    """
+
+    def __init__(self, watchers: Iterable[tuple[nn.Module, Watcher]]) -> None:
+        self._watchers: dict[nn.Module, list[Watcher]] = {}
+        for module, watcher in watchers:
+            self._watchers.setdefault(module, []).append(watcher)
+        self._pooling = [m for m in self._watchers if isinstance(m, nn.MultiheadAttention)]
+        self._handles: list[RemovableHandle] = []
+        configs: list[Any] = [m.config for m in self._watchers if m not in self._pooling]
+        names = {str(config._attn_implementation) for config in configs}
+        if "eager" in names:
+            raise UserError(
+                "model.attention='eager' hides the queries that this method scores with; "
+                "valid: sdpa, flash_attention_2"
+            )
+        if "sdpa" in names:  # decoding steps may run it by folded heads
+            announce()
+            names.add(NAME)
+        self._names = sorted(names)
+        self._originals: dict[str, Callable[..., Any]] = {}
+
+    def __enter__(self) -> AttentionTap:
+        for name in self._names:
+            self._originals[name] = ALL_ATTENTION_FUNCTIONS[name]
+            AttentionInterface.register(name, self._wrap(self._originals[name]))
+        self._handles = [m.register_forward_pre_hook(self._before_pooling) for m in self._pooling]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name, original in self._originals.items():
+            AttentionInterface.register(name, original)
+        self._originals.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show whoever watches a module the queries and keys of a run of it that has been kept."""
+        for watcher in self._watchers.get(module, ()):
+            watcher(query, key, scaling)
+
+    def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
+        """Project what the module is called with (batch first) to the queries and keys of its heads."""
+        states: list[Tensor] = []
+        weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
+        for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True):
+            heads = linear(value, weight, bias).unflatten(-1, (module.num_heads, -1))
+            states.append(heads.transpose(1, 2))
+        for watcher in self._watchers[module]:
+            watcher(states[0], states[1], module.head_dim**-0.5)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        watchers = self._watchers
+
+        def attention(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            if module in watchers:
+                scaling = kwargs.get("scaling")
+                scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+                for part in _segments(query, key, kwargs.get("cu_seq_lens_q")):
+                    for watcher in watchers[module]:
+                        watcher(*part, scaling)
+            return original(module, query, key, value, *args, **kwargs)
+
+        return attention
+
+
+def _segments(
+    query: Tensor, key: Tensor, boundaries: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut a packed call (flash attention over several images at once) into what attends to itself."""
+    if boundaries is None:
+        yield query, key
+        return
+    lengths = boundaries.diff().tolist()
+    yield from zip(query.split(lengths, dim=2), key.split(lengths, dim=2), strict=True)
+
+
+def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
+    """Return (B, R, S): `head_rows`, mean over heads."""
+    return head_rows(query, key, scaling, visible).mean(1)
+
+
+def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:
+    """Return the attention probabilities of a few query rows in every head.
+
+    Args:
+        query: (B, H, R, Dh) the asked rows, rotary positions applied.
+        key: (B, H_kv, S, Dh) all keys; query head h reads key head h // (H / H_kv).
+        scaling: factor of the logits.
+        visible: boolean, broadcastable to (B, 1, R, S), which keys each row may see; None for all.
+
+    Returns:
+        (B, H, R, S) in fp32, or fp64 for fp64 inputs. Cost: O(H R S Dh).
+    """
+    n_batch, n_heads, n_rows, _ = query.shape
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.reshape(n_batch, key.shape[1], n_heads // key.shape[1], n_rows, query.shape[3])
+    logits = torch.einsum("bkgrd,bksd->bkgrs", grouped.to(accumulator), key.to(accumulator))
+    logits = logits.reshape(n_batch, n_heads, n_rows, key.shape[2]) * scaling
+    if visible is not None:
+        logits = logits.masked_fill(~visible, torch.finfo(accumulator).min)
+    return logits.softmax(-1)
+
+
+def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real.
+
+    The last slot sees every valid key, whoever else sees whom.
+    """
+    visible = valid[:, None, None, :]
+    return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
+
+
+def received_mean(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
+) -> Tensor:
+    """Return (B, S): attention each key receives, mean over heads and the real queries that may see it.
+
+    The map is built in blocks of `block` rows, so memory is O(H block S) and not O(H S^2).
+    """
+    n_slots = key.shape[2]
+    slot = torch.arange(n_slots, device=key.device)
+    total = torch.zeros(
+        valid.shape, dtype=torch.promote_types(query.dtype, torch.float32), device=key.device
+    )
+    for start in range(0, n_slots, block):
+        seen = visibility.sees(slot[start : start + block], n_slots)
+        visible = (seen & valid[:, None, :])[:, None]
+        weights = attention_rows(query[:, :, start : start + block], key, scaling, visible)
+        total += (weights * valid[:, start : start + block, None]).sum(1)
+    return total / visibility.seen_by(valid)
+
+
+def asked_rows(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    slots: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the queries in some slots pay each key, `block` of them at a time.
+
+    Args:
+        query: (B, H, S, Dh) rotary positions applied.
+        key: (B, H_kv, S, Dh).
+        scaling: factor of the logits.
+        valid: (B, S) which slots may be attended to.
+        slots: (B, R) slots of the asked queries, -1 where a row has fewer.
+        block: queries at a time.
+        visibility: who sees whom.
+
+    Yields:
+        weights: (B, H, r, S) in at least fp32; what stands in rows that are not real means nothing.
+        real: (B, r, 1) which rows are real.
+
+    Cost: O(H R S Dh); memory O(H block S).
+    """
+    rows = torch.arange(slots.shape[0], device=key.device).unsqueeze(1)
+    for some in slots.split(block, dim=1):
+        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
+        visible = visibility.sees(some, key.shape[2]) & valid.unsqueeze(1)
+        weights = head_rows(asked, key, scaling, visible.unsqueeze(1))
+        yield weights, (some >= 0).unsqueeze(2)
+
+
+def word_rows(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    words: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
+) -> Tensor:
+    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key, 0 where the slot is -1.
+
+    The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
+    """
+    found = asked_rows(query, key, scaling, valid, words, block, visibility)
+    return torch.cat([weights.mean(1) * real for weights, real in found], dim=1)
+
+
+def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
+    """Return (B, S): attention each key receives without a mask, mean over heads and queries; blocks as above."""
+    total = torch.zeros((), device=key.device)
+    for rows in query.split(block, dim=2):
+        total = total + attention_rows(rows, key, scaling, None).sum(1)
+    return total / query.shape[2]
+
+
+def mean_logits(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    """Return (B, S): logits of each key before the softmax, mean over heads and queries. Cost: O(H S Dh).
+
+    Logits are linear in the query, so the mean over queries is the logit of the mean query.
+    """
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    asked = query.to(accumulator).mean(2)
+    keys = key.to(accumulator).repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return torch.einsum("bhd,bhsd->bs", asked, keys) * (scaling / query.shape[1])

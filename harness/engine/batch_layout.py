@@ -1,0 +1,165 @@
+"""From a batch of prompts and what stands in them to the layout that the engine works on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.visual_items import Item
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import Separators
+
+
+def read_layout(
+    ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]], separators: Separators = "keep"
+) -> Layout:
+    """Find every image's and video's placeholders in a batch of prompts.
+
+    Args:
+        ids: (B, L) prompts.
+        valid: (B, L) False for padding.
+        items: for each placeholder id, the batch's images or videos in the order of their placeholders.
+        separators: whether newline and separator tokens stay, or count as visual tokens like any other.
+
+    Raises:
+        UserError: a row whose placeholders do not add up to whole images or videos.
+
+    Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
+    """
+    host, real = ids.cpu().numpy(), valid.cpu().numpy()
+    units = max((item.source.shape[1] for found in items.values() for item in found), default=1)
+    queues = {token: deque(found) for token, found in items.items()}
+    rows = [_row(n, host[n], real[n], queues, units, separators) for n in range(host.shape[0])]
+    left = sum(map(len, queues.values()))
+    if left:
+        raise UserError(
+            f"{left} images or videos of the batch have no placeholder in their prompts"
+        )
+
+    def stack(name: str, filler: int = 0) -> Tensor:
+        found = [getattr(row, name) for row in rows]
+        width = max(len(one) for one in found)
+        padded = np.full((len(rows), width, *found[0].shape[1:]), filler, dtype=found[0].dtype)
+        for one, place in zip(found, padded, strict=True):
+            place[: len(one)] = one
+        return torch.from_numpy(padded).to(ids.device)
+
+    return Layout(
+        valid=valid,
+        visual=stack("visual"),
+        counts=tuple(len(row.visual) for row in rows),
+        text=tuple(row.length - len(row.visual) for row in rows),
+        special=tuple(row.length - len(row.visual) - len(row.words) for row in rows),
+        words=stack("words", -1),
+        grid=stack("grid"),
+        picture=stack("picture"),
+        tile=stack("tile"),
+        source=stack("source"),
+        share=stack("share") if units > 1 else None,
+        blended=tuple(row.blended for row in rows),
+        work=tuple(row.work for row in rows),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """One row of a layout, before padding; arrays, because many small steps are several times faster on them."""
+
+    length: int
+    words: np.ndarray
+    visual: np.ndarray
+    grid: np.ndarray
+    picture: np.ndarray
+    tile: np.ndarray
+    source: np.ndarray
+    share: np.ndarray
+    blended: bool
+    work: Work
+
+
+def _row(
+    number: int,
+    ids: np.ndarray,
+    valid: np.ndarray,
+    queues: Mapping[int, deque[Item]],
+    units: int,
+    separators: Separators,
+) -> _Row:
+    """Take the row's images and videos off the queues and find their places."""
+    placed: list[tuple[np.ndarray, Item]] = []
+    words = valid
+    for token, queue in queues.items():
+        holders = ids == token
+        words = words & ~holders
+        places = (holders & valid).nonzero()[0]
+        start = 0
+        while queue and start + len(queue[0]) <= len(places) and start < len(places):
+            item = queue.popleft()
+            placed.append((places[start : start + len(item)], item))
+            start += len(item)
+        if start != len(places):
+            raise UserError(
+                f"chat {number} of the batch has {len(places)} placeholders where its images or videos fill {start}"
+            )
+    # Images come before videos in the queues; in the prompt they may alternate.
+    placed.sort(key=lambda entry: int(entry[0][0]))
+    found = [item for _, item in placed]
+    grids, image = [np.zeros((0, 4), dtype=np.int64)], 0
+    work = Work()
+    for item in found:
+        grid = item.grid.numpy()
+        grids.append(grid + np.array([image, 0, 0, 0]))
+        image += int(grid[-1, 0]) + 1
+        work = work.plus(item.work)
+    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, found)])
+    if separators == "candidates":
+        prunable[:] = True
+
+    def join(parts: list[np.ndarray], like: np.ndarray) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([like, *parts])[prunable]
+        return joined
+
+    none = np.zeros(0, dtype=np.int64)
+    tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in found]
+    return _Row(
+        length=int(valid.sum()),
+        words=words.nonzero()[0],
+        visual=join([places for places, _ in placed], none),
+        grid=np.concatenate(grids)[prunable],
+        picture=join([np.full(len(item), n) for n, item in enumerate(found)], none),
+        tile=join([tile.numpy() for tile in tiles], none),
+        source=join(
+            [_widened(item.source.numpy(), units) for item in found],
+            np.zeros((0, units), dtype=np.int64),
+        ),
+        share=join([_share(item, units) for item in found], np.zeros((0, units), dtype=np.float32)),
+        blended=any(item.share is not None for item in found),
+        work=work,
+    )
+
+
+def _prunable(item: Item) -> np.ndarray:
+    if item.prunable is None:
+        return np.ones(len(item), dtype=bool)
+    marked: np.ndarray = item.prunable.numpy()
+    return marked
+
+
+def _widened(table: np.ndarray, units: int) -> np.ndarray:
+    if table.shape[1] == units:
+        return table
+    return np.pad(table, ((0, 0), (0, units - table.shape[1])))
+
+
+def _share(item: Item, units: int) -> np.ndarray:
+    """Return the weights of an item's units; one unit each has weight 1."""
+    if item.share is None:
+        return _widened(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
+    return _widened(item.share.float().numpy(), units)

@@ -1,0 +1,165 @@
+"""Decoding steps after a shortened prefill: positions, and a mask for each layer's own cache length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.masks import decode_mask, reference_mask
+from espalier.harness.engine.positions import rotary_at
+from espalier.harness.engine.sites.decode import Focus
+from espalier.harness.engine.text.step_attention import NAME, RowMask
+
+
+class Steps:
+    """What decoding steps need of the stages that the prefill left.
+
+    Args:
+        stages: of the prefill, first to last.
+        config: text configuration.
+        emulate: whether dropped tokens are still in the caches and have to be hidden.
+        embedding: the decoder's rotary embedding where gaps are closed after each site; None: positions stay.
+        focus: chooses at each step which visual entries the upper layers attend to, or None.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        config: Any,
+        emulate: bool,
+        embedding: Any = None,
+        focus: Focus | None = None,
+    ) -> None:
+        self._stages = stages
+        self._config = config
+        self._emulate = emulate
+        self._embedding = embedding
+        self._focus = focus
+        self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
+        self._rows: dict[tuple[int, torch.device], RowMask] = {}
+        #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
+        self._positions: Tensor | None = None
+        self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whether steps need masks or positions of ours; most batches do not."""
+        return self.masked or (self._embedding is not None and len(self._stages) > 1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether steps need masks of ours, whoever counts the positions."""
+        if self._focus is not None:
+            return True
+        if len(self._stages) == 1:
+            return False
+        eager = self._config._attn_implementation == "eager"
+        return self._emulate or eager or any(stage.padded for stage in self._stages)
+
+    @property
+    def staggered(self) -> bool:
+        """Whether a new token has other positions in later layers than in the first."""
+        return self._embedding is not None and self._stages[-1].first > 0
+
+    def stage(self, layer: int) -> Stage:
+        """Return the stage in force at a decoder layer."""
+        return next(stage for stage in reversed(self._stages) if stage.first <= layer)
+
+    def arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Correct the arguments that a step hands to the decoder stack."""
+        self._masks.clear()
+        self._tables.clear()
+        corrected = dict(kwargs)
+        if self._embedding is not None:
+            self._positions = kwargs["position_ids"]
+            corrected["position_ids"] = self._closed(self.stage(0))
+        # Where tokens are hidden, the layers' own masks do that.
+        stage = self._stages[0] if self._emulate else self.stage(0)
+        hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
+        stage.move(hidden.device)
+        corrected["attention_mask"] = None
+        if stage.padded and self._folded:
+            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides=False)
+        elif stage.padded:
+            corrected["attention_mask"] = _longer(
+                stage.valid, cache.get_seq_length(0) + hidden.shape[1]
+            )
+        return corrected
+
+    def layer_arguments(
+        self, layer: int, hidden: Tensor, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
+        stage = self.stage(layer)
+        hides = self._focus is not None and self._focus.hides(layer)
+        if stage is self._stages[0] and not hides:
+            return None
+        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides)
+        changed = {**kwargs, "attention_mask": mask}
+        if self._embedding is not None and stage.first > 0:
+            changed["position_embeddings"] = self._rotary(stage, hidden)
+        return changed
+
+    def _closed(self, stage: Stage) -> Tensor:
+        """Return (B, t): the positions that follow on the tokens of a stage."""
+        assert self._positions is not None  # `arguments` has read them
+        gone = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
+        shift = torch.tensor(gone, device=self._positions.device).unsqueeze(1)
+        return self._positions - shift
+
+    def _rotary(self, stage: Stage, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return the rotary tables of a step, built once for each stage and device."""
+        key = (id(stage), hidden.device)
+        if key not in self._tables:
+            self._tables[key] = rotary_at(self._embedding, hidden, self._closed(stage))
+        return self._tables[key]
+
+    def _mask(
+        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides: bool
+    ) -> Tensor | None:
+        """Return the mask of a step, built once for each stage and device, with and without hidden entries."""
+        key = (id(stage), hidden.device, hides)
+        if key in self._masks:
+            return self._masks[key]
+        stage.move(hidden.device)
+        valid, padded = stage.valid, stage.padded
+        if hides:
+            assert self._focus is not None
+            valid, padded = self._focus.valid(stage), True
+        n_past = cache.get_seq_length(layer)
+        mask: Tensor | None
+        if self._folded:
+            mask = None
+            if padded or self._emulate:
+                mask = self._row_mask(stage, valid, hidden, hides).of(n_past + 1)
+        elif self._emulate:
+            alive = _longer(valid, n_past + hidden.shape[1])
+            mask = reference_mask(self._config, hidden, alive, n_past)
+        else:
+            mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
+        self._masks[key] = mask
+        return mask
+
+    @property
+    def _folded(self) -> bool:
+        """Whether steps of one token run by folded heads, whose masks need nothing of the library."""
+        return bool(self._config._attn_implementation == NAME)
+
+    def _row_mask(self, stage: Stage, valid: Tensor, hidden: Tensor, hides: bool) -> RowMask:
+        """Return the mask of a stage's steps, written once; that of a step which hides entries is its own."""
+        groups = self._config.num_attention_heads // self._config.num_key_value_heads
+        if hides:
+            return RowMask(valid, groups, hidden.dtype)
+        key = (id(stage), hidden.device)
+        if key not in self._rows:
+            self._rows[key] = RowMask(valid, groups, hidden.dtype)
+        return self._rows[key]
+
+
+def _longer(valid: Tensor, keys: int) -> Tensor:
+    """Return (B, keys): slots that may be seen, the tokens behind the prompt among them."""
+    return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)

@@ -1,0 +1,73 @@
+"""What the engine cannot do right is refused, in one line, before it could go wrong silently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.harness.errors import UserError
+
+#: generate() arguments that break per-layer cache lengths, and why.
+_REFUSED: Mapping[str, str] = {
+    "cache_implementation": "static, offloaded and quantised caches hold one length for all layers",
+    "prefill_chunk_size": "a chunked prefill never shows all visual tokens at once",
+    "assistant_model": "assisted decoding rewinds a cache whose layers differ in length",
+    "prompt_lookup_num_tokens": "assisted decoding rewinds a cache whose layers differ in length",
+    "past_key_values": "a cache from an earlier turn reports the length of layer 0 only",
+    "inputs_embeds": "visual positions are read off input_ids",
+    "compile_config": "compiled graphs have fixed lengths",
+}
+
+#: generate() arguments with one value that the engine can honour, and why.
+_FIXED: Mapping[str, tuple[float, str]] = {
+    "num_return_sequences": (1, "a sample has one answer"),
+    "num_beam_groups": (1, "groups of beams are code from outside the library"),
+    "guidance_scale": (1, "guidance runs a second prompt through the model between the steps"),
+}
+
+
+def check_generation(arguments: Mapping[str, Any]) -> None:
+    """Refuse generate() arguments that the engine cannot honour.
+
+    Raises:
+        UserError: names the argument and the reason.
+    """
+    for name, reason in _REFUSED.items():
+        if arguments.get(name) is not None:
+            raise UserError(f"generation.{name}={arguments[name]!r} is not supported: {reason}")
+    for name, (only, reason) in _FIXED.items():
+        if arguments.get(name) not in (None, only):
+            raise UserError(
+                f"generation.{name}={arguments[name]!r} is not supported: {reason}; valid: {only}"
+            )
+    if arguments.get("use_cache") is False:
+        raise UserError(
+            "generation.use_cache=False is not supported: tokens are chosen once, at prefill; valid: True"
+        )
+
+
+def check_text_config(config: Any) -> None:
+    """Refuse decoder stacks with sliding-window or linear layers, whose caches are not plain lists of keys.
+
+    Raises:
+        UserError: names the first such layer.
+    """
+    kinds = getattr(config, "layer_types", None) or []
+    for layer, kind in enumerate(kinds):
+        if kind != "full_attention":
+            raise UserError(
+                f"decoder layer {layer} is {kind!r}; the engine supports full_attention layers only"
+            )
+
+
+def require_one_beam(beams: int) -> None:
+    """Refuse beam search: beams change places between steps, and what a row attended to stays behind.
+
+    Raises:
+        UserError: there are several beams.
+    """
+    if beams > 1:
+        raise UserError(
+            f"generation.num_beams={beams} is not supported: this method chooses anew at each step what is attended "
+            "to, and beams change places between steps; valid: 1"
+        )

@@ -1,0 +1,121 @@
+"""Logits that are not finite fail their sample: the likeliest of NaNs is a token like any other, and would be scored.
+
+What is watched are the model's own logits. Processors may rule tokens out with minus infinity; the model may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.model_parts import Parts
+
+
+class NonFiniteLogits(RuntimeError):
+    """The model's logits hold NaN or infinity."""
+
+    def __init__(self, sample: str, step: int) -> None:
+        """Name the sample and the token, counted from 0, that the logits were to choose."""
+        super().__init__(sample, step)
+        self.sample = sample
+        self.step = step
+        #: Where the values began, if that was looked for.
+        self.origin = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        where = "in the prefill" if self.step == 0 else f"in decoding step {self.step}"
+        begun = f"; {self.origin}" if self.origin else ""
+        return f"the logits of {self.sample} hold NaN or infinity {where}{begun}"
+
+
+class FiniteLogits:
+    """Remembers on the device, step by step, whether each row's logits are finite, and is read once at the end.
+
+    A sum is finite if all its terms are; its cost is one pass over the last position's logits, and nobody waits for it.
+
+    Args:
+        head: the module that returns logits (B, t, V).
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        self._sums: list[Tensor] = []
+        self._handle: RemovableHandle = head.register_forward_hook(self._look)
+
+    def _look(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self._sums.append(output[:, -1].sum(-1, dtype=torch.float32))
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._handle.remove()
+
+    def check(self, samples: Sequence[str], lengths: Sequence[int]) -> None:
+        """Check every step that made an answer; what a row says behind its end means nothing.
+
+        Args:
+            samples: one id for each row of the batch, beams together.
+            lengths: tokens of each answer.
+
+        Raises:
+            NonFiniteLogits: the first step of the first row that is not finite.
+        """
+        if not self._sums:
+            return
+        # (B, T): with beams, B rows come to each sample.
+        odd = ~torch.stack(self._sums, 1).isfinite().cpu()
+        for sample, rows, length in zip(samples, odd.chunk(len(samples)), lengths, strict=True):
+            steps = rows[:, :length].any(0).nonzero()
+            if len(steps):
+                raise NonFiniteLogits(sample, int(steps[0]))
+
+
+def origin_of(adapter: Parts, run: Callable[[], object]) -> str:
+    """Run a prefill once more and say which module first put out values that are not finite."""
+    with watched_origin(adapter) as found, suppress(NonFiniteLogits):
+        run()
+    return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
+
+
+@contextmanager
+def watched_origin(adapter: Parts) -> Iterator[list[str]]:
+    """Name the modules whose output is not finite, in the order of their work, while the block runs the model again.
+
+    Cost: a look at every hidden state, and a wait for each.
+    """
+    found: list[str] = []
+
+    def look(name: str, value: Any) -> None:
+        tensor = value[0] if isinstance(value, tuple) else value
+        if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
+            found.append(name)
+
+    def after(name: str) -> Any:
+        return lambda module, args, output: look(name, output)
+
+    def before(name: str) -> Any:
+        return lambda module, args: look(name, args)
+
+    layers = adapter.decoder.layers
+    projector = adapter.projector
+    handles = [
+        projector.register_forward_pre_hook(before("the vision tower")),
+        projector.register_forward_hook(after("the projector")),
+        layers[0].register_forward_pre_hook(before("the input of decoder layer 0")),
+        *(
+            layer.register_forward_hook(after(f"decoder layer {number} of {len(layers)}"))
+            for number, layer in enumerate(layers)
+        ),
+        adapter.decoder.norm.register_forward_hook(after("the norm behind the decoder")),
+        adapter.model.get_output_embeddings().register_forward_hook(after("the output head")),
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,273 @@
+"""One run of a prompt and the answer behind it: the sites act in their order, and what follows stays consistent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.peak_memory import kv_bytes
+from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.engine_guards import require_one_beam
+from espalier.harness.engine.finite_logits import FiniteLogits
+from espalier.harness.engine.layer_hooks import LayerHooks
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.positions import check_order
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Generated, Record, answer_lengths, ended
+from espalier.harness.engine.record_writer import Told, records_of, times_of
+from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.sites.decode import Focus
+from espalier.harness.engine.sites.site import Arguments
+from espalier.harness.engine.sites.site_table import opened, reads_features
+from espalier.harness.engine.vision_pass import VisionSide
+
+
+class Pass:
+    """Carries a batch from the tower, or from a kept prompt, to the last decoding step.
+
+    What a site does is in harness/engine/sites; a pass calls the sites before the model runs, where the decoder stack
+    is entered and in front of its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or
+    if the back end wants explicit masks; otherwise all hooks but the one that looks whether logits are finite are gone
+    after the prefill. Several passes over one prompt, each with its step number, are a denoising run: these keep no
+    cache, and end with the decoder stack.
+
+    Args:
+        setup: method, model and settings.
+        layout: of the batch.
+        samples: one id for each row.
+        prompt: to start from; None: the model starts from pixels.
+        step: number of the denoising step.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        layout: Layout,
+        samples: tuple[str, ...],
+        prompt: Prompt | None = None,
+        step: int = 0,
+    ) -> None:
+        self._setup = setup
+        self._decoder = setup.adapter.decoder
+        self._prompt = prompt
+        self._prefill = Prefill(setup, layout, samples, step)
+        self._sites = opened(self._prefill)
+        self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
+        self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
+        evicting, depth = setup.evicting, len(self._decoder.layers)
+        self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
+        self._steps: Steps
+        self._finite: FiniteLogits
+        #: Positions (..., L) of the prompt as the decoder was given them.
+        self.positions: Tensor | None = None
+        self._cache_bytes = 0
+        self._cache_lengths: tuple[int, ...] = ()
+        #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
+        self.focus: Focus | None = None
+        #: Positions (..., B, 1) of the token that follows, before gaps are closed.
+        self.following: Tensor
+        #: Whether a loop hands steps to the decoder without masks of its own, which the pass then puts there.
+        self.completes = False
+        self._entry: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []
+        self._open = ExitStack()
+
+    @property
+    def clock(self) -> Clock:
+        """Times the phases of the batch."""
+        return self._prefill.clock
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Pass:
+        """Install the hooks of the prefill."""
+        with ExitStack() as opening:
+            opening.callback(self._remove_hooks)
+            if self._prompt is None:
+                opening.enter_context(self._vision)
+            for sites in self._sites:
+                opening.callback(sites.close)
+                sites.open()
+            self._entry = [
+                self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
+                self._decoder.register_forward_hook(self._after_decoder),
+            ]
+            self._finite = FiniteLogits(self._setup.adapter.model.get_output_embeddings())
+            opening.callback(self._finite.close)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove every hook, also after an error."""
+        self._open.close()
+
+    def _remove_hooks(self) -> None:
+        _remove(self._entry)
+        _remove(self._handles)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tokens alive in the decoder's layers, first to last, as far as it has run."""
+        return tuple(self._prefill.stages)
+
+    def prefill_stage(self) -> Stage | None:
+        """Return the stage in force while a prefill runs, None outside one."""
+        return self._prefill.alive()
+
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show what evicts queries and keys of a decoder layer."""
+        if self._eviction is not None:
+            self._eviction.look(layer, query, key, scaling)
+
+    def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show the sites queries and keys of the tower's block that runs."""
+        for sites in self._sites:
+            sites.watch(query, key, scaling)
+
+    # ------------------------------------------------------------------ the prompt
+
+    def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            return args, self._steps.arguments(kwargs)
+        self._check_order(kwargs)
+        self.clock.start("prefill")
+        self._vision.over()
+        features = self._vision.features()
+        if self._prompt is not None:
+            kwargs, features = self._prompt.enter(kwargs), self._prompt.features
+        self.following = kwargs["position_ids"][..., -1:] + 1
+        kwargs = self._prefill.start(kwargs)
+        if self._setup.decode_site is not None:
+            require_one_beam(self._prefill.beams)
+        for sites in self._sites:
+            kwargs = sites.enter(kwargs, features)
+        self.positions = kwargs["position_ids"]
+        self._handles += self._layers.install()
+        return args, kwargs
+
+    def _check_order(self, kwargs: Arguments) -> None:
+        """Hold positions on several axes to the rule of the released models; outside every phase that is timed."""
+        axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
+        if axes > 1:
+            layout = self._prefill.layout
+            check_order(kwargs["position_ids"], layout.repeat(rows // layout.rows), axes)
+
+    def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._prefill.running:
+            return
+        self._prefill.running = False
+        self.clock.stop("prefill")
+        cache = output.past_key_values
+        if cache is None:
+            return
+        stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
+        if self._eviction is not None:
+            with self.clock.phase("select"):
+                stages = [*stages, *self._eviction.carry_out(cache)]
+        self._cache_bytes = kv_bytes(cache)
+        self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
+        self.focus = self._focus_of_steps()
+        embedding = self._decoder.rotary_emb if setup.renumber else None
+        self._steps = Steps(stages, config, setup.emulate, embedding, self.focus)
+        if not self._steps.needed:
+            _remove(self._handles)
+            if not self.completes:
+                _remove(self._entry)
+        self.clock.start("decode")
+
+    def _focus_of_steps(self) -> Focus | None:
+        """Return what asks the method at each decoding step; None if it has no decode site."""
+        site = self._setup.decode_site
+        if site is None:
+            return None
+        below = next(stage for stage in reversed(self._prefill.stages) if stage.first < site.layer)
+        return Focus(self._setup.method, site, self._prefill.layout, below)
+
+    # ------------------------------------------------------------------ the answer
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether decoding steps are wrong without the pass, even for a caller who counts the positions."""
+        return self._steps.masked or self._steps.staggered
+
+    def check_finite(self, lengths: Sequence[int]) -> None:
+        """Check the logits behind the first `lengths` tokens of each row.
+
+        Raises:
+            NonFiniteLogits: they hold NaN or infinity.
+        """
+        self._finite.check(self._prefill.samples, lengths)
+
+    def step_records(self) -> tuple[Record, ...]:
+        """Return what a denoising step, or the pass of a prompt in front of all steps, did to each row.
+
+        Time of steps is counted by whoever steps. A step caches nothing.
+        """
+        rows, cached = self._prefill.layout.rows, bool(self._cache_lengths)
+        told = Told(
+            times_ms=times_of(self.clock.totals_ms(), rows, 1),
+            new_tokens=[0] * rows,
+            ended=[False] * rows,
+            attended=[None] * rows,
+            cache_bytes=self._cache_bytes,
+            shared=("vision",),
+            held=None if cached else [[0] * rows] * len(self._decoder.layers),
+        )
+        return records_of(self._prefill, self._sites, told)
+
+    def finish(
+        self,
+        ids: Tensor,
+        logits: tuple[Tensor, ...] | None,
+        steps: int | None = None,
+        loop: str | None = None,
+    ) -> Generated:
+        """Close the clock and say what happened to each row.
+
+        Args:
+            ids: (B, T) the new tokens.
+            logits: of each, (B, V), if they were asked for.
+            steps: decoding steps that were run; None: T - 1.
+            loop: as in `Record`.
+
+        Raises:
+            NonFiniteLogits: an answer was chosen by logits that hold NaN or infinity.
+        """
+        self.clock.stop("decode")
+        rows = self._prefill.layout.rows
+        new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
+        self.check_finite(new_tokens)
+        ran = ids.shape[1] - 1 if steps is None else steps
+        told = Told(
+            times_ms=times_of(self.clock.totals_ms(), rows, ran),
+            new_tokens=new_tokens,
+            ended=ended(ids, self._setup.adapter.end_ids),
+            attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
+            cache_bytes=self._cache_bytes,
+            shared=() if self._prompt is None else ("vision",),
+            held=None if self._eviction is None else self._eviction.held,
+            held_special=None if self._eviction is None else self._eviction.held_special,
+            loop=loop,
+        )
+        records = records_of(self._prefill, self._sites, told)
+        stacked = None if logits is None else torch.stack(logits, dim=1)
+        return Generated(ids, records, stacked, self._cache_lengths)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()

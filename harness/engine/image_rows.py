@@ -1,0 +1,87 @@
+"""Whose the pictures of a batch are, and how a row's budget is shared out over its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier.harness.engine.layout import Layout
+from espalier.methods.base import MethodError
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Whose the pictures of one call of the tower are.
+
+    Attributes:
+        rows: batch row of each picture.
+        counts: patches of each picture that tokens are made of.
+        lives: (P, N) which.
+    """
+
+    rows: list[int]
+    counts: list[int]
+    lives: Tensor
+
+
+def owners_of(layout: Layout, first: int, n_pictures: int, n_units: int) -> Owners:
+    """Read off a layout whose the `n_pictures` of one call are; its first unit is number `first` of the batch.
+
+    Raises:
+        MethodError: a row has pictures in this call and in another.
+    """
+    rows = [0] * n_pictures
+    lives = torch.zeros(n_pictures * n_units, dtype=torch.bool)
+    for row in range(layout.rows):
+        units = row_units(layout, row).cpu() - first
+        inside = (units >= 0) & (units < len(lives))
+        if not inside.all() and inside.any():
+            raise MethodError(
+                "tower sites need all pictures of a sample in one call of the tower; this model makes several"
+            )
+        units = units[inside]
+        lives[units] = True
+        for picture in (units // n_units).unique().tolist():
+            rows[picture] = row
+    table = lives.view(n_pictures, n_units)
+    counts: list[int] = table.sum(1).tolist()
+    return Owners(rows, counts, table)
+
+
+def row_units(layout: Layout, row: int) -> Tensor:
+    """Return (n,) the projector unit of each visual token of a row whose tokens are single units."""
+    source = layout.source[row, : layout.counts[row]]
+    if layout.share is None:
+        return source[:, 0]
+    share = layout.share[row, : layout.counts[row]]
+    return source.gather(1, share.argmax(1, keepdim=True))[:, 0]
+
+
+def picture_counts(
+    counts: Sequence[int], rows: Sequence[int], keep: Sequence[int]
+) -> dict[int, int]:
+    """Share each row's `keep` out over its pictures, in proportion to their patches."""
+    found: dict[int, int] = {}
+    for row in sorted(set(rows)):
+        members = [picture for picture, owner in enumerate(rows) if owner == row]
+        shares = share_out([counts[picture] for picture in members], keep[row])
+        found.update(zip(members, shares, strict=True))
+    return found
+
+
+def share_out(sizes: Sequence[int], total: int) -> list[int]:
+    """Split `total` in proportion to `sizes`, none above its size (Webster's rule; ties go to the first).
+
+    A divisor rule never gives less where `total` grows, so a schedule that falls from site to site falls everywhere.
+    Cost: O(N log N).
+    """
+    size = torch.tensor(sizes)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), size)
+    seat = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
+    claim = size[owner].double() / (2 * seat + 1)
+    first = claim.argsort(descending=True, stable=True)[:total]
+    shares: list[int] = torch.bincount(owner[first], minlength=len(sizes)).tolist()
+    return shares

@@ -1,0 +1,85 @@
+"""Hooks in front of the decoder's layers: sites act, and later layers get tables and masks of what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.sites.site import Arguments, Sites
+
+
+class LayerHooks:
+    """Carries the stages of a prefill through the layers, and those of decoding steps.
+
+    Args:
+        prefill: the batch.
+        sites: of the method.
+        steps: returns what decoding steps need; asked once the prefill is over.
+    """
+
+    def __init__(
+        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], Steps]
+    ) -> None:
+        self._prefill = prefill
+        self._sites = sites
+        self._steps = steps
+        self._acting = frozenset(layer for one in sites for layer in one.layers())
+
+    def install(self) -> list[RemovableHandle]:
+        """Hook the decoder layers from the first that differs from the plain model; the caller removes the handles."""
+        prefill, setup = self._prefill, self._prefill.setup
+        decoder, handles = setup.adapter.decoder, []
+        if prefill.deepstack is not None:
+            handles += prefill.deepstack.hook(decoder.layers, prefill.alive)
+        layers = [*self._acting]
+        if setup.decode_site is not None:
+            layers.append(setup.decode_site.layer)
+        if setup.evicting is not None or (setup.emulate and prefill.shortened):
+            layers.append(0)
+        if not layers:
+            return handles
+        # Behind the last layer stands the final norm: whoever only looks may look there too.
+        modules = [*decoder.layers, decoder.norm]
+        last = max(len(decoder.layers), *(layer + 1 for layer in layers))
+        return handles + [
+            modules[layer].register_forward_pre_hook(partial(self._hook, layer), with_kwargs=True)
+            for layer in range(min(layers), last)
+        ]
+
+    def _hook(
+        self, layer: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments
+    ) -> Any:
+        hidden = args[0]
+        if not self._prefill.running:
+            corrected = self._steps().layer_arguments(layer, hidden, kwargs)
+            return None if corrected is None else (args, corrected)
+        acts = layer in self._acting
+        if acts:
+            rotary = kwargs.get("position_embeddings", ())  # the final norm takes none
+            for sites in self._sites:
+                hidden = sites.reach(layer, hidden, rotary)
+        if not self._prefill.shortened:
+            return ((hidden, *args[1:]), kwargs) if acts else None
+        return (hidden, *args[1:]), self._of_what_is_left(hidden, kwargs)
+
+    def _of_what_is_left(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
+        """Return the arguments of a layer with the tables and the mask of the stage in force."""
+        setup = self._prefill.setup
+        stage = self._prefill.stage.move(hidden.device)
+        if setup.emulate:
+            if stage.mask is None:
+                config = setup.adapter.decoder.config
+                stage.mask = reference_mask(config, hidden, stage.valid, 0)
+            kwargs = {**kwargs, "attention_mask": stage.mask}
+        elif stage.first > 0:
+            kwargs = {**kwargs, "attention_mask": stage.mask, "position_ids": None}
+        if stage.rotary is not None:
+            kwargs = {**kwargs, "position_embeddings": stage.rotary}
+        return kwargs

@@ -1,0 +1,170 @@
+"""What the engine asks of a loaded model: where its parts are, and what its inputs hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.batch_layout import read_layout
+from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.tower_blocks import TowerBlock
+from espalier.harness.engine.visual_items import Item
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import ModelSpec, Separators
+
+
+class Parts(ABC):
+    """The parts of a loaded model. A family implements what is abstract; the rest has defaults that fit most."""
+
+    model: Any
+    processor: Any
+    spec: ModelSpec
+    facts: ModelFacts
+
+    @property
+    def decoder(self) -> Any:
+        """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""
+        return self.model.model.language_model
+
+    @property
+    def tower(self) -> nn.Module:
+        """The vision tower (the clock of the vision phase starts with it)."""
+        tower: nn.Module = self.model.model.vision_tower
+        return tower
+
+    @property
+    def projector(self) -> nn.Module:
+        """The module that maps tower features to the decoder's width, unit by unit."""
+        projector: nn.Module = self.model.model.multi_modal_projector
+        return projector
+
+    @abstractmethod
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
+
+    def tower_layers(self) -> nn.ModuleList:
+        """Return all layers of the tower: every tower keeps them in one list, of which one holds the attention."""
+        attention = self.tower_attention(None)
+        return next(
+            module
+            for module in self.tower.modules()
+            if isinstance(module, nn.ModuleList)
+            and any(attention in layer.modules() for layer in module)
+        )
+
+    def tower_windows(self) -> int:
+        """Return the number of tower layers whose attention stays inside windows."""
+        return 0
+
+    def stem_layers(self) -> Sequence[Any]:
+        """Return the layers of the stack that runs before the tower, where there is one."""
+        return ()
+
+    def image_tokens(self) -> int | None:
+        """Return the visual tokens of every image; None where they follow its shape."""
+        return None
+
+    def deepstack(self) -> Mapping[int, nn.Module]:
+        """Return, by tower layer, the projectors whose output the decoder's first layers add to visual tokens."""
+        return {}
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the tower's blocks behind the one whose output the projector reads, in their order."""
+        return ()
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the tower's blocks in two halves each, up to the one whose output the projector reads.
+
+        Raises:
+            UserError: no method may act inside this tower.
+        """
+        raise UserError(
+            f"model={self.spec.name!r} has visual tokens that are not its tower's patches one to one; a method that "
+            "acts inside the tower needs model.facts.patch_tokens=true"
+        )
+
+    def pooling_attention(self) -> nn.MultiheadAttention:
+        """Return the attention by which a head of the tower pools its output with one learned query.
+
+        Raises:
+            UserError: this tower has no such head.
+        """
+        raise UserError(
+            f"model.facts.class_attention='probe' needs a tower with an attention-pooling head, "
+            f"model={self.spec.name!r} has none; valid: mean"
+        )
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Turn per-patch values (images, patches, ...) of one tower call into per-unit ones (units, ...)."""
+        return values.flatten(0, 1)
+
+    def features(self, projector_input: Tensor) -> Tensor:
+        """Return what the projector was called with as (units, D)."""
+        return projector_input.flatten(0, -2)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project (units, D) features to (units, D_text)."""
+        projected: Tensor = self.projector(features.unsqueeze(0))
+        return projected.squeeze(0)
+
+    @abstractmethod
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Describe a batch's images and videos, in the order of their placeholders, for each placeholder id.
+
+        Units are numbered over all calls of the projector in their order.
+        """
+
+    def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
+        """Read visual positions, grid coordinates and projector units off encoded inputs.
+
+        With `separators="candidates"` newline and separator tokens are visual tokens, too, and have no place in the
+        grid and no units.
+        """
+        valid = inputs["attention_mask"].bool()
+        return read_layout(inputs["input_ids"], valid, self.items(inputs), separators)
+
+    def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a batch whose pictures have been seen: enough for its prompts and their positions."""
+        return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Return the pixels that the tower sees, cell by cell as the projector's units are numbered.
+
+        Raises:
+            UserError: this family's pixels do not lie in pictures of one size whose cells are units.
+        """
+        del inputs
+        raise UserError(
+            f"signal 'luma' needs pictures whose cells are visual tokens, model={self.spec.name!r} has none "
+            "(model.facts.lacking)"
+        )
+
+    def colours(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return mean and standard deviation by which the processor normalises pixels."""
+        images = self.processor.image_processor
+        return tuple(images.image_mean), tuple(images.image_std)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        ends = self.model.generation_config.eos_token_id
+        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter, where inputs go."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @cached_property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
+        found = dict.fromkeys(parameter.device for parameter in self.model.parameters())
+        return tuple(one for one in found if one.type == "cuda") or (self.device,)

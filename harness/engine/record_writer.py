@@ -1,0 +1,95 @@
+"""From what a pass did to the records of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.record import Record
+from espalier.harness.engine.sites.site import Sites
+
+PHASES = ("vision", "select", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What only the end of an answer tells.
+
+    Attributes:
+        times_ms: of each sample.
+        new_tokens: of each row.
+        ended: of each row, as `attended`, as in `Record`.
+        cache_bytes: of the whole cache after the prefill.
+        shared: phases that a kept prompt had behind it.
+        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        held_special: newline and separator entries likewise; None: all.
+        loop: as in `Record`.
+    """
+
+    times_ms: Mapping[str, float]
+    new_tokens: Sequence[int]
+    ended: Sequence[bool]
+    attended: Sequence[float | None]
+    cache_bytes: int
+    shared: tuple[str, ...] = ()
+    held: Sequence[Sequence[int]] | None = None
+    held_special: Sequence[Sequence[int]] | None = None
+    loop: str | None = None
+
+
+def times_of(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
+    """Return each sample's part of a batch's time, and the time of one step."""
+    times = {name: totals_ms.get(name, 0.0) / rows for name in PHASES}
+    times["decode_per_token"] = times["decode"] / max(n_steps, 1)
+    return times
+
+
+def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Record, ...]:
+    """Return a record for each sample of the batch."""
+    layout, beams, last = prefill.layout, prefill.beams, prefill.stage
+    depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
+    records = []
+    for row, sample in enumerate(prefill.samples):
+        beam = row * beams
+        entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
+        held = entering if told.held is None else tuple(layer[beam] for layer in told.held)
+        special = tuple(layer[beam] for layer in told.held_special or ())
+        record = Record(
+            sample=sample,
+            visual=layout.counts[row],
+            text=layout.text[row],
+            special=layout.special[row],
+            work=_work(prefill, sites, row),
+            requested=prefill.requested[row],
+            kept=tuple(kept[row] for kept in prefill.kept),
+            entering=entering,
+            kv_entries=sum(held),
+            held=None if told.held is None else held,
+            held_special=special or None,
+            kv_bytes=told.cache_bytes // (layout.rows * beams),
+            new_tokens=told.new_tokens[row],
+            ended=told.ended[row],
+            attended=told.attended[row],
+            spare=spare[row],
+            times_ms=told.times_ms,
+            shared=told.shared,
+            loop=told.loop,
+            origin=last.origin[beam, : last.counts[beam]].cpu(),
+        )
+        records.append(record)
+    return tuple(records)
+
+
+def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
+    """Return what a row cost before the decoder."""
+    work, extra = prefill.layout.work[row], len(prefill.setup.extra_blocks)
+    work = work._replace(
+        reprojected=prefill.reprojected[row],
+        extra_tokens=extra * work.tokens,
+        extra_pairs=extra * work.pairs,
+    )
+    for one in sites:
+        work = work.plus(one.work(row))
+    return work

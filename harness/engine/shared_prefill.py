@@ -1,0 +1,162 @@
+"""The first decoder layers of one prompt, run once for all methods that leave them as they are.
+
+Up to the layer in front of which a method first acts, its prefill is that of the unreduced model. A trunk keeps what
+those layers gave: states, keys and values, and the queries that methods score with. A pass that starts behind it puts
+these in the place of the layers' own work, so that its answers, logits and records are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.errors import UserError
+from espalier.methods.base import Site
+
+
+class Arrived(BaseException):
+    """A model has run as far as it was wanted. No error: nothing may catch it on its way out of the model."""
+
+
+@dataclass(eq=False)
+class Trunk:
+    """What the first layers of a decoder gave for one batch; nobody may write to it.
+
+    It takes `4 B L D` numbers a layer (fewer where heads share keys and values) and lives as long as its prompt.
+
+    Attributes:
+        outputs: (B, L, D) states behind each layer.
+        heads: queries (B, H, L, Dh), keys (B, H_kv, L, Dh) and scaling of each layer; empty under eager attention,
+            whose queries nothing may read.
+        cached: keys and values (B, H_kv, L, Dh) of each layer.
+    """
+
+    outputs: list[Tensor] = field(default_factory=list)
+    heads: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
+    cached: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held. Keys that are read are those of the cache."""
+        queries = (query for query, _, _ in self.heads)
+        pairs = (part for pair in self.cached for part in pair)
+        return sum(one.nbytes for one in (*self.outputs, *queries, *pairs))
+
+
+def untouched(sites: Sequence[Site], depth: int) -> int:
+    """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
+    return min((site.shortens or 0 for site in sites), default=depth)
+
+
+class Growing:
+    """Hooks that fill a trunk while the unreduced model runs, and end the run behind its last layer.
+
+    Args:
+        decoder: the text stack.
+        depth: layers wanted, at least one.
+        room: bytes that the trunk may take; no further layer is begun where they are used up.
+    """
+
+    def __init__(self, decoder: Any, depth: int, room: float) -> None:
+        self.trunk = Trunk()
+        # Behind the last layer stands the final norm.
+        self._modules = [*decoder.layers, decoder.norm][: depth + 1]
+        self._depth, self._room = depth, room
+        seen = decoder.config._attn_implementation != "eager"
+        layers = self._modules[:depth] if seen else []
+        self._tap = AttentionTap([(layer.self_attn, self._look) for layer in layers])
+        self._open = ExitStack()
+
+    def __enter__(self) -> Growing:
+        """Install the hooks."""
+        with ExitStack() as opening:
+            opening.enter_context(self._tap)
+            for number, module in enumerate(self._modules):
+                before = module.register_forward_pre_hook(partial(self._before, number))
+                opening.callback(before.remove)
+                if number < self._depth:
+                    behind = module.register_forward_hook(
+                        partial(self._behind, number), with_kwargs=True
+                    )
+                    opening.callback(behind.remove)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Remove them; the end of the run is no error."""
+        self._open.close()
+        return isinstance(error, Arrived)
+
+    def _before(self, number: int, module: nn.Module, args: Any) -> None:
+        if number == self._depth or (number and self.trunk.bytes >= self._room):
+            raise Arrived
+
+    def _look(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        self.trunk.heads.append((query, key, scaling))
+
+    def _behind(
+        self, number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        layer = kwargs["past_key_values"].layers[number]
+        self.trunk.outputs.append(output)
+        self.trunk.cached.append((layer.keys, layer.values))
+
+
+class Replay:
+    """Puts what a trunk kept in the place of the first layers' forward, for one prefill.
+
+    Args:
+        trunk: of the prompt; None: nothing is replaced.
+        layers: of the decoder, those that the pass leaves as they are; the trunk may have fewer.
+        tap: shows the queries and keys of these layers to whoever watches them.
+    """
+
+    def __init__(self, trunk: Trunk | None, layers: Sequence[nn.Module], tap: AttentionTap) -> None:
+        self._trunk = trunk or Trunk()
+        self._layers = list(layers)[: len(self._trunk.outputs)]
+        self._tap = tap
+        self._saved: list[tuple[nn.Module, Any]] = []
+
+    def __enter__(self) -> Replay:
+        """Replace the layers' forward."""
+        for number, layer in enumerate(self._layers):
+            self._saved.append((layer, layer.__dict__.get("forward")))
+            layer.__dict__["forward"] = partial(self._forward, number)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the layers their own forward back."""
+        for layer, forward in self._saved:
+            del layer.__dict__["forward"]
+            if forward is not None:
+                layer.__dict__["forward"] = forward
+        self._saved.clear()
+
+    def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        trunk, output = self._trunk, self._trunk.outputs[number]
+        if hidden.shape != output.shape:
+            raise UserError(
+                f"generation.num_beams: a prompt was carried on for {len(output)} rows, {len(hidden)} came; valid: "
+                "as many"
+            )
+        cache = kwargs["past_key_values"]
+        if cache is not None:
+            cache.update(*trunk.cached[number], number)
+        if trunk.heads:
+            layer: Any = self._layers[number]
+            self._tap.show(layer.self_attn, *trunk.heads[number])
+        if number == len(self._layers) - 1:
+            self.__exit__()  # decoding steps are the layers' own
+        return output

@@ -1,0 +1,104 @@
+"""A prompt for several methods: what they read before the decoder, and layers that they leave alone, once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.prompt import Prompt, check_behind
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.shared_prefill import Growing
+from espalier.harness.engine.signals.table import BEFORE_DECODER
+from espalier.harness.engine.sites.site_table import reads_features
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.none import NoReduction
+
+
+@dataclass(frozen=True)
+class Reader(TokenReducer):
+    """Reads before the decoder what others read there, and would keep every token.
+
+    Attributes:
+        wanted: signals.
+        features: whether anybody acts on what goes into the projector.
+    """
+
+    wanted: tuple[Need, ...] = ()
+    features: bool = False
+
+    @classmethod
+    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> Reader:
+        """Return what reads for all of the methods.
+
+        Raises:
+            MethodError: one acts inside the tower.
+        """
+        wanted: dict[Need, None] = {}
+        features = False
+        for method in methods:
+            sites = method.all_sites(adapter.facts.tower.layers, adapter.facts.text.layers)
+            check_behind(method, sites)
+            features |= reads_features(sites)
+            needs = (need for site in sites for need in method.needs(site))
+            wanted |= dict.fromkeys(need for need in needs if need.signal in BEFORE_DECODER)
+        return cls(tuple(wanted), features)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return one site in front of the decoder."""
+        return (Site("vision" if self.features else "prefix"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what anybody reads."""
+        return self.wanted
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep all."""
+        n_rows, n_tokens, _ = view.tokens.shape
+        return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))
+
+
+def shared_prompt(
+    adapter: Parts,
+    inputs: Mapping[str, Any],
+    methods: Sequence[TokenReducer] = (),
+    *,
+    timed: bool = True,
+) -> Prompt:
+    """Make a prompt that all of the methods can start from; see `Session.prompt`.
+
+    Raises:
+        MethodError: a method acts inside the vision tower, or reads what the model does not have.
+    """
+    reader = Reader.of(adapter, methods)
+    with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
+        return session.prompt(inputs)
+
+
+def carried_on(
+    adapter: Parts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
+) -> Prompt:
+    """Return a prompt with its first decoder layers run, for all who start there and act only behind them.
+
+    Args:
+        adapter: the model.
+        prompt: of the batch.
+        depth: layers; 0 leaves the prompt as it is.
+        room: bytes that their states, queries, keys and values may take: whoever wants more layers runs the rest.
+        **generation: arguments of `generate` of the answers to come.
+
+    Cost: these layers of the unreduced prompt.
+    """
+    if depth == 0:
+        return prompt
+    nothing = Budget("kept", 0.0)
+    with (
+        Session(adapter, NoReduction(), nothing, timed=False) as session,
+        Growing(adapter.decoder, depth, room) as growing,
+    ):
+        session.generate(prompt, **generation)
+    return replace(prompt, trunk=growing.trunk)

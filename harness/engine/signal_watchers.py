@@ -1,0 +1,145 @@
+"""What a session installs for its whole life: the watchers of a method's signals, asleep while nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.attention_probe import AttentionTap, Watcher
+from espalier.harness.engine.evictor import Evicting
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.idle_blocks import split_unread
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.signals import Signals
+from espalier.harness.engine.sites.decode import decode_site
+from espalier.harness.engine.sites.site_table import check_carried, tower_sites
+from espalier.harness.engine.tower.tower_views import watched_blocks
+from espalier.harness.specs.run_spec import PositionPolicy
+from espalier.methods.base import Site, TokenReducer
+
+
+class Current:
+    """The run in progress, for watchers that outlive it."""
+
+    def __init__(self) -> None:
+        self._pass: Pass | None = None
+        self._clock: Clock | None = None
+
+    @contextmanager
+    def running(self, clock: Clock, this: Pass | None = None) -> Iterator[None]:
+        """Let the watchers see what runs inside the block; `this` is None where no decoder is going to run."""
+        self._pass, self._clock = this, clock
+        try:
+            yield
+        finally:
+            self._pass = self._clock = None
+
+    def stage(self) -> Stage | None:
+        """Return the stage in force while a prefill runs, None outside one."""
+        return None if self._pass is None else self._pass.prefill_stage()
+
+    def as_selection(self, watcher: Watcher) -> Watcher:
+        """Count a watcher's work as selection, and let it see nothing outside a run."""
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            if self._clock is not None:
+                with self._clock.phase("select"):
+                    watcher(query, key, scaling)
+
+        return watch
+
+    def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show queries and keys of a tower block to the sites inside the tower."""
+        if self._pass is not None:
+            self._pass.watch_tower(query, key, scaling)
+
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show queries and keys of a decoder layer to what evicts cache entries."""
+        if self._pass is not None:
+            self._pass.watch_cache(layer, query, key, scaling)
+
+    def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Show queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
+        if self._pass is not None and self._pass.focus is not None:
+            self._pass.focus.look(query, key, scaling)
+
+
+def install(
+    adapter: Parts,
+    method: TokenReducer,
+    budget: Budget,
+    *,
+    seed: int,
+    emulate: bool,
+    positions: PositionPolicy,
+    prior: Prior | None,
+    timed: bool,
+    current: Current,
+    evicting: Evicting | None = None,
+) -> tuple[Setup, AttentionTap]:
+    """Return what all passes of a session share, and the tap that shows the watchers what they asked for.
+
+    Raises:
+        MethodError: the model cannot carry the method.
+        UserError: the model's attention is not supported.
+    """
+    depth = adapter.facts.text.layers
+    sites = method.all_sites(adapter.facts.tower.layers, depth)
+    check_carried(method, sites)
+    at_steps = decode_site(method, depth)
+    renumber = closes_gaps(positions, method, adapter.facts)
+    signals = Signals(adapter, method, sites, prior, stage=current.stage)
+    inside = watched_blocks(adapter, method, tower_sites(sites))
+    watchers = [
+        *signals.watchers(),
+        *((block.attention, current.watch_tower) for block in inside),
+        *_cache_watchers(adapter, evicting, current),
+    ]
+    looked_at = [*(module for module, _ in watchers), *signals.watched_layers]
+    # Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
+    extra, idle = split_unread(adapter.unread_blocks(), looked_at)
+    setup = Setup(
+        adapter=adapter,
+        method=method,
+        budget=budget,
+        seed=seed,
+        emulate=emulate,
+        renumber=renumber,
+        timed=timed,
+        sites=sites,
+        decode_site=at_steps,
+        signals=signals,
+        extra_blocks=extra,
+        idle_blocks=idle,
+        evicting=evicting,
+    )
+    taps = [(module, current.as_selection(watcher)) for module, watcher in watchers]
+    return setup, AttentionTap([*taps, *_step_watchers(adapter, at_steps, current)])
+
+
+def _cache_watchers(
+    adapter: Parts, evicting: Evicting | None, current: Current
+) -> Sequence[tuple[nn.Module, Watcher]]:
+    """Watch every decoder layer where cache entries are to go."""
+    if evicting is None:
+        return []
+    layers = enumerate(adapter.decoder.layers)
+    return [(layer.self_attn, partial(current.watch_cache, number)) for number, layer in layers]
+
+
+def _step_watchers(
+    adapter: Parts, site: Site | None, current: Current
+) -> Sequence[tuple[nn.Module, Watcher]]:
+    """Watch the layer below a decode site."""
+    if site is None:
+        return []
+    return [(adapter.decoder.layers[site.layer - 1].self_attn, current.watch_step)]

@@ -1,0 +1,64 @@
+"""What entered the decoder: `projected`, `all_projected`, `text_embeddings`.
+
+Captured once a pass, the same at every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from espalier.harness.engine.layout import Layout, take
+from espalier.harness.engine.signals.producer import Asked, Producer, of_words
+
+
+class Entering(Producer):
+    """Base of what is taken from the decoder's input."""
+
+    shared = True
+    _taken: Tensor | None = None
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Forget what was taken."""
+        self._taken = None
+
+    @property
+    def taken(self) -> Tensor:
+        """What was taken in this pass."""
+        assert self._taken is not None  # the decoder is entered before any site is asked
+        return self._taken
+
+
+class Projected(Entering):
+    """Visual tokens of the view."""
+
+    def enter(self, layout: Layout, hidden: Tensor) -> None:
+        """Take all visual tokens."""
+        self._taken = take(hidden, layout.visual, -2)
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, n, D)."""
+        return asked.chosen(self.taken)
+
+
+class AllProjected(Projected):
+    """Visual tokens, those dropped since included."""
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, M, D)."""
+        real = asked.real.to(self.taken.device)
+        return self.taken[asked.rows] * real.unsqueeze(-1)
+
+
+class TextEmbeddings(Entering):
+    """Words."""
+
+    def enter(self, layout: Layout, hidden: Tensor) -> None:
+        """Take the words."""
+        self._taken = of_words(hidden, layout.words)
+
+    def hand_over(self, asked: Asked) -> Tensor:
+        """Return (b, T, D)."""
+        return self.taken[asked.rows]

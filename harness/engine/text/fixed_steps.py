@@ -1,0 +1,150 @@
+"""Steps of one token whose shapes do not change while an answer grows, so that one recording of them serves many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.text.cuda_graphs import Graphs
+from espalier.harness.engine.text.kv_cache import IndexedCache
+from espalier.harness.engine.text.step_attention import step_mask
+
+#: A recording attends to a multiple of so many slots. Another one is made when an answer outgrows it: few slots beyond
+#: those held are read for nothing, and few recordings are made.
+BUCKET = 256
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a token goes through: embedding, layers, head."""
+
+    embed: nn.Module
+    decoder: Any
+    head: nn.Module
+
+    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
+        """Return the logits (B, t, V) behind the tokens `ids` (B, t) at `positions` (..., B, t)."""
+        hidden = self.decoder(
+            inputs_embeds=self.embed(ids),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits: Tensor = self.head(hidden)
+        return logits
+
+    @classmethod
+    def of(cls, adapter: Parts) -> Text:
+        """Return the text stack of a loaded model."""
+        model = adapter.model
+        return cls(model.get_input_embeddings(), adapter.decoder, model.get_output_embeddings())
+
+
+class FixedCache(Cache):
+    """A cache that takes one token at `slot` (1,) of its storage and shows the first `keys` slots, filled or not."""
+
+    def __init__(self, cache: IndexedCache, slot: Tensor, keys: int) -> None:
+        super().__init__(layers=cache.layers)
+        self._storage, self._slot, self._shown = cache.storage, slot, keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one token; what is held is counted by whoever runs the step, for no number here can change."""
+        keys, values = self._storage[layer_idx]
+        keys.index_copy_(2, self._slot, key_states)
+        values.index_copy_(2, self._slot, value_states)
+        return keys[:, :, : self._shown], values[:, :, : self._shown]
+
+
+@dataclass(frozen=True)
+class FixedStep:
+    """One token through the text stack: a function of tensors whose shapes, and whose operations, are always the same.
+
+    Attributes:
+        text: the stack.
+        cache: has its prompt, and is blank behind it.
+        following: (..., 1, 1) position of the answer's first token.
+        groups: query heads that share a key head.
+        dtype: of the queries.
+        keys: slots that the step attends to.
+    """
+
+    text: Text
+    cache: IndexedCache
+    following: Tensor
+    groups: int
+    dtype: torch.dtype
+    keys: int
+
+    def __call__(self, ids: Tensor, slot: Tensor, place: Tensor) -> Tensor:
+        """Return the logits (1, V) behind a token.
+
+        Args:
+            ids: (1, 1).
+            slot: (1,) of the cache, where it goes.
+            place: (1,) of the token in the answer.
+        """
+        mask = step_mask(slot, self.keys, self.groups, self.dtype)
+        into = FixedCache(self.cache, slot, self.keys)
+        return self.text(ids, self.following + place, mask, into)[0]
+
+
+class FixedSteps:
+    """The steps of one answer, each recorded when its number of slots is first needed.
+
+    Args:
+        text: the stack.
+        cache: has run its prompt; all layers hold the same number of tokens.
+        following: as in `FixedStep`.
+        shape: groups and dtype of `FixedStep`.
+        graphs: records.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        cache: IndexedCache,
+        following: Tensor,
+        shape: tuple[int, torch.dtype],
+        graphs: Graphs,
+    ) -> None:
+        self._text, self._cache, self._following = text, cache, following
+        self._shape, self._graphs = shape, graphs
+        self._capacity = cache.storage[0][0].shape[2]
+        # Recordings read and write at these addresses: values are copied in, tensors are never put in their place.
+        self._ids = torch.zeros(1, 1, dtype=torch.long, device=following.device)
+        self._slot, self._place = self._ids[0].clone(), self._ids[0].clone()
+        self._replays: dict[int, Callable[[], Tensor]] = {}
+        cache.blank()
+
+    def run(self, ids: Tensor, place: int) -> Tensor:
+        """Run one token `ids` (1,) at `place` of the answer and return the logits (1, V) behind it.
+
+        Raises:
+            RuntimeError: the cache is full.
+        """
+        slot = self._cache.lengths[0]
+        if slot == self._capacity:
+            raise RuntimeError(f"the cache has room for {slot} tokens, {slot + 1} came")
+        self._ids.copy_(ids[None])
+        self._slot.fill_(slot)
+        self._place.fill_(place)
+        logits = self._replay(slot)()
+        self._cache.grow()
+        return logits.clone()  # the next replay writes over it
+
+    def _replay(self, slot: int) -> Callable[[], Tensor]:
+        keys = min(-(-(slot + 1) // BUCKET) * BUCKET, self._capacity)
+        if keys not in self._replays:
+            step = FixedStep(self._text, self._cache, self._following, *self._shape, keys)
+            inputs = self._ids, self._slot, self._place
+            self._replays[keys] = self._graphs.capture(step, inputs)
+        return self._replays[keys]

@@ -1,0 +1,178 @@
+"""Methods inside the vision tower: blocks run on the slots still alive, and the grid is whole again behind the last.
+
+What follows the tower (projector, stitching of crops, placeholders) counts on whole grids, so the output of the last
+block is put back on the grid, zero where a patch is gone; the decoder's stage then drops the tokens of those patches
+before layer 0. Patches that no token is made of (the padding of a high-resolution image) leave at the first site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.image_rows import Owners, owners_of, row_units
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.rollout import Heads
+from espalier.harness.engine.tower.tower_images import Pictures, Towering, put_back
+from espalier.harness.engine.tower.tower_views import Asking
+from espalier.harness.engine.tower_blocks import TowerBlock
+from espalier.methods.base import MethodError, Site, TokenReducer
+
+
+class TowerRun:
+    """Takes the place of the tower's blocks for one batch.
+
+    Args:
+        method: the reducer.
+        sites: its tower sites, first to last.
+        blocks: of the tower, up to the one that the projector reads.
+        extra: 1 if slot 0 is a class token.
+        layout: of the batch.
+        requested: tokens to keep after each tower site, for each row.
+        generator_of: called with (row, picture of the row, number of the site) for a seeded generator.
+        emulate: keep all slots and mask what is gone, the slow reference.
+        clock: phase timer.
+
+    Raises:
+        MethodError: a row's tokens are blends of several patches.
+    """
+
+    def __init__(
+        self,
+        method: TokenReducer,
+        sites: Sequence[Site],
+        blocks: Sequence[TowerBlock],
+        extra: int,
+        layout: Layout,
+        requested: Sequence[Sequence[int]],
+        generator_of: Callable[[int, int, int], torch.Generator],
+        emulate: bool,
+        clock: Clock,
+    ) -> None:
+        if any(layout.blended):
+            raise MethodError(
+                f"{type(method).__name__} acts inside the tower and needs tokens that are its patches; this sample's "
+                "are blends of several patches (pooled frames, shrunk crops)"
+            )
+        self._how = Towering(extra, emulate, method.proportional)
+        self._site_at = {site.layer: number for number, site in enumerate(sites)}
+        self._ask = partial(
+            Asking, method, sites, requested=requested, generator_of=generator_of, how=self._how
+        )
+        self._blocks = blocks
+        self._layout = layout
+        self._clock = clock
+        self._batch: list[Pictures] = []
+        self._owners: Owners
+        self._asking: Asking
+        self._seen: Heads | None = None
+        self._first_unit = 0
+        self._alive: list[Tensor] = []
+        self._ran = [[0, 0, 0] for _ in range(layout.rows)]
+        self._full = [[0, 0, 0] for _ in range(layout.rows)]
+        self._saved: list[tuple[Any, Any]] = []
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> TowerRun:
+        """Put the run in the place of the blocks' own forward."""
+        for number, block in enumerate(self._blocks):
+            self._saved.append((block.module, block.module.__dict__.get("forward")))
+            block.module.__dict__["forward"] = partial(self._forward, number)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the blocks their own forward back."""
+        for module, forward in self._saved:
+            del module.__dict__["forward"]
+            if forward is not None:
+                module.__dict__["forward"] = forward
+        self._saved.clear()
+
+    def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Note queries and keys of the block that runs."""
+        self._seen = (query, key, scaling)
+
+    # ------------------------------------------------------------------ blocks
+
+    def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Run block `number`; what comes in is used by the first block only."""
+        kwargs.pop("attention_mask", None)
+        if number == 0:
+            self._start(hidden)
+        following = []
+        for pictures in self._batch:
+            following += self._run(number, pictures, kwargs)
+        self._batch = following
+        if number < len(self._blocks) - 1:
+            return hidden  # of the right shape for whoever looks; nobody reads it
+        return self._finish(hidden)
+
+    def _start(self, hidden: Tensor) -> None:
+        """Enter with (P, E + N, D) patch embeddings; which picture is whose is read off the layout."""
+        n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._how.extra
+        self._owners = owners_of(self._layout, self._first_unit, n_pictures, n_units)
+        self._asking = self._ask(owners=self._owners)
+        n_slots, blocks = hidden.shape[1], len(self._blocks)
+        for row in self._owners.rows:
+            for place, cost in enumerate((n_slots, n_slots, n_slots**2)):
+                self._full[row][place] += blocks * cost
+        self._batch = [Pictures.whole(hidden, self._how.extra)]
+
+    def _run(self, number: int, pictures: Pictures, kwargs: dict[str, Any]) -> list[Pictures]:
+        block = self._blocks[number]
+        self._seen = None
+        hidden = block.attend(pictures.hidden, pictures.bias(self._how), **kwargs)
+        self._count(pictures, attended=True)
+        pictures = replace(pictures, hidden=hidden)
+        if self._seen is not None:
+            pictures.heads.append(self._seen)
+        found = [pictures]
+        if number in self._site_at:
+            with self._clock.phase("select"):
+                found = self._asking.reduce(self._site_at[number], pictures)
+        for one in found:
+            self._count(one, attended=False)
+            one.hidden = block.transform(one.hidden)
+        return found
+
+    def _finish(self, like: Tensor) -> Tensor:
+        """Put the slots back on the grids (P, E + N, D) of `like`."""
+        whole, alive = put_back(self._batch, like, self._how)
+        self._alive.append(alive.flatten())
+        self._first_unit += alive.numel()
+        self._batch = []
+        return whole
+
+    # ------------------------------------------------------------------ what came of it
+
+    def kept(self) -> list[Tensor]:
+        """Return for each row the indices of the visual tokens whose patches are alive, ascending."""
+        alive = torch.cat([some.cpu() for some in self._alive])
+        units = (row_units(self._layout, row).cpu() for row in range(self._layout.rows))
+        return [alive[own].nonzero()[:, 0] for own in units]
+
+    def _count(self, pictures: Pictures, attended: bool) -> None:
+        """Note for each row the slots that a half of a block runs on."""
+        n_slots = pictures.origin.shape[1] + self._how.extra
+        for member in pictures.members:
+            ran = self._ran[self._owners.rows[member]]
+            if attended:
+                ran[0] += n_slots
+                ran[2] += n_slots**2
+            else:
+                ran[1] += n_slots
+
+    def spared(self, row: int) -> Work:
+        """Return what a row's pictures did not cost, in the fields of Work that say so."""
+        attention, mlp, pairs = (
+            full - ran for full, ran in zip(self._full[row], self._ran[row], strict=True)
+        )
+        return Work(spared_attention=attention, spared_mlp=mlp, spared_pairs=pairs)

@@ -1,0 +1,50 @@
+"""What a task is told about the model: how it writes boxes, so that the task can ask for them and read them.
+
+A task lists what it wants under `of_model` of its prompt settings (lmms_eval_specific_kwargs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from lmms_eval.api.task import Task
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.run_spec import ModelSpec
+
+
+def tell(tasks: Iterable[Task], model: ModelSpec, benchmark: BenchmarkSpec) -> None:
+    """Fill in `boxes`, the format, and `resized`, the bounds of the pictures that the model sees, where a task asks.
+
+    What the user sets of the prompt (benchmark.prompt) stays.
+
+    Raises:
+        UserError: boxes are written in pixels of a picture whose resizing the model's file does not state.
+    """
+    for task in tasks:
+        settings = task.lmms_eval_specific_kwargs
+        if not isinstance(settings, Mapping) or "of_model" not in settings:
+            continue
+        # A table of its own: tasks of a group may share one.
+        told = {**settings, "boxes": model.boxes, **benchmark.prompt}
+        if told["boxes"] == "pixels" and "resized" not in benchmark.prompt:
+            told["resized"] = resizing(model)
+        task.lmms_eval_specific_kwargs = told
+
+
+def resizing(model: ModelSpec) -> tuple[int, int, int]:
+    """Return the side of a visual token in pixels and the least and the most pixels of a resized picture.
+
+    Raises:
+        UserError: the model's file does not state them.
+    """
+    vision = model.architecture.get("vision", {})
+    side = vision.get("patch_size", 0) * vision.get("spatial_merge_size", 0)
+    least, most = model.processor.get("min_pixels"), model.processor.get("max_pixels")
+    if not (side and least and most):
+        raise UserError(
+            f"model.boxes='pixels' needs model.processor.min_pixels and max_pixels, which model={model.name} does not "
+            "state; valid: both, or boxes of another format"
+        )
+    return int(side), int(least), int(most)

@@ -1,0 +1,118 @@
+"""Data that a task cannot work with is named by data set, split and row, in one line."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lmms_eval.api.task import Task, TaskConfig
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import SampleErrors
+
+#: Columns that hold what answers are held against, whatever a task calls its target.
+REFERENCES = ("answer", "answers")
+
+#: A metric that only writes answers for a server needs no references.
+SUBMISSION = "submission"
+
+
+def origin(config: TaskConfig) -> str:
+    """Return where a task's samples come from, as an error line says it."""
+    name = f", configuration {config.dataset_name!r}" if config.dataset_name else ""
+    split = config.test_split or config.validation_split
+    return f"data set {config.dataset_path!r}{name}, split {split!r}"
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the first line of what started a chain of errors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def lacks_locks(error: BaseException | None) -> bool:
+    """Say whether a chain of errors began with a file system that has no locks, as NFS without its lock daemon."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def damaged_file(folder: Path) -> str:
+    """Return the first parquet file of a folder that cannot be read, in words that begin a reason; else nothing."""
+    for file in sorted(folder.rglob("*.parquet")):
+        try:
+            pq.read_metadata(file)
+        except (pa.ArrowInvalid, OSError):
+            return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
+    return ""
+
+
+def check_references(tasks: Sequence[Task], limit: int | None) -> None:
+    """Raise UserError if a sample has nothing to hold an answer against, which scorers take for a wrong answer.
+
+    Cost: a look at one or two columns.
+    """
+    for task in tasks:
+        docs = task.test_docs() if task.has_test_docs() else task.validation_docs()
+        target = task.config.doc_to_target
+        names = {*REFERENCES, *((target,) if isinstance(target, str) else ())}
+        if set(task.aggregation()) == {SUBMISSION}:
+            continue
+        for name in sorted(names & set(docs.column_names)):
+            for row, value in enumerate(docs.with_format(None).select_columns([name])):
+                if limit is not None and row >= limit:
+                    break
+                if value[name] is None:
+                    raise UserError(
+                        f"benchmark.task={task.config.task!r}: {origin(task.config)}, row {row}: "
+                        f"column {name!r} is empty, so that no answer could be scored"
+                    )
+
+
+def guard_targets(task: Task) -> None:
+    """Make `task.doc_to_target` name the row that it cannot read: lmms-eval asks it for each logged sample."""
+    read = type(task).doc_to_target
+
+    @wraps(read)
+    def guarded(doc: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+        try:
+            return read(task, doc, *args, **more)
+        except Exception as error:  # a task's own function: whatever it raises must name its row
+            raise UserError(
+                f"benchmark.task={task.config.task!r}: {origin(task.config)}{_row(task, doc)}: "
+                f"its target cannot be read: {cause_of(error)}"
+            ) from error
+
+    task.doc_to_target = guarded
+
+
+@contextmanager
+def named_data(tasks: Sequence[Task]) -> Iterator[None]:
+    """Say of failed samples where they stand: `task/row` becomes known as a row of a data set's split."""
+    try:
+        yield
+    except SampleErrors as error:
+        names = dict.fromkeys(failure.task for failure in error.failures)
+        origins = {task.config.task: origin(task.config) for task in tasks}
+        where = "; ".join(
+            f"{name}/<row> is of {origins[name]}" for name in names if name in origins
+        )
+        raise SampleErrors(error.failures, error.total, where) from error
+
+
+def _row(task: Task, doc: Mapping[str, Any]) -> str:
+    docs = task.eval_docs_no_media
+    known = set(docs.column_names)
+    sought = {name: value for name, value in doc.items() if name in known}
+    found = (f", row {row}" for row, one in enumerate(docs) if one == sought)
+    return next(found, "")

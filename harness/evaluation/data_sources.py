@@ -1,0 +1,233 @@
+"""Where the pictures and videos of a data set may come from: its own folder or the hub's cache, and no address."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import datasets
+import fsspec.spec
+import huggingface_hub.constants
+import lmms_eval
+import PIL.Image
+from lmms_eval.api.task import TaskConfig
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.media.images import TRANSPARENCY, WIDE, in_8_bits, open_image
+
+#: File systems that reach no other machine. The hub's own obeys HF_HUB_OFFLINE.
+LOCAL = frozenset(
+    (
+        *("abstract", "file", "local", "memory", "hf", "dir", "zip", "tar", "libarchive", "rar"),
+        *("reference", "generic", "cached", "blockcache", "filecache", "simplecache"),
+        *("gzip", "bz2", "xz", "lzma", "lz4", "zstd"),
+    )
+)
+#: What may stand before `::`: files inside of a file.
+ARCHIVES = re.compile(r"(zip|tar|gzip|bz2|xz|lzma|lz4|zstd|libarchive|rar)://")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+#: Columns that hold files; each decodes a table of `bytes` and `path`, or a path.
+COLUMNS = tuple(
+    getattr(datasets, name)
+    for name in ("Image", "Audio", "Video", "Pdf", "Nifti", "Mesh")
+    if hasattr(datasets, name)
+)
+
+
+class Outside(UserError):
+    """Data name a file or an address that a run may not open."""
+
+
+@dataclass(frozen=True)
+class Borders:
+    """What a run of a benchmark may open.
+
+    Attributes:
+        digested: folder with the data set, all of whose files but hidden ones are in the run key; None: the hub's.
+        others: folders of the hub's cache, of the task's own files and of what is unpacked.
+        offline: whether nothing may be asked of another machine.
+        transparency: what becomes of that of pictures in image columns.
+    """
+
+    digested: Path | None
+    others: list[Path]
+    offline: bool = True
+    transparency: str = TRANSPARENCY[0]
+
+    def place(self, name: str) -> str:
+        """Return the path of a file that the data name; relative ones are looked for in the data's folders first.
+
+        A chain as `zip://a.png::/data/all.zip` leads to its last file.
+
+        Raises:
+            UserError: an address, or a file elsewhere, also by `..` or by a link.
+        """
+        *inner, last = name.split("::")
+        scheme = SCHEME.match(last)
+        if scheme is not None and scheme[1] not in ("file", "local"):
+            raise Outside(f"{name!r} in the data is an address; valid: {self._valid()}")
+        if not all(ARCHIVES.match(hop) for hop in inner):
+            raise Outside(f"{name!r} in the data is a chain of addresses; valid: {self._valid()}")
+        path = self._inside(name, last[scheme.end() :] if scheme else last)
+        return "::".join((*inner, path))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return a chat with the paths of its pictures and videos checked; see `place`."""
+        return [
+            {**turn, "content": [self._part(part) for part in turn["content"]]}
+            if not isinstance(turn["content"], str)
+            else dict(turn)
+            for turn in messages
+        ]
+
+    @contextmanager
+    def held(self, pixels: bool) -> Iterator[None]:
+        """Check what `datasets` and Pillow open, and what file systems are asked of.
+
+        With `pixels`, pictures of image columns come as `open_image` has them, where a task's own `convert` would lose
+        what is in them; not while a data set is prepared, whose rows outlive the run.
+        """
+        with ExitStack() as stack:
+            for column in COLUMNS:
+                decode = self._decoding(column.decode_example, pixels and column is datasets.Image)
+                stack.enter_context(mock.patch.object(column, "decode_example", decode))
+            stack.enter_context(mock.patch.object(PIL.Image, "open", self._opening(PIL.Image.open)))
+            made = self._making(fsspec.spec._Cached.__call__)
+            stack.enter_context(mock.patch.object(fsspec.spec._Cached, "__call__", made))
+            yield
+
+    def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        source = None if part["type"] == "text" else part.get(part["type"])
+        if isinstance(source, str | os.PathLike):
+            return {**part, part["type"]: self.place(os.fspath(source))}
+        if isinstance(source, Mapping):
+            return {**part, part["type"]: self._value(source)}
+        return dict(part)
+
+    def _value(self, value: Any) -> Any:
+        """Return what a column stores of a file, with its path checked where it is read."""
+        if isinstance(value, str):
+            return self.place(value)
+        if not isinstance(value, Mapping) or value.get("bytes") is not None:
+            return value
+        path = value.get("path")
+        return {**value, "path": self.place(path)} if isinstance(path, str) else value
+
+    def _inside(self, name: str, path: str) -> str:
+        roots = (*(() if self.digested is None else (self.digested,)), *self.others)
+        near = [str(root / path) for root in roots] if not os.path.isabs(path) else []
+        if not os.path.isabs(path) and not any(map(os.path.exists, (*near, path))):
+            return path  # whoever opens it says that it is not there
+        path = next(filter(os.path.exists, near), os.path.abspath(path))
+        real = Path(os.path.realpath(path))
+        if self.digested is not None and _below(real, self.digested):
+            parts = real.relative_to(os.path.realpath(self.digested)).parts
+            if not any(part.startswith(".") for part in parts):
+                return path
+        if any(_below(real, root) for root in self.others):
+            return path
+        raise Outside(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
+
+    def _valid(self) -> str:
+        if self.digested is not None:
+            return f"a file that is not hidden in benchmark.path={str(self.digested)!r}"
+        return "a file in the hub's cache, or benchmark.path=<the folder that holds it>"
+
+    def _decoding(self, decode: Callable[..., Any], pixels: bool) -> Callable[..., Any]:
+        @wraps(decode)
+        def checked(column: Any, value: Any, *args: Any, **more: Any) -> Any:
+            if isinstance(value, str):
+                value = {"path": value, "bytes": None}
+            decoded = decode(column, self._value(value), *args, **more)
+            if not pixels or not isinstance(decoded, PIL.Image.Image):
+                return decoded
+            name = value.get("path") if isinstance(value, Mapping) else None
+            if decoded.mode in WIDE:
+                decoded = in_8_bits(decoded, str(name or "of the data"))
+            laid = self.transparency != TRANSPARENCY[0] and decoded.has_transparency_data
+            return open_image(decoded, self.transparency) if laid else decoded
+
+        return checked
+
+    def _opening(self, opened: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(opened)
+        def checked(fp: Any, *args: Any, **more: Any) -> Any:
+            if isinstance(fp, str | bytes | os.PathLike):
+                fp = self._inside(os.fsdecode(fp), os.fsdecode(fp))
+            return opened(fp, *args, **more)
+
+        return checked
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(make)
+        def checked(system: Any, *args: Any, **more: Any) -> Any:
+            names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+            if self.offline and not LOCAL.issuperset(names):
+                raise Outside(
+                    f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
+                )
+            return make(system, *args, **more)
+
+        return checked
+
+
+def borders_of(data: LocalData | None, include_path: Path | None, offline: bool) -> Borders:
+    """Return the borders of a benchmark before its task is known.
+
+    Args:
+        data: serves data sets of `benchmark.path`; None: they are the hub's.
+        include_path: folder of the task.
+        offline: whether nothing may be asked of another machine.
+    """
+    own = [Path(lmms_eval.__file__).parent, *([] if include_path is None else [include_path])]
+    if data is not None:
+        digested = data.copies.digested
+        # A copy of the hub's cache as it is: its files are links to blobs beside the snapshots.
+        blobs = digested.absolute().parent.parent / "blobs"
+        linked = [blobs] if digested.absolute().parent.name == "snapshots" else []
+        return Borders(digested, [data.home, *linked, *own], offline)
+    cache = (
+        # Where tasks unpack videos, whatever the libraries found when they were imported.
+        Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
+        huggingface_hub.constants.HF_HOME,
+        huggingface_hub.constants.HF_HUB_CACHE,
+        datasets.config.HF_DATASETS_CACHE,
+        datasets.config.DOWNLOADED_DATASETS_PATH,
+        datasets.config.EXTRACTED_DATASETS_PATH,
+    )
+    return Borders(None, [*map(Path, cache), *own], offline)
+
+
+def admit_own(borders: Borders, config: TaskConfig) -> None:
+    """Let tables of the user's own name any file of this machine.
+
+    They are those that a task file names by their paths, without `benchmark.path`: whoever wrote the path can read what
+    stands there, which nobody can say of a data set that was downloaded by its name.
+    """
+    stated = config.dataset_kwargs or {}
+    named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]
+    packaged = config.dataset_path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
+    own = named if packaged else [config.dataset_path or ""]
+    here = all(SCHEME.match(name) is None for name in own)
+    if borders.digested is None and here and own and (packaged or os.path.isdir(own[0])):
+        borders.others.append(Path(os.sep))
+
+
+def _strings(stated: Any) -> list[str]:
+    if isinstance(stated, str):
+        return [stated]
+    values = stated.values() if isinstance(stated, Mapping) else stated or ()
+    return [name for value in values for name in _strings(value)]
+
+
+def _below(real: Path, folder: Path) -> bool:
+    return real.is_relative_to(os.path.realpath(folder))

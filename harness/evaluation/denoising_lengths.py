@@ -1,0 +1,33 @@
+"""Whether the answers that a task asks for can be denoised in whole blocks and steps, known before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmms_eval.api.task import Task
+
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.length_check import check_places
+from espalier.harness.specs.generation import settings
+from espalier.harness.specs.run_spec import RunSpec
+
+
+def check_denoised(tasks: Iterable[Task], spec: RunSpec) -> None:
+    """Check each task's settings as a run of a model that denoises will read them; others are not looked at.
+
+    Raises:
+        UserError: a setting cannot be followed; the line names the task, whose own file may have said it.
+    """
+    if spec.model.facts.diffusion is None:
+        return
+    for task in tasks:
+        own = task.config.generation_kwargs or {}
+        asked = settings(own, spec.model.generation, spec.benchmark.generation)
+        try:
+            check_places(spec, Denoising.of(asked.generate).length)
+        except UserError as error:
+            raise UserError(
+                f"{error}; these are the settings of benchmark.task={task.config.task!r}, over which "
+                "benchmark.generation goes"
+            ) from error

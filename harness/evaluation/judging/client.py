@@ -1,0 +1,231 @@
+"""One question to a server that speaks OpenAI's chat completions: the call, what can go wrong, and how long to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.secrets import masked
+
+#: Letters of a server's own message that an error line quotes.
+QUOTED = 200
+
+#: Bytes of an answer, unpacked, that are read at most, and seconds of patience that a line names at most.
+MOST_BYTES, MOST_SECONDS = 16 * 2**20, 1e6
+
+#: Statuses that pass by themselves; of the others from 400 on the same request fails again.
+PASSING = frozenset((408, 409, 425, 429))
+
+#: Statuses that concern one question, as one that is too long or trips a filter.
+OF_THE_QUESTION = frozenset((400, 413, 422))
+
+
+#: Headers of an answer that are read.
+_KEPT = ("Content-Type", "Retry-After")
+
+
+class Trouble(Exception):
+    """A request that came to nothing.
+
+    Attributes:
+        passing: whether it may succeed when it is repeated.
+        wait: seconds after which the server asks to be asked again; None: it does not say.
+        single: whether it concerns this question alone.
+    """
+
+    def __init__(
+        self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
+    ) -> None:
+        # A server's own words may hold what moves a terminal.
+        super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
+        self.passing, self.wait, self.single = passing, wait, single
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server said: the text of its answer, the model as it names it, and why the answer ends."""
+
+    text: str
+    served: str | None
+    ended: str | None
+
+
+def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the request about a chat, without what is left out of it."""
+    sampling = {
+        "temperature": spec.temperature,
+        "seed": spec.seed,
+        "max_tokens": spec.max_tokens,
+    }
+    told = {"model": spec.model, "messages": messages, **sampling, **spec.options}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def read_key(variable: str) -> str | None:
+    """Return the key that an environment variable holds, None without one.
+
+    Raises:
+        UserError: it cannot stand in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(
+            f"judge.key_env={variable}: the variable holds no key; valid: one word of plain characters"
+        )
+    return key or None
+
+
+class Client:
+    """Asks one server. An asynchronous context manager; the key goes into the header of requests and nowhere else.
+
+    Args:
+        spec: address, model, time limit and the name of the variable with the key.
+    """
+
+    def __init__(self, spec: JudgeSpec) -> None:
+        self._spec = spec
+        self._key = read_key(spec.key_env)
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        self._http = httpx.AsyncClient(
+            headers={
+                "Content-Type": "application/json",
+                "Accept-Encoding": "gzip, deflate",
+                **headers,
+            },
+            timeout=None,  # one limit for the whole request, below
+            # A proxy of the environment cannot reach what runs on this machine.
+            trust_env=not _on_this_machine(spec.base_url or ""),
+            limits=httpx.Limits(max_connections=spec.concurrency),
+        )
+
+    async def __aenter__(self) -> Client:
+        """Open nothing yet: connections are made when they are needed."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def ask(self, request: Mapping[str, Any]) -> Reply:
+        """Return the server's answer.
+
+        Raises:
+            Trouble: there is none, in one line without the key.
+        """
+        # Plain ASCII: a lone surrogate of an answer could not be sent otherwise.
+        body = json.dumps(dict(request)).encode()
+        try:
+            async with asyncio.timeout(self._spec.timeout):
+                response = await self._post(body)
+        except TimeoutError:
+            seconds = f"{self._spec.timeout:g} s (judge.timeout)"
+            raise Trouble(f"no whole answer within {seconds}") from None
+        except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
+            raise Trouble(self._line(f"{type(error).__name__}: {error}")) from None
+        if response.status_code != 200:
+            raise self._refusal(response)
+        try:
+            return self._reply(response.json())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            start = self._line(response.text)
+            raise Trouble(f"the answer is no chat completion: {start!r}") from None
+
+    async def _post(self, body: bytes) -> httpx.Response:
+        """Return a whole answer of the server, unpacked; no more of it is held than `MOST_BYTES`."""
+        address = f"{self._spec.base_url}/chat/completions"
+        async with self._http.stream("POST", address, content=body) as response:
+            packed = response.headers.get("Content-Encoding", "identity").strip().lower()
+            if packed not in ("identity", "", "gzip", "deflate"):
+                raise Trouble(f"the answer is packed as {self._line(packed)!r}", passing=False)
+            # Either header, of gzip or of zlib.
+            unpack = zlib.decompressobj(47) if packed in ("gzip", "deflate") else None
+            content = bytearray()
+            async for piece in response.aiter_raw():
+                try:
+                    content += (
+                        piece
+                        if unpack is None
+                        else unpack.decompress(piece, MOST_BYTES + 1 - len(content))
+                    )
+                except zlib.error as error:
+                    raise Trouble(f"the answer does not unpack: {error}") from None
+                if len(content) > MOST_BYTES:
+                    raise Trouble(f"the answer has more than {MOST_BYTES} bytes", passing=False)
+        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+
+    def _reply(self, content: Any) -> Reply:
+        choice = content["choices"][0]
+        text = choice["message"].get("content") or ""
+        if not isinstance(text, str):
+            raise TypeError
+        served = content.get("model")
+        ended = choice.get("finish_reason")
+        return Reply(
+            self._without_key(text),
+            self._without_key(served) if isinstance(served, str) else None,
+            ended if isinstance(ended, str) else None,
+        )
+
+    def _refusal(self, response: httpx.Response) -> Trouble:
+        status = response.status_code
+        try:
+            told = response.json()["error"]
+            told = told["message"] if isinstance(told, Mapping) else told
+        except (ValueError, LookupError, TypeError, RecursionError):
+            told = response.text
+        line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
+        if status in (401, 403):
+            line += f"; the key is read from the variable {self._spec.key_env} (judge.key_env)"
+        elif status == 404:
+            line += "; valid: a judge.base_url up to /v1, and a judge.model that the server has"
+        return Trouble(
+            line,
+            passing=status in PASSING or status >= 500,
+            wait=_wait(response.headers.get("Retry-After")),
+            single=status in OF_THE_QUESTION,
+        )
+
+    def _line(self, text: str) -> str:
+        # The key is taken out first: cut in the middle it would not be found.
+        return " ".join(self._without_key(text).split())[:QUOTED]
+
+    def _without_key(self, text: str) -> str:
+        return masked(text, (self._key,))
+
+
+def _wait(header: str | None) -> float | None:
+    """Return the seconds of a header `Retry-After`, which gives these or a date; None for what is neither."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(header)
+        except (ValueError, TypeError, OverflowError):
+            return None
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        seconds = (until - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), MOST_SECONDS) if seconds == seconds else None
+
+
+def _on_this_machine(address: str) -> bool:
+    host = httpx.URL(address).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

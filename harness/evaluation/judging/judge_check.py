@@ -1,0 +1,30 @@
+"""What a judged benchmark needs of the command line, told before a model is loaded."""
+
+from __future__ import annotations
+
+from espalier.harness.errors import Refused
+from espalier.harness.evaluation.judging.client import read_key
+from espalier.harness.evaluation.judging.judge_prompt import read_words
+from espalier.harness.specs.run_spec import RunSpec
+
+
+def check_judge(spec: RunSpec) -> None:
+    """Refuse a benchmark that a language model scores where none is named; the server is not asked anything yet.
+
+    Raises:
+        Refused: there is no judge; other benchmarks can run.
+        UserError: the file of `judge.prompt` or the key cannot be used.
+    """
+    if "judge" not in spec.benchmark.needs:
+        return
+    judge = spec.judge
+    missing = [name for name in ("base_url", "model") if getattr(judge, name) is None]
+    if missing:
+        raise Refused(
+            f"benchmark={spec.benchmark.name!r} is scored by a judge, and judge.{missing[0]}=null; valid: "
+            "judge.base_url=http://localhost:8000/v1 judge.model=<its name there>, of any server that speaks "
+            "OpenAI's chat completions (docs/judges.md)"
+        )
+    read_key(judge.key_env)
+    if judge.prompt is not None:
+        read_words(judge.prompt)

@@ -1,0 +1,112 @@
+"""Every verdict that was ever given: `<store>/judge/<2 digits>/<key>.json`, whole or not there, the first one counts.
+
+The key is a hash of what was asked and of which model with which settings, not of where it runs: a run that died, or
+another process, asks nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from espalier.harness.errors import StoreLost, tell_once
+from espalier.harness.store import WITHOUT_LOCKS
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import digest
+
+#: Raised when the meaning of the key changes.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge said.
+
+    Attributes:
+        text: its words.
+        served: the model as the server named it; None: it did not.
+        tries: how often it was asked.
+    """
+
+    text: str
+    served: str | None = None
+    tries: int = 1
+
+
+def key_of(request: Mapping[str, Any], prompt: str) -> str:
+    """Return the key of a verdict: of the whole request, model and settings included, and of the prompt's name."""
+    return digest({"version": VERSION, "prompt": prompt, "request": request})
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """All verdicts of one store, shared by whoever uses it at the same time."""
+
+    root: Path
+
+    def get(self, key: str) -> Verdict | None:
+        """Return a verdict, None if there is none; a damaged one is named and does not count."""
+        path = self._path(key)
+        try:
+            entry = json.loads(path.read_bytes())
+            verdict = Verdict(**entry["verdict"])
+            if entry["key"] != key or not isinstance(verdict.text, str):
+                raise ValueError("of another question")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            tell_once(f"judge: {path} is damaged and does not count: {error}")
+            return None
+        return verdict
+
+    def put(
+        self,
+        key: str,
+        request: Mapping[str, Any],
+        verdict: Verdict,
+        holds: Callable[[str], bool] = bool,
+    ) -> Verdict:
+        """Keep a verdict and return the one that counts: another process may have been first.
+
+        `holds` says whether what is there can be scored; if not, the new one takes its place.
+
+        Raises:
+            StoreLost: the disk is full or cannot be written.
+
+        Cost: two flushes.
+        """
+        path = self._path(key)
+        with self._held(path.parent):
+            known = self.get(key)
+            if known is not None and holds(known.text):
+                return known
+            entry = {"key": key, "verdict": asdict(verdict), "request": dict(request)}
+            durable.replace(path, json.dumps(entry, indent=1).encode())
+        return verdict
+
+    def _path(self, key: str) -> Path:
+        return self.root / key[:2] / f"{key}.json"
+
+    @contextmanager
+    def _held(self, folder: Path) -> Iterator[None]:
+        """Keep other processes from writing a verdict; where the file system has no locks, the last one stays."""
+        lock = FileLock(self.root / "lock")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS or not folder.is_dir():
+                raise StoreLost(
+                    f"store: {folder} cannot be written: {error.strerror or error}; answers and verdicts so far are "
+                    "kept, the same command goes on from them"
+                ) from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,258 @@
+"""Loading lmms-eval tasks, and scoring them without threads, retries or noise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import (
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import datasets
+import lmms_eval.api.task
+import lmms_eval.evaluator
+from lmms_eval.api.task import ConfigurableTask, Task, TaskConfig
+from lmms_eval.tasks import TaskManager, get_task_dict
+from loguru import logger
+from PIL import ImageFile
+from tenacity import RetryError, stop_after_attempt
+from tqdm import tqdm
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, origin
+from espalier.harness.evaluation.data_sources import Borders, Outside, admit_own, borders_of
+from espalier.harness.evaluation.dataset_cache import manager_of, shelved_data
+from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.store.files.folder_checks import check_folder
+
+#: How data that are not on this machine can be had.
+WAYS = (
+    "; valid: offline=false, benchmark.path=<a folder with a copy>, or before, where there is a network, "
+    "python -m espalier benchmarks prefetch <name>"
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The task, or all leaf tasks of a group, with the manager that knows them.
+
+    `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
+    these lie in a folder of the user's, and `borders` holds where their media may come from.
+    """
+
+    manager: TaskManager
+    tasks: tuple[Task, ...]
+    ours: bool
+    data: LocalData | None = None
+    borders: Borders | None = None
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Return the context in which functions of the tasks find their data sets, and open nothing else."""
+        with (
+            nullcontext() if self.data is None else self.data.serving(),
+            nullcontext() if self.borders is None else self.borders.held(pixels=True),
+        ):
+            yield
+
+
+def load_tasks(
+    name: str,
+    include_path: Path | None,
+    offline: bool = True,
+    template: str | None = None,
+    data: LocalData | None = None,
+    pinned: Mapping[str, str] | None = None,
+    shelf: Shelf | None = None,
+) -> Loaded:
+    """Load a task or group by name; `offline` gives up at once instead of after four retries.
+
+    `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
+    such takes its `default`. With `data` the hub is not asked. `pinned` has revisions of
+    data sets by their id; of others a task's own file decides. `shelf` has what earlier openings found and loaded.
+
+    The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
+    built-in names would win over ours.
+
+    Stop strings are those that a task names: lmms-eval's default for tasks without any is left out.
+
+    Raises:
+        UserError: the name is unknown, its data cannot be loaded, it does not generate text, or the cache of data sets
+            cannot be written.
+    """
+    check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
+    paths = [] if include_path is None else [str(include_path)]
+    # A family named `default` would lose what stands beside the task's `default`.
+    family = None if template == "default" else template
+    shelf = shelf or Shelf()
+    manager = manager_of(shelf, paths, False, family)
+    own = manager.all_tasks
+    if name not in own:
+        manager = manager_of(shelf, paths, True, family)
+        if name not in manager.all_tasks:
+            near = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(own)}"
+                " and the tasks of lmms-eval"
+            )
+    retry = ConfigurableTask.download.retry
+    stop = stop_after_attempt(1) if offline or data is not None else retry.stop
+    borders = borders_of(data, include_path, offline)
+    configs: list[TaskConfig] = []
+    shelf.turn_to(
+        (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
+    )
+
+    def noted(**config: Any) -> TaskConfig:
+        configs.append(_AsWritten(**_at_revision(config, pinned or {})))
+        admit_own(borders, configs[-1])
+        return configs[-1]
+
+    try:
+        with (
+            nullcontext() if data is None else data.serving(loading=True),
+            borders.held(pixels=False),
+            mock.patch.object(retry, "stop", stop),
+            shelved_data(shelf),
+            mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
+            # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
+            mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),
+            _in_one_process(),
+        ):
+            tree = get_task_dict([name], manager, "chat")
+    except UserError as error:
+        if isinstance(error, Outside) and configs:
+            place = origin(configs[-1])
+            raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
+        raise
+    except Exception as error:  # a task's own functions: whatever they raise must name their data
+        cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+        if lacks_locks(cause):
+            raise UserError(
+                f"benchmark.task={name!r}: its data cannot be loaded: No locks available in "
+                f"{str(datasets.config.HF_DATASETS_CACHE)!r}; valid: HF_DATASETS_CACHE=<a folder on a local disk>, "
+                "whose file system has locks"
+            ) from error
+        if isinstance(cause, UserError) or cause is None or not configs:
+            raise cause or error from error
+        file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
+        doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
+        way = WAYS if data is None and isinstance(error, RetryError) else ""
+        raise UserError(
+            f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])}){way}"
+        ) from error
+    tasks = tuple(_leaves(tree))
+    for task in tasks:
+        if task.OUTPUT_TYPE != "generate_until":
+            raise UserError(
+                f"benchmark.task={name!r}: {task.config.task} is of type {task.OUTPUT_TYPE};"
+                " valid: generate_until"
+            )
+        if (task.config.repeats or 1) != 1:
+            raise UserError(
+                f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
+            )
+    return Loaded(manager, tasks, name in own, data, borders)
+
+
+def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
+    """Return a task's settings with the revision of its data set."""
+    revision = pinned.get(str(config.get("dataset_path")))
+    if revision is None:
+        return dict(config)
+    return {
+        **config,
+        "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), "revision": revision},
+    }
+
+
+@contextmanager
+def _in_one_process() -> Iterator[None]:
+    """Let tasks prepare their rows in this process: children forked beside torch's threads may hang."""
+    original = datasets.Dataset.map
+
+    def serial(self: datasets.Dataset, *args: Any, **more: Any) -> datasets.Dataset:
+        return original(self, *args, **more | {"num_proc": None})
+
+    with mock.patch.object(datasets.Dataset, "map", serial):
+        yield
+
+
+class _AsWritten(TaskConfig):
+    """A task's configuration whose `generation_kwargs` name stop strings only where its author did.
+
+    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks that name none; written and filled
+    in look alike afterwards. lmms-eval's own model classes, but one, never cut there, nor do the original evaluations.
+    """
+
+    generation_kwargs: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        """Note what is written before the defaults come, and take back the one that was not."""
+        written = self.generation_kwargs
+        if written is not None:
+            # Tasks of a group may share the table.
+            self.generation_kwargs = dict(written)
+        super().__post_init__()
+        if self.generation_kwargs is not None and "until" not in (written or {}):
+            del self.generation_kwargs["until"]
+
+
+def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:
+    """Raise UserError if a metric that the benchmark reports does not exist in its task."""
+    valid = sorted(metric_names(tasks))
+    for name in wanted:
+        if name not in valid:
+            raise UserError(f"benchmark.metrics: {name!r} is unknown; valid: {', '.join(valid)}")
+
+
+def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
+    """Map reported names to (task, metric): the bare metric, or `task/metric` of several tasks."""
+    several = len(tasks) > 1
+    return {
+        f"{task.config.task}/{metric}" if several else metric: (task.config.task, metric)
+        for task in tasks
+        for metric in task.aggregation()
+    }
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Send what lmms-eval and its tasks print to stderr, warnings only, without progress bars."""
+    logger.remove()
+    logger.add(_complain, level="WARNING")
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.enter_context(mock.patch.object(lmms_eval.evaluator, "tqdm", _silent))
+        stack.enter_context(mock.patch.object(lmms_eval.api.task, "tqdm", _silent))
+        if datasets.is_progress_bar_enabled():
+            datasets.disable_progress_bars()
+            stack.callback(datasets.enable_progress_bars)
+        yield
+
+
+def _silent(*args: Any, **more: Any) -> Any:
+    return tqdm(*args, **more | {"disable": True})
+
+
+def _complain(line: str) -> None:
+    """Look stderr up at each line; it may have been replaced since."""
+    sys.stderr.write(line)
+
+
+def _leaves(tree: Mapping[Any, Any]) -> Iterator[Task]:
+    for node in tree.values():
+        if isinstance(node, Mapping):
+            yield from _leaves(node)
+        else:
+            yield node

@@ -1,0 +1,189 @@
+"""Data sets out of a folder of the user's (`benchmark.path`), for tasks that ask the hub for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import datasets.load
+import huggingface_hub
+from filelock import FileLock
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_errors import damaged_file
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.store.files.dataset_copies import Copies, cache_folder
+from espalier.harness.store.files.digests import Digests
+
+#: Lists what has been unpacked whole.
+UNPACKED = ".unpacked"
+
+
+@dataclass
+class LocalData:
+    """Answers what a task asks the hub for from copies of its data sets.
+
+    A task may hold on to a function that it imported meanwhile: outside `serving` that asks the hub again.
+
+    Args:
+        copies: where the data sets lie.
+        home: folder of this content alone: what is prepared and unpacked of it goes there, and nothing is ever written
+            beside the copies.
+    """
+
+    copies: Copies
+    home: Path
+    _asked: set[str] = field(default_factory=set)
+    _serving: bool = False
+
+    @contextmanager
+    def serving(self, *, loading: bool = False) -> Iterator[None]:
+        """Serve `load_dataset`, `snapshot_download` and `hf_hub_download`, however a task calls them.
+
+        HF_HOME, below which tasks unpack archives and look for media, is `home` meanwhile. With `loading` only one
+        process at a time gets past this, and what an earlier one left half unpacked is removed.
+
+        Raises (from within):
+            UserError: a data set has no copy.
+        """
+        environment = {"HF_HOME": str(self.home), "HF_DATASETS_CACHE": str(cache_folder())}
+        with ExitStack() as stack:
+            self.home.mkdir(parents=True, exist_ok=True)
+            if loading:
+                stack.enter_context(FileLock(self.home / ".lock"))
+                stack.enter_context(_whole(self.home))
+            stack.enter_context(mock.patch.dict(os.environ, environment))
+            stack.enter_context(
+                mock.patch.object(huggingface_hub.constants, "HF_HOME", str(self.home))
+            )
+            build = partial(self._builder, datasets.load.load_dataset_builder)
+            stack.enter_context(mock.patch.object(datasets.load, "load_dataset_builder", build))
+            for name, serve in (
+                ("snapshot_download", self._snapshot),
+                ("hf_hub_download", self._file),
+            ):
+                original = getattr(huggingface_hub, name)
+                for module in _holders(name, original):
+                    served = self._while_serving(original, serve)
+                    stack.enter_context(mock.patch.object(module, name, served))
+            self._serving = True
+            try:
+                yield
+            finally:
+                self._serving = False
+
+    def damaged_file(self, name: str) -> str:
+        """Return which file of a data set's copy cannot be read, in words that begin a reason; else nothing."""
+        try:
+            return damaged_file(self.copies.find(name))
+        except UserError:
+            return ""
+
+    def _while_serving(
+        self, original: Callable[..., Any], serve: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @wraps(original)
+        def call(repo_id: str, *args: Any, **more: Any) -> Any:
+            if not self._serving or more.get("repo_type") != "dataset":
+                return original(repo_id, *args, **more)
+            return serve(repo_id, *args, **more)
+
+        return call
+
+    def _builder(self, original: Callable[..., Any], path: str, *args: Any, **more: Any) -> Any:
+        """Build a data set from its copy; formats (`json`, `parquet`) and folders are what they are."""
+        if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES or Path(path).is_absolute():
+            return original(path, *args, **more)
+        mine = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
+        return original(str(self._find(path)), *args, **more | mine)
+
+    def _snapshot(self, repo_id: str, *, local_dir: str | Path | None = None, **more: Any) -> str:
+        """Return a folder of links to the files of a copy: tasks write beside what they downloaded."""
+        target = self.home / "linked" / repo_id if local_dir is None else Path(local_dir)
+        shutil.copytree(
+            self._find(repo_id),
+            target,
+            copy_function=_link,
+            ignore=shutil.ignore_patterns(".*"),
+            dirs_exist_ok=True,
+        )
+        return str(target)
+
+    def _file(self, repo_id: str, filename: str, **more: Any) -> str:
+        file = self._find(repo_id) / more.get("subfolder", "") / filename
+        if not file.is_file():
+            raise LocalEntryNotFoundError(f"benchmark.path: {str(file)!r} does not exist")
+        return str(file)
+
+    def _find(self, name: str) -> Path:
+        folder = self.copies.find(name)
+        self._asked.add(name)
+        others = sorted(self._asked - {self.copies.main or name})
+        if others and (self.copies.main is not None or folder == self.copies.folder):
+            raise UserError(
+                f"benchmark.path={str(self.copies.folder)!r}: the task reads {others[0]!r} beside "
+                f"{self.copies.main or name!r}, and the run key would not know its content; "
+                "valid: a folder that holds both by owner and name, and benchmark.dataset.path=null"
+            )
+        return folder
+
+
+def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
+    """Return what serves a benchmark's data sets from `benchmark.path`; None without one.
+
+    Raises:
+        UserError: the folder does not have the benchmark's data set.
+
+    Cost: that of `Copies.revision`.
+    """
+    if benchmark.path is None:
+        return None
+    copies = Copies(benchmark.path, benchmark.dataset.path)
+    return LocalData(copies, cache_folder() / "espalier" / copies.revision(Digests())[:16])
+
+
+@contextmanager
+def _whole(home: Path) -> Iterator[None]:
+    """Remove what a killed process left unpacked in part, and note afterwards what is whole."""
+    listing = home / UNPACKED
+    whole = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
+    for path in _unpacked(home):
+        if path.name not in whole:
+            _remove(path)
+    yield
+    listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")
+
+
+def _unpacked(home: Path) -> list[Path]:
+    return sorted(path for path in home.iterdir() if not path.name.startswith("."))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _link(source: str, target: str) -> None:
+    if not os.path.lexists(target):
+        os.symlink(os.path.realpath(source), target)
+
+
+def _holders(name: str, function: object) -> list[Any]:
+    """Return the modules that know a function by its name: its package, and whoever imported it from there."""
+    holders = [
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__dict__", {}).get(name) is function
+    ]
+    return [huggingface_hub, *(module for module in holders if module is not huggingface_hub)]

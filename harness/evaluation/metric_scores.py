@@ -1,0 +1,102 @@
+"""From lmms-eval's results to our metrics: values, standard errors, values of each sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from lmms_eval.api.task import Task
+
+from espalier.harness.evaluation.lmms_tasks import metric_names
+from espalier.harness.evaluation.samples import Key
+
+#: Enough for two digits of a standard error.
+RESAMPLES = 500
+
+Metrics = dict[str, dict[str, float | None]]
+Scores = dict[Key, dict[str, float]]
+
+
+def collect(
+    results: Mapping[str, Any], tasks: Sequence[Task], wanted: Sequence[str], resample: bool
+) -> tuple[Metrics, Scores]:
+    """Return {metric: {"value", "stderr"}} and {(task, doc id): {metric: value}}.
+
+    Only the `wanted` metrics are returned, all if there are none; one that no sample has is None.
+    Values of single samples are given for metrics that are a mean over samples: their mean must
+    reproduce the value, possibly as a percentage. The standard error is then s / sqrt(n) with the
+    sample standard deviation. Of other metrics (F1, corpus scores) it is the bootstrap's if
+    `resample`, which calls the task's aggregation again and again, else None.
+    """
+    aggregations = {task.config.task: task.aggregation() for task in tasks}
+    metrics: Metrics = {}
+    scores: Scores = {}
+    for name, (task, metric) in metric_names(tasks).items():
+        if wanted and name not in wanted:
+            continue
+        logged = results["samples"][task]
+        metrics[name] = {"value": None, "stderr": None}
+        for suffix, value in _values(results["results"][task], metric):
+            metrics[name + suffix] = {"value": value, "stderr": None}
+            each = _each(logged, metric) if not suffix else {}
+            scale = _scale(list(each.values()), value)
+            if scale is None:
+                if resample and not suffix:
+                    raw = [sample[metric] for sample in logged if metric in sample]
+                    metrics[name]["stderr"] = _bootstrap(aggregations[task][metric], raw)
+                continue
+            numbers = np.array(list(each.values())) * scale
+            if len(numbers) > 1:
+                metrics[name]["stderr"] = float(numbers.std(ddof=1) / math.sqrt(len(numbers)))
+            for doc_id, number in zip(each, numbers, strict=True):
+                scores.setdefault((task, doc_id), {})[name] = float(number)
+    order = {name: place for place, name in enumerate(wanted)}
+    return dict(sorted(metrics.items(), key=lambda item: order.get(item[0], len(order)))), scores
+
+
+def _bootstrap(aggregate: Callable[[list[Any]], float], raw: Sequence[Any]) -> float:
+    """Return the standard deviation of an aggregate over resampled documents."""
+    rng = np.random.default_rng(0)
+    draws = rng.integers(len(raw), size=(RESAMPLES, len(raw)))
+    return float(np.std([aggregate([raw[i] for i in draw]) for draw in draws], ddof=1))
+
+
+def _values(results: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
+    """Return (suffix, value) for each filter; the usual one, `none` or else the first, has no suffix."""
+    found = {}
+    for key, value in results.items():
+        name, _, chosen = key.partition(",")
+        if name == metric and chosen and _is_number(value):
+            found[chosen] = float(value)
+    usual = "none" if "none" in found else next(iter(found), None)
+    return [("" if chosen == usual else f",{chosen}", value) for chosen, value in found.items()]
+
+
+def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
+    """Return the metric of each document: a number, or a table with the number under `score`."""
+    values: dict[int, float] = {}
+    for sample in samples:
+        value = sample.get(metric)
+        if isinstance(value, Mapping):
+            value = value.get("score")
+        if value is not None and _is_number(value):
+            # With several filters a document is logged once for each; the first is the plain one.
+            values.setdefault(int(sample["doc_id"]), float(value))
+    return values
+
+
+def _scale(numbers: Sequence[float], value: float) -> float | None:
+    if not numbers:
+        return None
+    mean = float(np.mean(numbers))
+    for scale in (1.0, 100.0):
+        if math.isclose(scale * mean, value, rel_tol=1e-6, abs_tol=1e-9):
+            return scale
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real | np.number | np.bool_) and math.isfinite(float(value))

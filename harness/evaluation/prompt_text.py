@@ -1,0 +1,103 @@
+"""What a sample is asked: a task's own prompt settings changed, or its text replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmms_eval.api.task import Task
+
+from espalier.harness.config.prompt_templates import rendered
+from espalier.harness.errors import UserError
+from espalier.harness.specs import value_checks as fields
+
+#: Messages of a chat, as tasks of lmms-eval write them.
+Messages = list[dict[str, Any]]
+
+
+def change_prompts(tasks: Sequence[Task], changes: Mapping[str, Any]) -> None:
+    """Lay `benchmark.prompt` over the prompt settings of tasks (their lmms_eval_specific_kwargs).
+
+    Of several tasks each takes what it knows.
+
+    Raises:
+        UserError: a setting that no task has; the line lists those that there are.
+    """
+    if not changes:
+        return
+    known = {name for task in tasks for name in _settings(task)}
+    for name in changes:
+        if not known:
+            raise UserError(
+                f"benchmark.prompt.{name}: task {tasks[0].config.task} has no prompt settings; valid: "
+                "benchmark.text, which replaces the whole question"
+            )
+        if name not in known:
+            raise fields.unknown_key(
+                f"benchmark.prompt.{name}", (f"benchmark.prompt.{one}" for one in known)
+            )
+    for task in tasks:
+        own = _settings(task)
+        mine = {name: value for name, value in changes.items() if name in own}
+        # Not in place: tasks of a group may share the table.
+        task.lmms_eval_specific_kwargs = {**(task.lmms_eval_specific_kwargs or {}), **mine}
+
+
+def check_text(tasks: Sequence[Task], text: str | None) -> None:
+    """Render a text for the first sample of each task, before a model is loaded.
+
+    Raises:
+        UserError: it needs a column that the samples lack, or cannot be rendered.
+    """
+    if text is None:
+        return
+    for task in tasks:
+        samples = task.eval_docs
+        if len(samples):
+            rendered(text, samples[0], place(task, split_of(task), 0))
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The text that replaces every question of some tasks, by name; None: they ask their own."""
+
+    text: str | None
+    tasks: Mapping[str, Task]
+
+    def of(self, messages: Messages, sample: Mapping[str, Any], name: str, row: int) -> Messages:
+        """Return the chat of a sample of the task `name`, as its task wrote it or with the text.
+
+        Raises:
+            UserError: the sample does not fit the text; the line names data set, split and row.
+        """
+        if self.text is None:
+            return messages
+        task = self.tasks[name]
+        return asked(messages, rendered(self.text, sample, place(task, split_of(task), row)))
+
+
+def asked(messages: Messages, text: str) -> Messages:
+    """Return a chat with a text in place of the last user turn's, behind its pictures and videos."""
+    last = max(number for number, turn in enumerate(messages) if turn["role"] == "user")
+    turn = messages[last]
+    media = [part for part in turn["content"] if part["type"] != "text"]
+    replaced = {**turn, "content": [*media, {"type": "text", "text": text}]}
+    return [*messages[:last], replaced, *messages[last + 1 :]]
+
+
+def place(task: Task, split: str, row: int) -> str:
+    """Return what error lines call a sample."""
+    return f"data set {task.config.dataset_path or task.config.task}, split {split}, row {row}"
+
+
+def split_of(task: Task) -> str:
+    """Return the split that a task asks of."""
+    config = task.config
+    return str(config.test_split or config.validation_split or config.training_split)
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    """Return a task's prompt settings without the tables of other families."""
+    found = task.lmms_eval_specific_kwargs or {}
+    return {name: value for name, value in found.items() if not isinstance(value, Mapping)}

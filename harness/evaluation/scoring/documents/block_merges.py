@@ -1,0 +1,100 @@
+"""Which neighbouring blocks of an answer are one block of the page, cut apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+
+from espalier.harness.evaluation.scoring.edit_distance import window_distance
+
+#: A part that is further from every stretch of the block is none of it.
+PART = 0.6
+
+#: Neighbours, and how far they are from their block together.
+Run = tuple[tuple[int, ...], float]
+#: Says of a part and a block whether the part is a stretch of it.
+Stretch = Callable[[str, str], bool]
+
+
+def merged(page: Sequence[str], answer: Sequence[str], found: np.ndarray) -> list[tuple[int, ...]]:
+    """Return all places of the answer in order, those that make one block together in one group.
+
+    Only blocks and texts without a close partner (`found`, shape (page, answer)) take part.
+    """
+    free = [place for place in range(len(answer)) if not found[:, place].any()]
+    runs: list[Run] = []
+    # The same neighbours are tried from each start.
+    stretch = cache(_is_stretch)
+    for block in np.flatnonzero(~found.any(axis=1)).tolist():
+        tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
+        if tried:
+            runs.append(min(tried, key=lambda run: run[1]))
+    groups: list[tuple[int, ...]] = []
+    joined = {run[0]: run for run in _disjoint(runs)}
+    place = 0
+    while place < len(answer):
+        run = next((run for run in joined if run[0] == place), (place,))
+        groups.append(run)
+        place = run[-1] + 1
+    return groups
+
+
+def _run(block: str, answer: Sequence[str], start: int, free: set[int], stretch: Stretch) -> Run:
+    """Return the neighbours from `start` on that are nearer to the block with each one that joins them."""
+    run = [start]
+    while run[-1] + 1 in free:
+        longer = [*run, run[-1] + 1]
+        if not _belongs([answer[place] for place in longer], block, stretch):
+            break
+        run = longer
+        if len(" ".join(answer[place] for place in run)) > len(block):
+            break
+    text = " ".join(answer[place] for place in run)
+    return tuple(run), float(Levenshtein.normalized_distance(block, text))
+
+
+def _is_stretch(part: str, block: str) -> bool:
+    return window_distance(part, block, PART) < PART
+
+
+def _belongs(parts: Sequence[str], block: str, stretch: Stretch) -> bool:
+    """Return whether the last part makes the others more like the block, and all of them are stretches of it."""
+    without, together = " ".join(parts[:-1]), " ".join(parts)
+    nearer = Levenshtein.normalized_distance(block, together) <= Levenshtein.normalized_distance(
+        block, without
+    )
+    return nearer and all(stretch(part, block) for part in parts)
+
+
+def _disjoint(runs: Sequence[Run]) -> list[Run]:
+    """Return runs of which no two share a place: of those that overlap, the choice that is nearest on average."""
+    kept: list[Run] = []
+    cluster: list[Run] = []
+    for run in sorted(runs, key=lambda run: run[0][0]):
+        if cluster and not any(set(run[0]) & set(other[0]) for other in cluster):
+            kept += _nearest(cluster)
+            cluster = []
+        cluster.append(run)
+    return kept + _nearest(cluster)
+
+
+def _nearest(cluster: Sequence[Run]) -> list[Run]:
+    """Return the best of the choices that start with each run and take every later one that still fits."""
+    choices: list[list[Run]] = []
+    for run in cluster:
+        fits = False
+        for choice in choices:
+            same = next((other for other in choice if other[0] == run[0]), None)
+            if same is not None:
+                fits = True
+                if run[1] < same[1]:
+                    choice[choice.index(same)] = run
+            elif not any(set(run[0]) & set(other[0]) for other in choice):
+                fits = True
+                choice.append(run)
+        if not fits:
+            choices.append([run])
+    return min(choices, key=lambda choice: sum(run[1] for run in choice) / len(choice), default=[])

@@ -1,0 +1,293 @@
+"""The scores of one page of OmniDocBench v1.5, end to end: a page's annotation against the markdown of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+
+from espalier.harness.evaluation.scoring.documents import latex
+from espalier.harness.evaluation.scoring.documents import teds as tables
+from espalier.harness.evaluation.scoring.documents.block_matches import (
+    FOUND,
+    Pair,
+    distances,
+    one_to_one,
+    quick_match,
+)
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import Block, blocks
+
+#: Text that counts; a formula that stands alone and a table have scores of their own.
+TEXTS = ("text_block", "title", "code_txt", "code_txt_caption", "reference")
+#: Looked for, so that no other block is taken for them, and not scored.
+BESIDE = [
+    "figure_caption",
+    "figure_footnote",
+    "table_caption",
+    "table_footnote",
+    "code_algorithm",
+    "code_algorithm_caption",
+    "header",
+    "footer",
+    "page_footnote",
+    "page_number",
+    "equation_caption",
+]
+FORMULA = "equation_isolated"
+
+
+@dataclass(frozen=True)
+class Element:
+    """A block of the page: its category, what stands there, the same as it is compared, its place in reading order."""
+
+    category: str
+    content: str
+    text: str
+    order: float
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula of the page with what stands for it, as written; an empty answer is a formula that is missing."""
+
+    reference: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class PageScores:
+    """What one page adds to each metric; None where the page has nothing of a kind.
+
+    Attributes:
+        text_edit: edits of all texts over their length, 0 is equal.
+        formula_edit: the same of formulas that stand alone.
+        order_edit: edit distance of the reading order.
+        table_teds: mean similarity of the tables, 1 is equal.
+        table_teds_s: the same of their structure alone.
+        formulas: what the formulas were compared with.
+    """
+
+    text_edit: float | None
+    formula_edit: float | None
+    order_edit: float | None
+    table_teds: float | None
+    table_teds_s: float | None
+    formulas: tuple[Formula, ...]
+
+
+def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
+    """Compare an answer in markdown with an entry of OmniDocBench.json. Never raises on an answer.
+
+    Cost: see `quick_match` and `tables.similarity`.
+    """
+    elements = _elements(page)
+    said = blocks(answer)
+    tables_right = [element for element in elements if element.category == "table"]
+    teds, spare = _tables(tables_right, said)
+    mixed = [block for block in said if not block.kind.endswith("table")] + spare
+    # Formulas within texts come last: a text is nearer to what stands at its place.
+    mixed.sort(key=lambda block: (block.kind == "inline", block.position))
+    right = [
+        line for element in elements if element.category != "table" for line in _lines(element)
+    ]
+    right.sort(key=lambda element: element.order)
+    right = [element for element in right if element.text]
+    said_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
+    right, said_lines = _without_beside(right, said_lines)
+    pairs = quick_match([one.text for one in right], [text for _, text in said_lines])
+    return _scores(right, said_lines, pairs, teds)
+
+
+def _scores(
+    right: Sequence[Element],
+    said: Sequence[tuple[Block, str]],
+    pairs: Sequence[Pair],
+    teds: Sequence[tuple[float, float]],
+) -> PageScores:
+    texts: list[tuple[str, str]] = []
+    formulas: list[tuple[str, str]] = []
+    written: list[Formula] = []
+    ordered: list[Pair] = []
+    for pair in pairs:
+        ones = [right[place] for place in pair.page]
+        found = [said[place][0] for place in pair.answer]
+        compared = (
+            "".join(one.text for one in ones),
+            "".join(said[place][1] for place in pair.answer),
+        )
+        if Counter(one.category for one in ones).most_common(1)[0][0] != FORMULA:
+            texts.append(compared)
+            ordered.append(pair)
+        elif found and found[0].kind not in ("inline", "formula"):
+            # The answer has it as text: it is compared as text.
+            plain = latex.unicode_text("".join(one.content for one in ones))
+            texts.append((latex.letters(plain), compared[1]))
+        else:
+            formulas.append(compared)
+            written.append(
+                Formula(
+                    _column([one.content for one in ones]),
+                    _column([one.content for one in found]),
+                )
+            )
+    return PageScores(
+        text_edit=_share(texts),
+        formula_edit=_share(formulas),
+        order_edit=_order(right, said, ordered),
+        table_teds=_mean([full for full, _ in teds]),
+        table_teds_s=_mean([bare for _, bare in teds]),
+        formulas=tuple(written),
+    )
+
+
+def _elements(page: Mapping[str, Any]) -> list[Element]:
+    """Return the blocks of a page, those that the layout cuts in two as one.
+
+    A block that is cut twice has its middle piece twice, as in the released evaluation that published scores come from.
+    """
+    rings: list[list[Any]] = []
+    for relation in page["extra"]["relation"]:
+        if relation.get("relation_type") == "truncated":
+            ends = [relation["source_anno_id"], relation["target_anno_id"]]
+            touched = [ring for ring in rings if set(ring) & set(ends)]
+            for ring in touched:
+                ring += ends
+            if not touched:
+                rings.append(ends)
+    parts = {one["anno_id"]: one for one in page["layout_dets"]}
+    cut = {name for ring in rings for name in ring}
+    found = [
+        _element(one, _content(one)) for one in page["layout_dets"] if one["anno_id"] not in cut
+    ]
+    for ring in rings:
+        pieces = sorted((parts[name] for name in ring if name in parts), key=_place)
+        if pieces:
+            found.append(_element(pieces[0], "".join(_content(one) for one in pieces)))
+    return [one for one in found if one.category in (*TEXTS, *BESIDE, FORMULA, "table")]
+
+
+def _element(one: Mapping[str, Any], content: str) -> Element:
+    category = one["category_type"]
+    if category == "table":
+        return Element(category, content, content, _place(one))
+    compared = latex.formula if category == FORMULA else latex.letters
+    return Element(category, content, compared(content), _place(one))
+
+
+def _content(one: Mapping[str, Any]) -> str:
+    key = {"table": "html", FORMULA: "latex"}.get(one["category_type"], "text")
+    return str(one.get(key) or "")
+
+
+def _place(one: Mapping[str, Any]) -> float:
+    return float(one.get("order") or 0)
+
+
+def _lines(element: Element) -> list[Element]:
+    """Return a formula of several lines as its lines, so that each can be matched."""
+    lines = latex.lines_of_column(element.content) if element.category == FORMULA else None
+    if lines is None:
+        return [element]
+    return [
+        Element(
+            FORMULA, f"\\[{line}\\]", latex.formula(f"\\[{line}\\]"), element.order + number / 10
+        )
+        for number, line in enumerate(lines, start=1)
+    ]
+
+
+def _split(said: Sequence[Block]) -> list[Block]:
+    found = []
+    for block in said:
+        lines = None if block.kind == "text" else latex.lines_of_column(block.content)
+        if lines is None:
+            found.append(block)
+            continue
+        found += [
+            Block(block.kind, f"\\[{line}\\]", block.position + number)
+            for number, line in enumerate(lines)
+        ]
+    return found
+
+
+def _comparable(block: Block) -> str:
+    return latex.letters(block.content) if block.kind == "text" else latex.formula(block.content)
+
+
+def _without_beside(
+    right: Sequence[Element], said: Sequence[tuple[Block, str]]
+) -> tuple[list[Element], list[tuple[Block, str]]]:
+    """Return what is scored: without captions, headers and the like, on the page and in the answer."""
+    beside = [one.text for one in right if one.category in BESIDE]
+    near = np.any(distances(beside, [text for _, text in said]) < FOUND, axis=0).tolist()
+    return (
+        [one for one in right if one.category not in BESIDE],
+        [one for one, taken in zip(said, near, strict=True) if not taken],
+    )
+
+
+def _tables(
+    right: Sequence[Element], said: Sequence[Block]
+) -> tuple[list[tuple[float, float]], list[Block]]:
+    """Return the similarity of each table of the page, and the cells of tables that stand for none, as texts."""
+    if not right:
+        return [], []
+    found = [block for block in said if block.kind == "table"]
+    if sum(block.kind == "latex_table" for block in said) > len(found):
+        return [(0.0, 0.0)] * len(right), []
+    ordered = sorted(right, key=lambda one: one.order)
+    pairs = one_to_one([one.content for one in ordered], [block.content for block in found])
+    scores = [
+        tables.similarity(found[pair.answer[0]].content, ordered[pair.page[0]].content)
+        if pair.answer
+        else (0.0, 0.0)
+        for pair in pairs
+    ]
+    taken = {place for pair in pairs for place in pair.answer}
+    spare = [
+        Block("text", cell, block.position)
+        for place, block in enumerate(found)
+        if place not in taken
+        for cell in tables.cells(block.content)
+    ]
+    return scores, spare
+
+
+def _share(compared: Sequence[tuple[str, str]]) -> float | None:
+    """Return all edits over all lengths, the longer of each two."""
+    whole = sum(max(len(one), len(other)) for one, other in compared)
+    edits = sum(Levenshtein.distance(one, other) for one, other in compared)
+    return edits / whole if whole else None
+
+
+def _order(
+    right: Sequence[Element], said: Sequence[tuple[Block, str]], pairs: Sequence[Pair]
+) -> float | None:
+    def first(pair: Pair) -> int:
+        return said[pair.answer[0]][0].position
+
+    def orders(chosen: Sequence[Pair]) -> list[float]:
+        return [order for pair in chosen for place in pair.page if (order := right[place].order)]
+
+    wanted = sorted(orders(pairs))
+    read = orders(sorted((pair for pair in pairs if pair.answer), key=first))
+    if not wanted and not read:
+        return None
+    return float(Levenshtein.normalized_distance(wanted, read))
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _column(lines: Sequence[str]) -> str:
+    """Return formulas as written, several as one array."""
+    if len(lines) < 2:
+        return "".join(lines)
+    rows = " \\\\ ".join("{" + re.sub(r"^\$+|\$+$", "", line.strip()) + "}" for line in lines)
+    return f"\\begin{{array}}{{l}} {rows} \\end{{array}}"

@@ -1,0 +1,173 @@
+"""The files of benchmarks of reading, listed as samples: the picture of a page, and what an answer is scored by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.media import pdf
+
+Row = dict[str, Any]
+
+#: Files of unit tests, by category.
+UNIT_TESTS = (
+    "arxiv_math",
+    "old_scans_math",
+    "table_tests",
+    "old_scans",
+    "headers_footers",
+    "multi_column",
+    "long_tiny_text",
+)
+BASELINE = "baseline"
+#: The base set of 1,355 pages, in releases that have others beside it.
+SUBSET = "v1.5"
+
+
+def annotated_pages(folder: Path, part: str) -> list[Row]:
+    """Return the pages of OmniDocBench v1.5; `annotation` has everything that is known of one, as JSON.
+
+    Raises:
+        UserError: a file is missing or is not what it should be.
+    """
+    file = folder / "OmniDocBench.json"
+    rows = []
+    for number, page in enumerate(_json(file)):
+        _need(file, number, page, ("layout_dets", "extra", "page_info"))
+        attributes = page["page_info"].get("page_attribute", {})
+        if attributes.get("subset", SUBSET) != SUBSET:
+            continue
+        name = Path(page["page_info"]["image_path"]).name
+        image = _existing(file, number, folder / "images" / name)
+        rows.append(
+            {
+                "image": str(image),
+                "language": attributes.get("language", ""),
+                "annotation": json.dumps(page, ensure_ascii=False),
+            }
+        )
+    return _some(file, rows)
+
+
+def tested_pages(folder: Path, part: str) -> list[Row]:
+    """Return the pages of olmOCR-Bench that have unit tests; `tests` has them as JSON, each with its `category`.
+
+    A PDF file without a test of its first page as a whole gets one, as in the released evaluation. A page is drawn from
+    its PDF file; where there is `bench_data/images/<file>_pg<page>.png` that picture is taken.
+
+    Raises:
+        UserError: a file is missing or is not what it should be, or nothing here can render a PDF file.
+    """
+    data = folder / "bench_data"
+    found: dict[tuple[str, int], list[Row]] = {}
+    for category in UNIT_TESTS:
+        file = data / f"{category}.jsonl"
+        for number, test in enumerate(_json_lines(file)):
+            _need(file, number, test, ("pdf", "page", "id", "type"))
+            found.setdefault((test["pdf"], test["page"]), []).append(test | {"category": category})
+    for name in dict.fromkeys(name for name, _ in found):
+        tests = [test for (other, _), ones in found.items() if other == name for test in ones]
+        if not any(test["type"] == BASELINE for test in tests):
+            whole = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
+            found.setdefault((name, 1), []).append(whole | {"category": BASELINE})
+    rows = []
+    for (name, page), tests in found.items():
+        image = data / "images" / f"{name.removesuffix('.pdf')}_pg{page}.png"
+        source = image if image.is_file() else data / "pdfs" / name
+        if not source.is_file():
+            raise UserError(f"{str(source)!r} does not exist; {tests[0]['id']!r} is a test of it")
+        if source.suffix == ".pdf" and pdf.renderer() is None:
+            raise UserError(
+                f"{str(source)!r} cannot be rendered here; valid: a machine with {' or '.join(pdf.RENDERERS)}, or "
+                f"the page as {str(image)!r}"
+            )
+        rows.append(
+            {
+                "image": str(source),
+                "page": page,
+                "tests": json.dumps(tests, ensure_ascii=False),
+            }
+        )
+    return _some(data, rows)
+
+
+def labelled_pictures(folder: Path, part: str) -> list[Row]:
+    """Return the pictures of one part of Ocean-OCR's benchmark; `label` is the text on it.
+
+    Raises:
+        UserError: a file is missing or is not what it should be.
+    """
+    data = folder / "OCR_eval_data"
+    file = data / f"{part}.json"
+    rows = []
+    for number, entry in enumerate(_json(file)):
+        _need(file, number, entry, ("image", "conversations"))
+        try:
+            label = entry["conversations"][1]["value"]
+        except (IndexError, KeyError, TypeError) as error:
+            raise UserError(f"{str(file)!r}, row {number}: no text beside the question") from error
+        image = _existing(file, number, data / part / entry["image"])
+        rows.append({"image": str(image), "label": label})
+    return _some(file, rows)
+
+
+#: How a data set's files are laid out.
+LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
+    "annotated_pages": annotated_pages,
+    "tested_pages": tested_pages,
+    "labelled_pictures": labelled_pictures,
+}
+
+
+def _json(file: Path) -> Iterable[Any]:
+    try:
+        found = json.loads(_text(file))
+    except ValueError as error:
+        raise UserError(
+            f"{str(file)!r} is damaged: {error}; valid: the file as released"
+        ) from error
+    if not isinstance(found, list):
+        raise UserError(f"{str(file)!r} holds no list of pages; valid: the file as released")
+    return found
+
+
+def _json_lines(file: Path) -> Iterable[Any]:
+    for number, line in enumerate(_text(file).splitlines()):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{str(file)!r}, row {number} is damaged: {error}") from error
+
+
+def _text(file: Path) -> str:
+    if not file.is_file():
+        raise UserError(f"{str(file)!r} does not exist; valid: the data set's repository, whole")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{str(file)!r} is damaged: {error}; valid: the file as released"
+        ) from error
+
+
+def _need(file: Path, number: int, row: Any, names: Iterable[str]) -> None:
+    missing = [name for name in names if not isinstance(row, Mapping) or name not in row]
+    if missing:
+        raise UserError(f"{str(file)!r}, row {number} has no {missing[0]!r}; its columns changed")
+
+
+def _existing(file: Path, number: int, image: Path) -> Path:
+    if not image.is_file():
+        raise UserError(f"{str(file)!r}, row {number}: its picture {str(image)!r} does not exist")
+    return image
+
+
+def _some(file: Path, rows: list[Row]) -> list[Row]:
+    if not rows:
+        raise UserError(f"{str(file)!r} has no page of the benchmark; valid: the file as released")
+    return rows

@@ -1,0 +1,100 @@
+"""Tests of words: what must stand on a page, what must not, and in which order."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from rapidfuzz import fuzz
+
+from espalier.harness.evaluation.scoring.edit_distance import near_matches
+
+#: Typography that says nothing: quotes, dashes, two signs for micro.
+PLAIN = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e", '"'),
+        **dict.fromkeys("\u2013\u2014\u2011\u2012\u2212", "-"),
+        "\uff3f": "_",
+        "\u00b5": "\u03bc",
+    }
+)
+BOLD = re.compile(r"\*\*(.*?)\*\*")
+UNDERLINED = re.compile(r"__(.*?)__")
+PAIRED = re.compile(r"(\*\*|__)(.*?)\1")
+SLANTED = re.compile(r"(\*|_)(.*?)\1")
+#: Scripts and signs that no page of the benchmark has.
+FOREIGN = re.compile(
+    "[\u4e00-\u9fff\u3040-\u309f\u30a0-\u30ff\U0001f600-\U0001f64f\U0001f300-\U0001f5ff\U0001f680-\U0001f6ff"
+    "\U0001f1e0-\U0001f1ff]"
+)
+PICTURE = re.compile(r"!\[.*?\]\(.*?\)")
+#: Longest n-gram of characters, and how often the last may repeat at the end of an answer.
+NGRAM, REPEATS = 5, 30
+
+
+def plain(text: str) -> str:
+    """Return a text without emphasis and line ends, in NFC, with plain quotes and dashes."""
+    text = re.sub(r"<br/?>", " ", text)
+    text = re.sub(r"</?[bi]>", "", UNDERLINED.sub(r"\1", BOLD.sub(r"\1", text)))
+    text = SLANTED.sub(r"\2", PAIRED.sub(r"\2", text))
+    return unicodedata.normalize("NFC", re.sub(r"\s+", " ", text)).translate(PLAIN)
+
+
+def stands(test: Mapping[str, Any], answer: str) -> bool:
+    """Return whether a text stands in the answer, at its beginning or end where the test says so, nearly as written.
+
+    An answer that is shorter than the text is compared as a whole: the library looks for the shorter of two texts in
+    the longer one, so that the released evaluation finds any text in an answer of one blank.
+    """
+    wanted, page = plain(test["text"]), plain(answer)
+    if not test.get("case_sensitive", True):
+        wanted, page = wanted.lower(), page.lower()
+    alike = fuzz.ratio if len(page) < len(wanted) else fuzz.partial_ratio
+    first, last = test.get("first_n"), test.get("last_n")
+    if first and last:
+        page = page[:first] + page[-last:]
+    elif first:
+        page = page[:first]
+    elif last:
+        page = page[-last:]
+    return bool(alike(wanted, page) / 100 >= 1 - test.get("max_diffs", 0) / max(len(wanted), 1))
+
+
+def in_order(test: Mapping[str, Any], answer: str) -> bool:
+    """Return whether a place of one text comes before a place of the other, each within the test's edits."""
+    page, edits = plain(answer), test.get("max_diffs", 0)
+    before = near_matches(plain(test["before"]), page, edits)
+    after = near_matches(plain(test["after"]), page, edits)
+    if not before or not after:
+        return False
+    return min(place.start for place in before) < max(place.start for place in after)
+
+
+def sound(test: Mapping[str, Any], answer: str) -> bool:
+    """Return whether an answer has words, no script of another language, and no end that repeats forever.
+
+    Of a page that is blank it must have no more than `max_length` letters and digits.
+    """
+    limit = test.get("max_length")
+    if limit is not None:
+        if test.get("max_length_skips_image_alt_tags"):
+            answer = PICTURE.sub("", answer)
+        return sum(letter.isalnum() for letter in answer) <= int(limit)
+    if not any(letter.isalnum() for letter in answer):
+        return False
+    most = test.get("max_repeats", REPEATS)
+    if any(_repeats(answer, size) > most for size in range(1, NGRAM + 1)):
+        return False
+    return not (test.get("check_disallowed_characters", True) and FOREIGN.search(answer))
+
+
+def _repeats(answer: str, size: int) -> int:
+    """Return how often the last `size` characters stand at the end, one after the other."""
+    text = re.sub(r"\s+", " ", answer)
+    count, place = 0, len(text) - size
+    while place >= 0 and text[place : place + size] == text[-size:]:
+        count, place = count + 1, place - size
+    return count

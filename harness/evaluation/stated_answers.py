@@ -1,0 +1,90 @@
+"""What answers of letters, or of yes and no, state: the task scores that, and its own reading stands beside.
+
+A strict reader (harness/evaluation/scoring/choices.py) goes before the task's rules, which take hedges and letters of
+words for options or miss forms. `unparsed` is the share of answers that state nothing clearly; they are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lmms_eval.api.task import Task
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
+from espalier.harness.specs.benchmark_spec import Answers
+
+#: Ends the names of metrics that come of the task's own reading.
+OWN = "_lmms_eval"
+UNPARSED = "unparsed"
+
+#: Where no column names them.
+LETTERS = "ABCD"
+
+Score = Callable[..., Mapping[str, Any]]
+
+
+def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
+    """Give tasks the metrics of what answers state; without a form they stay as they are.
+
+    Raises:
+        UserError: a task lacks a column of options, or has a metric `unparsed` of its own.
+    """
+    if answers is None:
+        return
+    for task in tasks:
+        name, metrics = task.config.task, task.aggregation()
+        columns = getattr(task.eval_docs, "column_names", None) or answers.options
+        for column in answers.options:
+            if column not in columns:
+                raise UserError(
+                    f"benchmark.answers.options: {column!r} is no column of {name}; "
+                    f"valid: {', '.join(map(str, columns))}"
+                )
+        if UNPARSED in metrics:
+            raise UserError(
+                f"benchmark.answers={answers.form!r}: task {name} reads its answers itself; valid: null"
+            )
+        better = task.higher_is_better()
+        task._aggregation_list = {**metrics, **_own(metrics), UNPARSED: _mean}
+        task._higher_is_better = {**better, **_own(better), UNPARSED: False}
+
+
+def by_statement(score: Score, answers: Answers | None) -> Score:
+    """Return a task's scoring of what an answer states, with its own reading and `unparsed` beside."""
+    return score if answers is None else partial(_scored, score, answers)
+
+
+def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
+    """Return the letter, or yes or no, that an answer states; "" where it states none clearly."""
+    if answers.form == "yes_no":
+        return yes_or_no(answer)
+    return letter(answer, _options(answers.options, doc))
+
+
+def _scored(
+    score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **more: Any
+) -> Mapping[str, Any]:
+    answer, *rest = results
+    stated = statement(answers, doc, answer if isinstance(answer, str) else "")
+    found = score(doc, [stated, *rest], **more)
+    return {**found, **_own(score(doc, results, **more)), UNPARSED: float(not stated)}
+
+
+def _own(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}{OWN}": one for name, one in table.items()}
+
+
+def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:
+    if not columns:
+        return dict.fromkeys(LETTERS, "")
+    texts = [doc[column] for column in columns]
+    if len(columns) == 1 and isinstance(texts[0], list | tuple):
+        texts = list(texts[0])
+    return lettered(texts)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,76 @@
+"""What can be known to be wrong with a model before its weights are read: family, precision, settings, files."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.kinds.checks.finite_weights import check_finite
+from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
+from espalier.harness.store.files.digests import Digests
+
+
+def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
+    """Raise UserError unless the model's family, precision, settings and checkpoint allow it to be loaded.
+
+    Cost: one read of weight files that have a checksum or whose values are asked after (`model.check_weights`); of
+    others the headers.
+    """
+    if model.adapter not in ADAPTERS:
+        raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
+    _check_precision(model)
+    if model.processor:
+        # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
+        ADAPTERS.load(model.adapter).check_settings(model)
+    if model.conversation not in (None, CHECKPOINT) or model.prompt.join is not None:
+        ADAPTERS.load(model.adapter).format(model.conversation, model.prompt.join)
+    if model.weights == "random":
+        if not model.architecture:
+            raise UserError(
+                f"model.weights='random': model={model.name!r} states no model.architecture to build; valid: trained"
+            )
+        return
+    if model.path is not None:
+        check_checkpoint(model.path, digests)
+        check_finite(model, model.path)
+        return
+    cached = cached_file(model, "config.json")
+    if cached is not None:
+        check_finite(model, cached.parent)
+    elif offline:
+        raise UserError(
+            f"model.hub={model.hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>, "
+            "or offline=false to download it"
+        )
+
+
+def _check_precision(model: ModelSpec) -> None:
+    """Refuse what the device cannot compute, or only in emulation."""
+    # A map spreads over the visible cards, wherever `device` points.
+    cuda = torch.cuda.is_available()
+    spread = model.device_map is not None and cuda
+    on_cpu = model.device == "cpu" and not spread
+    if on_cpu and model.dtype == "float16":
+        raise UserError(
+            "model.dtype='float16' on the CPU: half precision is slow and overflows there; valid: float32, bfloat16"
+        )
+    if model.attention == "flash_attention_2" and (on_cpu or model.dtype == "float32"):
+        raise UserError(
+            f"model.attention='flash_attention_2' needs a GPU and half precision, not {model.dtype} on "
+            f"{model.device}; valid: sdpa, eager"
+        )
+    if model.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise UserError(
+            "model.attention='flash_attention_2' needs the package flash-attn, which is not installed; "
+            "valid: sdpa, eager"
+        )
+    # Where no GPU is, the model is that of a cluster's job, whose machine is asked.
+    if model.dtype == "bfloat16" and not on_cpu and cuda and not torch.cuda.is_bf16_supported():
+        raise UserError(
+            f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"
+        )

@@ -1,0 +1,119 @@
+"""The files of a checkpoint directory: there, whole, and of the kind that the library will read."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from espalier.harness.errors import FOREIGN, UserError, brief, first_words, foreign
+from espalier.harness.specs.revisions import MODEL_FILES
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.untrusted_json import read_bytes
+
+#: Files of a checkpoint that the library reads as tables; others may hold what they like.
+SETTINGS = frozenset(
+    {
+        *("config.json", "generation_config.json", "model.safetensors.index.json"),
+        *(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+        ),
+        *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+        *("chat_template.json", "vocab.json"),
+    }
+)
+
+#: What a weight file that is damaged raises.
+BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
+
+
+def check_checkpoint(path: Path, digests: Digests) -> None:
+    """Raise UserError unless `path` holds a model config, whole weight files and a tokenizer's settings.
+
+    What is read has to be a file (a pipe would be waited on for ever), and a settings file a table. A weight file is
+    whole if its header parses and promises exactly the bytes that follow, and if it has the SHA-256 of a
+    `<file>.sha256` beside it, where there is one. Cost: one read of files that have a checksum, headers otherwise.
+    """
+    with foreign(f"model.path={brief(str(path))!r} cannot be read", "a directory that can be read"):
+        _check(path, digests)
+
+
+def _check(path: Path, digests: Digests) -> None:
+    weights = sorted(path.glob("*.safetensors"))
+    if not (path / "config.json").exists() or not weights:
+        raise UserError(
+            f"model.path={str(path)!r} holds no model; valid: a directory with config.json and *.safetensors"
+        )
+    for file in sorted(file for pattern in MODEL_FILES for file in path.glob(pattern)):
+        problem = _problem(file)
+        if problem is not None:
+            raise UserError(f"model.path: {str(file)!r} {problem}; valid: the original file")
+    if not (path / "tokenizer_config.json").exists():
+        raise UserError(
+            f"model.path={str(path)!r} has no tokenizer_config.json, which names the tokenizer's special tokens; "
+            "valid: the original file"
+        )
+    for file in weights:
+        problem = _damage(file)
+        recorded = file.with_name(f"{file.name}.sha256")
+        if problem is None and recorded.is_file():
+            expected = read_bytes(recorded).split()[:1]
+            if expected != [digests.file(file).encode()]:
+                problem = f"its SHA-256 differs from {recorded.name}"
+        if problem is not None:
+            raise UserError(
+                f"model.path: weight file {str(file)!r} is damaged: {problem}; valid: the original file"
+            )
+
+
+def _problem(file: Path) -> str | None:
+    """Return what keeps a file from being read as what it is called, None if nothing does."""
+    if not file.is_file():
+        return "is no file"
+    if file.name not in SETTINGS:
+        return None
+    stat = file.stat()
+    return _no_table(file, stat.st_size, stat.st_mtime_ns)
+
+
+@cache  # a sweep asks for every cell; size and time of change stand for the content
+def _no_table(file: Path, size: int, changed: int) -> str | None:
+    """Return what is wrong with a JSON file that is to hold a table, None if nothing is."""
+    del size, changed
+    try:
+        content = json.loads(read_bytes(file))
+    except FOREIGN as error:
+        return f"does not parse ({first_words(error)})"
+    return None if isinstance(content, dict) else f"holds a {type(content).__name__}, not a table"
+
+
+def _damage(file: Path) -> str | None:
+    """Return what is wrong with a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            return f"{size} bytes are too few for its header"
+        try:
+            header = json.loads(stream.read(length))
+            ends = [
+                int(entry["data_offsets"][1])
+                for name, entry in header.items()
+                if name != "__metadata__"
+            ]
+        except FOREIGN:
+            return "its header does not parse"
+    promised = 8 + length + max(ends, default=0)
+    if promised != size:
+        return f"{size} bytes, its header promises {promised}"
+    try:
+        # Offsets that overlap or leave a gap, types that are none: the library that will read it knows best.
+        with safe_open(file, framework="pt"):
+            return None
+    except BROKEN as error:
+        return f"its header does not parse ({first_words(error)})"

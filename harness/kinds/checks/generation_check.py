@@ -1,0 +1,109 @@
+"""Checks of generation settings: names and values that `generate` would refuse, or misread, at the first sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.generation import check_names
+
+
+@dataclass(frozen=True)
+class Valid:
+    """What a setting may be, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    )
+
+
+COUNT = Valid("an integer of at least 1", lambda value: _whole(value, 1))
+COUNT_OR_NONE = Valid("an integer of at least 0", lambda value: _whole(value, 0))
+FLAG = Valid("true or false", lambda value: isinstance(value, bool))
+TEXTS = Valid("a string or a list of strings", _texts)
+NUMBER = Valid("a number", _number)
+POSITIVE = Valid("a number above 0", lambda value: _number(value) and value > 0)
+FROM_ZERO = Valid("a number of at least 0", lambda value: _number(value) and value >= 0)
+SHARE = Valid("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
+SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
+BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
+SCHEDULE = Valid(
+    "linear, shift, cosine or maskgit",
+    lambda value: value in ("linear", "shift", "cosine", "maskgit"),
+)
+STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
+
+#: Of settings not listed here the library's own check, at the first sample, has to do.
+VALUES: Mapping[str, Valid] = {
+    "until": TEXTS,
+    "stop_strings": TEXTS,
+    "max_new_tokens": COUNT,
+    "max_length": COUNT,
+    "min_new_tokens": COUNT_OR_NONE,
+    "min_length": COUNT_OR_NONE,
+    "max_time": POSITIVE,
+    "do_sample": FLAG,
+    "use_cache": FLAG,
+    "renormalize_logits": FLAG,
+    "remove_invalid_values": FLAG,
+    "num_beams": COUNT,
+    "num_beam_groups": COUNT,
+    "num_return_sequences": COUNT,
+    "early_stopping": STOPPING,
+    "temperature": FROM_ZERO,
+    "top_k": COUNT_OR_NONE,
+    "top_p": SHARE,
+    "top_h": SHARE,
+    "min_p": SHARE_FROM_ZERO,
+    "typical_p": SHARE,
+    "epsilon_cutoff": BELOW_ONE,
+    "eta_cutoff": BELOW_ONE,
+    "repetition_penalty": POSITIVE,
+    "encoder_repetition_penalty": POSITIVE,
+    "length_penalty": NUMBER,
+    "diversity_penalty": FROM_ZERO,
+    "guidance_scale": NUMBER,
+    "no_repeat_ngram_size": COUNT_OR_NONE,
+    "encoder_no_repeat_ngram_size": COUNT_OR_NONE,
+    "steps": COUNT,
+    "block_length": COUNT,
+    "schedule": SCHEDULE,
+    "shift": POSITIVE,
+    "prefix_cache": FLAG,
+}
+
+
+def check_settings(key: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting that does not exist, or a value that cannot work; null leaves a setting unset.
+
+    Args:
+        key: the config key of the table.
+        given: the table.
+    """
+    check_names(key, given)
+    for name, value in given.items():
+        valid = VALUES.get(name)
+        if valid is not None and value is not None and not valid.holds(value):
+            raise UserError(f"{key}.{name}={value!r} must be {valid.words}, or null")
+    least, most = given.get("min_new_tokens"), given.get("max_new_tokens")
+    if least is not None and most is not None and least > most:
+        raise UserError(
+            f"{key}.min_new_tokens={least} is above max_new_tokens={most}; valid: at most {most}"
+        )

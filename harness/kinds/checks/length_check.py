@@ -1,0 +1,104 @@
+"""Whether a model can hold prompts of a length that is asked for, checked before it is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from espalier.harness.cost.flops import quadratic
+from espalier.harness.cost.free_memory import DeviceMemory
+from espalier.harness.errors import Refused, foreign
+from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+from espalier.harness.store.files.untrusted_json import read_bytes
+
+GIB = 2**30
+
+
+def check_lengths(spec: RunSpec) -> None:
+    """Refuse prompts that the harness composes (benchmark.prompt_tokens) where positions or memory cannot hold them.
+
+    Raises:
+        Refused: the line has what is asked for and what there is.
+    """
+    asked = spec.benchmark.prompt_tokens
+    if asked is None:
+        return
+    key, limit = f"benchmark.prompt_tokens={asked}", positions_of(spec.model)
+    if limit is not None and asked >= limit:
+        more = ", or more of model.architecture.text.max_position_embeddings"
+        raise Refused(
+            f"{key}: model={spec.model.name!r} has {limit} positions; valid: fewer than {limit}"
+            + (more if spec.model.weights == "random" else "")
+        )
+    if spec.model.device_map is not None:
+        return  # spread over what there is
+    memory = DeviceMemory(spec.model.device)
+    least, room = least_bytes(spec, asked), memory.reachable()
+    if least > room:
+        raise Refused(
+            f"{key}: weights and caches of {spec.engine.batch_size} rows take at least {least / GIB:.1f} GiB, "
+            f"{spec.model.device} has {room / GIB:.1f} GiB; valid: shorter prompts, or a smaller engine.batch_size"
+        )
+
+
+def check_places(spec: RunSpec, places: int, key: str = "max_new_tokens") -> None:
+    """Refuse an answer to be denoised whose places stand beyond the model's positions, an image before them.
+
+    Args:
+        spec: the run.
+        places: of the answer, at least.
+        key: the setting that says so.
+
+    Raises:
+        Refused: the line has what is asked for and what there is.
+    """
+    image, limit = spec.model.facts.visual_tokens, positions_of(spec.model)
+    if limit is not None and image + places >= limit:
+        raise Refused(
+            f"generation.{key}={places}: model={spec.model.name!r} has {limit} positions, {image} of them "
+            f"for an image; valid: fewer than {max(limit - image, 1)}"
+        )
+
+
+def positions_of(model: ModelSpec) -> int | None:
+    """Return the positions of the text stack as its configuration states them; None where it states none."""
+    table: Any = model.architecture
+    if model.weights != "random":
+        file = (
+            cached_file(model, "config.json") if model.path is None else model.path / "config.json"
+        )
+        with foreign(f"model={model.name}: {str(file)!r} cannot be read", "the original file"):
+            table = {} if file is None else json.loads(read_bytes(file))
+            return _positions(table)
+    return _positions(table)
+
+
+def _positions(table: Any) -> int | None:
+    for part in (table.get("text_config"), table.get("text"), table):
+        if part and "max_position_embeddings" in part:
+            return int(part["max_position_embeddings"])
+    return None
+
+
+def least_bytes(spec: RunSpec, tokens: int) -> int:
+    """Return what decoder, head and caches of a batch take behind whole prompts: more is needed in any case."""
+    held = tokens + (spec.benchmark.new_tokens or 0)
+    return decoder_bytes(spec.model) + spec.engine.batch_size * held * entry_bytes(spec.model)
+
+
+def decoder_bytes(model: ModelSpec) -> int:
+    """Return the bytes of the weights that a token meets: decoder and head."""
+    text = model.facts.text
+    # A token spends two FLOPs on every weight of a layer that it meets.
+    weights = text.layers * int(quadratic(text)[0]) // 2 + model.facts.vocabulary * text.hidden
+    return int(getattr(torch, model.dtype).itemsize) * weights
+
+
+def entry_bytes(model: ModelSpec) -> int:
+    """Return the bytes of a token's keys and values in all layers."""
+    text = model.facts.text
+    size = int(getattr(torch, model.dtype).itemsize)
+    return size * 2 * text.layers * text.kv_heads * text.head_dim

@@ -1,0 +1,93 @@
+"""Whether a model has what a method reads and where it acts."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.errors import Refused
+from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer
+from espalier.methods.blame import Blame
+
+
+def signals_of(method: Method, facts: ModelFacts) -> set[str]:
+    """Return the names of all signals that a method reads in a model; a decoder's are read in the target.
+
+    Raises:
+        MethodError: what the method declares is no tuple of sites and needs, or fails.
+    """
+    with Blame(method, "sites"):
+        _check_items("sites", method.sites(facts.text.layers), Site)
+        sites = method.read_sites(facts.tower.layers, facts.text.layers)
+        _check_items("read_sites", sites, Site)
+    found = set()
+    for site in sites:
+        with Blame(method, "needs", site):
+            needs = method.needs(site)
+            _check_items("needs", needs, Need)
+        found |= {need.signal for need in needs}
+    return found
+
+
+def _check_items(call: str, items: object, kind: type[object]) -> None:
+    if not isinstance(items, tuple) or not all(isinstance(item, kind) for item in items):
+        raise PlanError(
+            f"`{call}` returns {items!r}; valid: a tuple of espalier.methods.base.{kind.__name__}"
+        )
+
+
+def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:
+    """Raise Refused unless the model has the signals of a method, and its tower's tokens where it acts inside.
+
+    Args:
+        model: the model that the method reads.
+        method: the built method.
+        name: what an error line calls it.
+        base: of the methods that an error line offers instead.
+    """
+    facts = model.facts
+    needed = signals_of(method, facts)
+    if _acts_inside(method, facts) and not facts.patch_tokens:
+        raise Refused(
+            f"method={name!r} acts inside the vision tower, and the visual tokens of "
+            f"model={model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
+        )
+    missing = sorted(needed - facts.signals)
+    if not missing:
+        return
+    able = [other for other in names_of(base) if _carries(other, facts)]
+    # Names of signals differ more than by a letter or two.
+    near = get_close_matches(missing[0], facts.signals, 1, cutoff=0.9)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise Refused(
+        f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; {hint}"
+        f"valid: {', '.join(able)}"
+    )
+
+
+def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
+    """Raise Refused if the method compares frames and the model takes images only."""
+    # Imports the family's code only for methods that compare frames.
+    if method.needs_frames() and not ADAPTERS.load(model.adapter).takes_video:
+        raise Refused(
+            f"method={name!r} compares the frames of videos, and model={model.name!r} takes images only"
+        )
+
+
+def _carries(name: str, facts: ModelFacts) -> bool:
+    """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
+    try:
+        method = build_method(name, {})
+        return signals_of(method, facts) <= facts.signals and (
+            facts.patch_tokens or not _acts_inside(method, facts)
+        )
+    except MethodError:
+        return False
+
+
+def _acts_inside(method: Method, facts: ModelFacts) -> bool:
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
+    return any(site.where == "tower" for site in sites)

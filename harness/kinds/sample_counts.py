@@ -1,0 +1,130 @@
+"""Counts of samples as a row has them, for every kind whose model runs one prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache, partial
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.cost.flops import SampleFlops, flops_block, sample_flops
+from espalier.harness.cost.row_work import Work
+from espalier.harness.kinds.kind import Account
+from espalier.harness.kinds.rescore import acceptance
+from espalier.harness.specs.run_spec import Asked
+from espalier.methods.base import TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.engine.record import Record
+
+
+def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -> Account:
+    """Return the account of answers to prompts that a reducer shortened, each verified against the budget.
+
+    Raises:
+        BudgetMismatch: a sample kept another number of tokens than its budget asked for.
+    """
+    facts = asked.model.facts
+    return Account(
+        tokens={**token_means(records), **position_means(records)},
+        flops=flops_block(flops_of(facts, records)),
+        kv_bytes=sum(record.kv_bytes for record in records) / len(records),
+        extra={
+            "sites": _sites(facts, reducer, records),
+            "adaptive": reducer.adaptive,  # then `kept` is the method's own, sample by sample
+            "decode_attended": _attended(records),
+            "decode_loop": _loop(records),
+            "spare": _spare(records),
+            "acceptance": acceptance(records),
+            "first_token": first_token(records),
+            "discriminates": None,  # of methods that evict cache entries behind the first token
+            "speculative": None,
+            "diffusion": None,
+            "achieved": _achieved(asked, reducer, records),
+        },
+    )
+
+
+def token_means(records: Sequence[Record]) -> dict[str, float]:
+    """Return the means of visual tokens, kept tokens, layer average and KV entries.
+
+    Kept tokens, requested and real, are those after the last site; a method without sites keeps
+    all.
+    """
+    return {
+        "visual": fmean(record.visual for record in records),
+        "requested_keep": fmean((record.requested or (record.visual,))[-1] for record in records),
+        "kept_final": fmean((record.kept or (record.visual,))[-1] for record in records),
+        "layer_average": fmean(fmean(record.entering) for record in records),
+        "kv_entries": fmean(record.kv_entries for record in records),
+    }
+
+
+def first_token(records: Sequence[Record]) -> float:
+    """Return the share of answers that are one token, end aside: one that the prefill alone has chosen."""
+    return fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
+
+
+def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
+    """Return the exact FLOPs of each sample's prefill, as it ran and with every token; equal ones are counted once."""
+    count = cache(partial(sample_flops, facts))
+    return [count(tuple(one.entering), one.visual, one.text, Work(*one.work)) for one in records]
+
+
+def _achieved(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -> dict[str, float]:
+    """Verify the budget of every sample; return the mean equivalent tokens under each rule."""
+    facts, budget = asked.model.facts, asked.budget
+    found = [asdict(budget.verify(reducer, facts, record)) for record in records]
+    return {rule: fmean(one[rule] for one in found) for rule in found[0]}
+
+
+def _sites(
+    facts: ModelFacts, reducer: TokenReducer, records: Sequence[Record]
+) -> list[dict[str, Any]]:
+    sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
+    return [
+        {
+            "where": site.where,
+            "layer": site.layer,
+            "requested": fmean(record.requested[place] for record in records),
+            "kept": fmean(record.kept[place] for record in records),
+        }
+        for place, site in enumerate(sites)
+    ]
+
+
+def _spare(records: Sequence[Record]) -> float | None:
+    """Return the mean tokens that only filled up the count; None if the method never has to."""
+    found = [record.spare for record in records if record.spare is not None]
+    return fmean(found) if found else None
+
+
+def _loop(records: Sequence[Record]) -> str | None:
+    """Return whose loop said the answers, `loop` or `generate`; None if decoders did."""
+    found = {record.loop for record in records if record.loop is not None}
+    return ", ".join(sorted(found)) or None
+
+
+def _attended(records: Sequence[Record]) -> float | None:
+    """Return the mean visual entries that decoding steps attended to; None if no method chose among them."""
+    found = [record.attended for record in records if record.attended is not None]
+    return fmean(found) if found else None
+
+
+def position_means(
+    records: Sequence[Record], kept: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Return the mean positions of the prompt that images take, newlines and separators too, those left, their share.
+
+    Args:
+        records: of the samples.
+        kept: visual tokens left behind the last site, for each; None: as the records have them.
+    """
+    if kept is None:
+        kept = [(record.kept or (record.visual,))[-1] for record in records]
+    every = fmean(record.visual + record.special for record in records)
+    left = fmean(own + record.special for own, record in zip(kept, records, strict=True))
+    share = left / every if every else 1.0
+    return {"positions": every, "positions_kept": left, "positions_share": share}

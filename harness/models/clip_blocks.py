@@ -1,0 +1,43 @@
+"""The halves of a block of CLIP and of SigLIP, so that a method may act between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from espalier.harness.engine.tower_blocks import TowerBlock
+from espalier.harness.errors import UserError
+
+
+def clip_blocks(tower: Any, feature: int) -> Sequence[TowerBlock]:
+    """Return the blocks up to the one whose output is hidden_states[feature]."""
+    return [TowerBlock(layer) for layer in tower.encoder.layers[: _read(tower, feature) + 1]]
+
+
+def clip_unread(tower: Any, feature: int) -> Sequence[nn.Module]:
+    """Return the layers behind the one whose output is hidden_states[feature]."""
+    return list(tower.encoder.layers[_read(tower, feature) + 1 :])
+
+
+def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
+    """Return the attention of layer `index`; None: of the layer whose output is hidden_states[feature]."""
+    chosen = _read(tower, feature) if index is None else index
+    attention: nn.Module = tower.encoder.layers[chosen].self_attn
+    return attention
+
+
+def _read(tower: Any, feature: int) -> int:
+    """Return the layer that gives hidden_states[feature]: the embeddings stand first, so entry f comes from f - 1."""
+    depth = len(tower.encoder.layers)
+    if (
+        not isinstance(feature, int)
+        or not 0 < feature % (depth + 1) <= depth
+        or abs(feature) > depth
+    ):
+        raise UserError(
+            f"the checkpoint's vision_feature_layer={feature!r} names no layer of a tower of {depth}; "
+            f"valid: one of -1 to -{depth}"
+        )
+    return feature - 1 if feature >= 0 else depth + feature

@@ -1,0 +1,235 @@
+"""How models are talked to: the chat formats of the authors' own evaluations, as templates, decided here alone.
+
+A template is a frame, which stands around the turns, with a rule for the pictures and videos of a turn. Sources: the
+conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
+`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `llava_llada`), Qwen's README, DeepSeek-OCR's release. Hub
+checkpoints carry others: LLaVA-1.5's is without the system sentence, LLaVA-OneVision's without system turn and with
+other white space.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from espalier.harness.errors import unknown_name
+from espalier.harness.specs.run_spec import CHECKPOINT
+
+#: Media first, a blank between them and a line break behind, as LLaVA's code and lmms-eval's classes write pictures.
+TAGGED = (
+    "{% for part in turn.content if part.type != 'text' %}"
+    "{{ '<' + part.type + '>' + ('\\n' if loop.last else ' ') }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+)
+
+#: Media first, a line each, as VLMEvalKit's class of LLaVA-OneVision and the hub's template of LLaVA-1.5 write them.
+LINES = TAGGED.replace("('\\n' if loop.last else ' ')", "'\\n'")
+
+#: Media first and nothing between them; the text on the next line, as the hub's template of LLaVA-OneVision.
+CLOSE = (
+    "{% for part in turn.content if part.type != 'text' %}{{ '<' + part.type + '>' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ '\\n' + part.text }}{% endfor %}"
+)
+
+#: Media first and nothing between them nor behind, as the code of LaViDa and LLaDA-V leaves them where their tokenizer
+#: puts no begin token in front of a text: it drops the first token of whatever stands behind a picture.
+FLUSH = TAGGED.replace(" + ('\\n' if loop.last else ' ')", "")
+
+#: Media where they stand in the turn, nothing around them, as Qwen's own template.
+BARE = (
+    "{% for part in turn.content %}{{ part.text if part.type == 'text' else"
+    " '<|vision_start|><|' + part.type + '_pad|><|vision_end|>' }}{% endfor %}"
+)
+
+#: As `BARE`, but of a video the placeholder alone: Qwen3-VL's processor writes times, and the marks around each frame.
+TIMED = BARE.replace(
+    "'<|vision_start|><|' + part.type",
+    "'<|video_pad|>' if part.type == 'video' else '<|vision_start|><|' + part.type",
+)
+
+#: Media first, a line each; several pictures are numbered, as on InternVL's model cards.
+NUMBERED = (
+    "{% for part in turn.content if part.type == 'video' %}{{ '<video>\\n' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'image' %}"
+    "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}{% endfor %}"
+    "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+)
+
+#: As `NUMBERED`, but several pictures side by side on one line, as lmms-eval's class of InternVL.
+ROWED = NUMBERED.replace(
+    "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}",
+    "{{ '<IMG_CONTEXT>' + ('\\n' if loop.last else ' ') }}",
+)
+
+#: How media stand in a turn, by the name that `model.join` has for it, of families whose placeholder is `<image>`.
+JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
+
+#: DeepSeek-OCR's whole format: no roles, white space at both ends stripped.
+PLAIN = (
+    "{{ bos_token }}{% set said %}{% for turn in messages %}{% for part in turn.content %}"
+    "{{ '<image>\\n' if part.type == 'image' else part.text }}{% endfor %}{% endfor %}{% endset %}{{ said | trim }}"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the turns of a chat.
+
+    Attributes:
+        system: message of a chat that has no system turn of its own; None: none is written.
+        heads: what stands before a turn, by role.
+        ends: what stands after it.
+        answer: what the model goes on from.
+        lead: what stands before everything.
+        trim: whether white space at both ends of a message goes.
+    """
+
+    system: str | None
+    heads: Mapping[str, str]
+    ends: Mapping[str, str]
+    answer: str
+    lead: str = ""
+    trim: bool = False
+
+    def template(self, media: str) -> str:
+        """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
+        own = "" if self.system is None else self._around("system", self.system)
+        said = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
+        if self.trim:
+            said = f"{{% set text %}}{said}{{% endset %}}{{{{ text | trim }}}}"
+        return (
+            f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
+            f"{{{{ {_literal(self.lead)} }}}}"
+            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(own)} }}}}{{% endif %}}"
+            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{said}{{{{ ends[turn.role] }}}}{{% endfor %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
+        )
+
+    def render(self, question: str) -> str:
+        """Return a chat of one question without pictures, and without what leads it."""
+        own = "" if self.system is None else self._around("system", self.system)
+        return f"{own}{self._around('user', question)}{self.answer}"
+
+    def _around(self, role: str, text: str) -> str:
+        return f"{self.heads[role]}{text}{self.ends[role]}"
+
+
+def roles(system: str, user: str, assistant: str) -> dict[str, str]:
+    """Return a table by role."""
+    return {"system": system, "user": user, "assistant": assistant}
+
+
+def alike(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
+    """Return a frame in which every turn ends alike and the model goes on from its own head."""
+    return Frame(message, heads, roles(end, end, end), heads["assistant"], lead)
+
+
+_CHATML = roles("<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n")
+_PHI3 = roles("<|system|>\n", "<|user|>\n", "<|assistant|>\n")
+_LLAMA3 = {
+    role: f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+    for role in ("system", "user", "assistant")
+}
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_LLADA = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
+_INTERNVL2 = (
+    "你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
+    "是一个有用无害的人工智能助手。"
+)
+_INTERNVL2_5 = (
+    "你是书生·万象，英文名是InternVL，"
+    "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
+)
+
+
+def _llada(asked: str = "") -> Frame:
+    """Return the frame of LaViDa and LLaDA-V; `asked` ends every question."""
+    end = "<|eot_id|>"
+    ends = roles(end, f"{asked}{end}", end)
+    return Frame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
+
+
+FRAMES: Mapping[str, Frame] = {
+    "vicuna_v1": Frame(
+        _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
+    ),
+    # Templates of hub checkpoints, as processor tests of transformers and users quote them.
+    "vicuna_hub": Frame(
+        None, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
+    ),
+    "onevision_hub": Frame(
+        None,
+        roles("<|im_start|>system ", "<|im_start|>user ", "<|im_start|>assistant "),
+        roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
+        "<|im_start|>assistant\n",
+    ),
+    "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
+    "qwen3": alike(None, _CHATML, "<|im_end|>\n"),
+    "internvl2": alike(_INTERNVL2, _CHATML, "<|im_end|>"),
+    # The space is a token: Llama's tokenizer puts it before the first special token, a converted tokenizer does not.
+    "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
+    "internvl2_5": alike(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+    "llada": _llada(),
+    "llada_no_think": _llada(" /no_think"),
+    "llada_think": _llada(" /think"),
+}
+
+
+#: A loop over the content of a turn, or a word of pictures.
+_PARTS = re.compile(r"\bin\s+\w+(\.content|\[['\"]content['\"]\])|image")
+
+
+def template_of(name: str, media: str) -> str:
+    """Return the template of a frame and a family's rule for media.
+
+    Raises:
+        UserError: there is no such frame.
+    """
+    if name not in FRAMES:
+        raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
+    return FRAMES[name].template(media)
+
+
+def takes_parts(template: str) -> bool:
+    """Say whether a template reads the parts of a turn; those of tokenizers for texts expect one text."""
+    return _PARTS.search(template) is not None
+
+
+def flattened(template: str, media: str) -> str:
+    """Return a template of texts alone, as tokenizers have them, with the parts of a turn written as one text."""
+    return (
+        "{% set flat_ = namespace(turns=[]) %}{% for turn in messages %}"
+        "{% if turn.content is string %}{% set text = turn.content %}"
+        f"{{% else %}}{{% set text %}}{media}{{% endset %}}{{% endif %}}"
+        "{% set flat_.turns = flat_.turns + [{'role': turn.role, 'content': text}] %}{% endfor %}"
+        "{% set messages = flat_.turns %}"
+    ) + template
+
+
+def join_of(name: str | None, joins: Mapping[str, str]) -> str | None:
+    """Return the rule for media that `model.join` names; None if it names none.
+
+    Raises:
+        UserError: the family has no such rule.
+    """
+    if name is not None and name not in joins:
+        raise unknown_name("model.join", name, joins or ("null",))
+    return None if name is None else joins[name]
+
+
+def sha256_of(template: str | None) -> str | None:
+    """Return the hash of a template; None of none."""
+    return None if template is None else sha256(template.encode()).hexdigest()
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,240 @@
+"""DeepSeek-OCR: SAM, a convolution that keeps one cell in 16, CLIP, one linear map, and a mixture-of-experts decoder.
+
+transformers has no class of this name; the one for Unlimited-OCR has the same modules and reads the same tensor names.
+It differs in the decoder's attention, which the configuration made here sets to full attention in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedTokenizerFast,
+    UnlimitedOcrConfig,
+    UnlimitedOcrForConditionalGeneration,
+    UnlimitedOcrProcessor,
+)
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.visual_items import Item
+from espalier.harness.errors import unknown_name
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.conversations import PLAIN, join_of
+from espalier.harness.models.deepseek_ocr_answers import CLEAN_UPS, answer_ids
+from espalier.harness.models.deepseek_ocr_images import (
+    SETTINGS,
+    OcrImageProcessor,
+    plane,
+    view_work,
+)
+from espalier.harness.models.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
+from espalier.harness.models.loader import config_of, load_part
+from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+#: Tokens of the stem, along an edge, that the convolution turns into one cell.
+FOLD = 4
+
+
+class DeepseekOcrAdapter(Adapter):
+    """`UnlimitedOcrForConditionalGeneration`: crops stitched to one plane (view 1), then the whole image (view 0).
+
+    Every row of cells ends with a newline token and the image with a separator; neither is ever pruned.
+    """
+
+    model_class = UnlimitedOcrForConditionalGeneration
+    #: The release's, which names its remote code, and that of the class here.
+    checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
+    settings = (*SETTINGS, "clean_up")
+    conversation: ClassVar[str] = "plain"
+    pieces = "begun"
+    #: The release's config.json belongs to remote code, and its image settings stand in that code.
+    self_described = False
+
+    @classmethod
+    def format(cls, name: str | None, join: str | None = None) -> str:
+        """Return the one format that there is: begin-of-sequence, a line for each image, the text.
+
+        Raises:
+            UserError: another is asked for.
+        """
+        if name not in (None, cls.conversation):
+            raise unknown_name("model.conversation", name, (cls.conversation,))
+        join_of(join, {})
+        return PLAIN
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's tokenizer; image settings are remote code there, `model.processor` states them."""
+        return cls.new_processor(spec, _tokenizer(spec))
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Describe the model in the library's words, with the sizes that the checkpoint's own config.json states.
+
+        That one belongs to remote code; what it does not say comes from the config file.
+        """
+        return cls._described(spec, _tokenizer(spec), _sizes(spec))
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """SAM, CLIP, and the decoder with full attention in every layer."""
+        return cls._described(spec, tokenizer, Sizes())
+
+    @classmethod
+    def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: Sizes) -> Any:
+        facts, stem = spec.facts, spec.facts.stem
+        assert stem is not None  # every config file of this family has one
+        text = {
+            **text_config(spec, tokenizer),
+            "n_routed_experts": facts.text.experts,
+            **sizes.text,
+        }
+        return UnlimitedOcrConfig(
+            vision_config={
+                "sam_config": {
+                    "hidden_size": stem.hidden,
+                    "mlp_dim": stem.intermediate,
+                    "num_hidden_layers": stem.layers,
+                    "num_attention_heads": stem.heads,
+                    **spec.architecture["stem"],
+                    **sizes.stem,
+                },
+                "encoder_config": {**vision_config(facts.tower, spec), **sizes.tower},
+            },
+            text_config={
+                **text,
+                "layer_types": ["full_attention"] * text["num_hidden_layers"],
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Views as `model.processor` asks; an image takes a token for each cell, newline and separator."""
+        return UnlimitedOcrProcessor(
+            image_processor=OcrImageProcessor(
+                **{name: value for name, value in spec.processor.items() if name in SETTINGS}
+            ),
+            tokenizer=tokenizer,
+            patch_size=spec.architecture["stem"]["patch_size"],
+            downsample_ratio=FOLD,
+        )
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention of a layer of CLIP; the projector reads the last one's output."""
+        layers = self.model.model.vision_tower.vision_encoder.encoder.layers
+        attention: nn.Module = layers[-1 if index is None else index].self_attn
+        return attention
+
+    def stem_layers(self) -> Sequence[Any]:
+        """Return SAM's layers."""
+        layers: Sequence[Any] = self.model.model.vision_tower.sam_encoder.layers
+        return layers
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor; the prompt holds its begin-of-sequence already."""
+        return self.processor(
+            text=texts,
+            images=pictures if any(pictures) else None,
+            padding=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+
+    @classmethod
+    def check_settings(cls, spec: ModelSpec) -> None:
+        """Refuse settings and clean-ups that there are not."""
+        super().check_settings(spec)
+        known = spec.processor.get("clean_up")
+        if known is not None and known not in CLEAN_UPS:
+            raise unknown_name("model.processor.clean_up", str(known), (*CLEAN_UPS, "null"))
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """Turn new tokens into answers with their marks of labels and boxes, and clean up if `model.processor` says so.
+
+        Labels and boxes stand between special tokens; without these, they could not be told from the text.
+        """
+        tokenizer = self.processor.tokenizer
+        texts = [
+            tokenizer.decode(answer_ids(row, tokenizer.eos_token_id, self.pad_id))
+            for row in ids.tolist()
+        ]
+        known = self.spec.processor.get("clean_up")
+        clean = str if known is None else CLEAN_UPS[known]
+        return [clean(text.strip()).strip() for text in texts]
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
+        whole = inputs["pixel_values"]
+        # A batch without crops has no pixels of them; its counts are all 0.
+        crop = inputs.get("pixel_values_local", whole)
+        n_whole, n_crop = self._cells(whole), self._cells(crop)
+        first = n_whole**2 * len(whole)
+        found: list[Item] = []
+        shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
+        for image, ((columns, rows), count) in enumerate(shapes):
+            planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
+            work = self._work(whole)
+            if count:
+                planes.insert(0, plane(1, columns, rows, n_crop, first))
+                first += count * n_crop**2
+            for _ in range(count):
+                work = work.plus(self._work(crop))
+            # The separator stands at the end, where one more newline would.
+            planes.append(tuple(table[-1:] for table in planes[-1]))
+            grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
+            source = unit.clamp(min=0).view(-1, 1)
+            found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
+        return {self.model.config.image_token_id: found}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the square that the whole view is padded to where it is; crops are stretched to fill their plane."""
+        images = self.processor.image_processor
+        stretched = not images.crop_to_patches and (
+            images.size["height"] <= images.maximum_pad_value
+        )
+        return WHOLE if sight.view or stretched else padded(sight)
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """All whole images, then all crops."""
+        names = ("pixel_values", "pixel_values_local")
+        views = [inputs[name] for name in names if name in inputs]
+        side = FOLD * int(self.model.config.vision_config.sam_config.patch_size)
+        return Pictures(views, [self._cells(one) for one in views], side, *self.colours())
+
+    def _cells(self, views: Tensor) -> int:
+        """Return the cells along an edge of (views, 3, S, S) pixels."""
+        return -(-self._patches(views) // FOLD)
+
+    def _patches(self, views: Tensor) -> int:
+        """Return the stem's tokens along an edge."""
+        return int(views.shape[-1]) // int(self.model.config.vision_config.sam_config.patch_size)
+
+    def _work(self, views: Tensor) -> Work:
+        """Return what one of the views costs."""
+        window = self.model.config.vision_config.sam_config.window_size
+        return view_work(self._cells(views), self._patches(views), window)
+
+
+def _tokenizer(spec: ModelSpec) -> Any:
+    """Load the checkpoint's tokenizer as its tokenizer.json has it: its settings name a class that would rebuild it."""
+    return load_part(spec, PreTrainedTokenizerFast)
+
+
+def _sizes(spec: ModelSpec) -> Sizes:
+    """Return what the checkpoint's config.json states, be it the release's or one that the library wrote."""
+    found = config_of(spec)
+    if found.get("model_type") == UnlimitedOcrConfig.model_type:
+        return library_sizes(load_part(spec, UnlimitedOcrConfig))
+    return released_sizes(found)

@@ -1,0 +1,125 @@
+"""The views of an image that DeepSeek-OCR sees, the whole of it and crops: pixels, and the places of their cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+from transformers import BatchFeature, UnlimitedOcrImageProcessor
+from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
+    get_optimal_tiled_canvas,
+)
+
+from espalier.harness.cost.row_work import Work
+
+#: What `model.processor` may hold.
+SETTINGS = (
+    *("size", "image_mean", "image_std", "maximum_pad_value"),
+    *("crop_to_patches", "tile_size", "min_patches", "max_patches"),
+)
+
+
+class OcrImageProcessor(UnlimitedOcrImageProcessor):
+    """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's own preprocessing.
+
+    The rules are equal: which images are cropped, which grid is chosen, what is stretched and what is padded grey, the
+    normalisation. What differs is resampling (Pillow's, where torchvision's is up to 2 of 255 levels off), the size of
+    a padded image where its exact value ends in one half, and on which side an odd row of padding goes.
+    """
+
+    # The library names every option, and its classes do not agree on which.
+    def _preprocess(self, images: list[Tensor], **options: Any) -> BatchFeature:  # type: ignore[override]
+        """Return the views of (3, H, W) images: `pixel_values` (images, 3, S, S), and crops in raster order."""
+        wholes, crops, counts, grids = [], [], [], []
+        for image in images:
+            picture = to_pil_image(image)
+            wholes.append(self._finished(_whole(picture, options), options))
+            columns, rows, cut = _crops(picture, options)
+            crops += [self._finished(crop, options) for crop in cut]
+            counts.append(len(cut))
+            grids.append([columns, rows])
+        views = {"pixel_values": wholes, **({"pixel_values_local": crops} if crops else {})}
+        return BatchFeature(
+            data={**views, "num_local_patches": counts, "patches_grid": grids},
+            tensor_type=options["return_tensors"],
+            skip_tensor_conversion=self.skip_tensor_conversion,
+        )
+
+    def _finished(self, view: Image.Image, options: dict[str, Any]) -> Tensor:
+        """Return normalised pixels."""
+        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+        pixels: Tensor = self.rescale_and_normalize(
+            pil_to_tensor(view).unsqueeze(0), *(options[name] for name in names)
+        )
+        return pixels.squeeze(0)
+
+
+def _whole(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
+    """Return the global view: stretched in small modes without crops, otherwise padded with grey."""
+    side = options["size"].height
+    if not options["crop_to_patches"] and side <= options["maximum_pad_value"]:
+        return picture.resize((side, side), Image.Resampling.BICUBIC)
+    return ImageOps.pad(picture, (side, side), Image.Resampling.BICUBIC, color=(127, 127, 127))
+
+
+def _crops(picture: Image.Image, options: dict[str, Any]) -> tuple[int, int, list[Image.Image]]:
+    """Return columns, rows and the crops in raster order; an image that fits into one crop has none."""
+    side = options["tile_size"]
+    if not options["crop_to_patches"] or max(picture.size) <= side:
+        return 1, 1, []
+    columns, rows = get_optimal_tiled_canvas(
+        (picture.height, picture.width),
+        (side, side),
+        options["min_patches"],
+        options["max_patches"],
+    )
+    canvas = picture.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+    corners = [(column * side, row * side) for row in range(rows) for column in range(columns)]
+    return columns, rows, [canvas.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
+def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
+    """Describe the tokens of one view: cells row by row across its tiles, and a newline after each row.
+
+    Args:
+        view: 0 for the whole image, 1 for its crops.
+        columns: tiles along the width.
+        rows: tiles along the height.
+        side: cells along the edge of a tile.
+        first: projector unit of the first tile's first cell.
+
+    Returns:
+        grid (n, 4), unit (n,) with -1 for newlines, tile (n,), where n = rows side (columns side + 1).
+    """
+    width = columns * side
+    row, column = torch.cartesian_prod(torch.arange(rows * side), torch.arange(width + 1)).unbind(1)
+    tile = row // side * columns + column // side
+    unit = first + tile * side**2 + row % side * side + column % side
+    grid = torch.stack([torch.zeros_like(row), torch.full_like(row, view), row, column], dim=1)
+    return grid, torch.where(column < width, unit, -1), (tile + 1) * view
+
+
+def view_work(cells: int, patches: int, window: int) -> Work:
+    """Return what a view costs; windows at the stem's border are padded to their full size.
+
+    Args:
+        cells: cells along the view's edge.
+        patches: tokens of the stem along its edge.
+        window: tokens along the edge of the stem's windows.
+    """
+    tokens, windows = cells**2 + 1, -(-patches // window)
+    filled = (windows * window) ** 2
+    return Work(
+        tokens=tokens,
+        pairs=tokens**2,
+        units=cells**2,
+        stem_tokens=patches**2,
+        stem_pairs=patches**4,
+        stem_window_pairs=windows**2 * window**4,
+        stem_window_tokens=filled,
+        stem_lines=patches**2 * 2 * patches,
+        stem_window_lines=filled * 2 * window,
+    )

@@ -1,0 +1,184 @@
+"""InternVL2 to InternVL3.5: InternViT on tiles, pixel shuffle, an MLP, and one of several text stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoProcessor,
+    GotOcr2ImageProcessor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+)
+from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.conversations import NUMBERED, ROWED
+from espalier.harness.models.internvl_processor import (
+    FRAME,
+    TILES,
+    TOKENS,
+    build_processor,
+    frames_like,
+    known_text,
+    label_frames,
+    process_chat,
+    tiles_of,
+)
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.view_placement import WHOLE, Box, Sight
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class InternVLAdapter(Adapter):
+    """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
+
+    model_class = InternVLForConditionalGeneration
+    takes_video = True
+    conversation: ClassVar[str] = "internvl2"
+    media = NUMBERED
+    joins: ClassVar[Mapping[str, str]] = {"numbered": NUMBERED, "blank": ROWED}
+    placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
+    inline = TOKENS["context_image_token"]
+    settings = (*TILES, "patches_together", "frame_label")
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Set how frames of videos are numbered."""
+        super().__init__(model, processor, spec)
+        label_frames(processor, spec.processor.get("frame_label", FRAME))
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's; frames of videos get the size and colours of pictures.
+
+        Converted checkpoints come without settings for videos, and the library's own resize frames to another size.
+        """
+        processor = load_part(spec, AutoProcessor)
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tiles_of(spec))
+        processor.video_processor = frames_like(processor.image_processor)
+        return processor
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's own configuration.
+
+        Raises:
+            UserError: its text stack is of an unknown type (a mixture of experts, say).
+        """
+        return known_text(super().checkpoint_config(spec), spec)
+
+    @classmethod
+    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Give frames of videos the size and colours of pictures."""
+        del spec
+        processor.video_processor = frames_like(processor.image_processor)
+        return processor
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """InternViT, pixel shuffle and an MLP, and the text stack that `architecture.text.model_type` names."""
+        config = InternVLConfig(
+            vision_config=vision_config(spec.facts.tower, spec),
+            text_config=text_config(spec, tokenizer),
+            image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["context_image_token"]),
+            **spec.architecture["model"],
+        )
+        return known_text(config, spec)
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Tiles of the tower's size, with ImageNet's colours."""
+        return build_processor(spec, tokenizer)
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return an encoder layer's attention; hidden_states[-1] is the output of layers[-1]."""
+        chosen = self.model.config.vision_feature_layer if index is None else index
+        attention: nn.Module = self.model.model.vision_tower.encoder.layer[chosen].attention
+        return attention
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Average (tiles, patches, ...) over the patches that pixel shuffle puts into one unit."""
+        patches, units = self._sides()
+        fold = patches // units
+        blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
+        return blocks.mean((2, 4)).flatten(0, 2)
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on one chat at a time: it takes only videos of as many frames at once."""
+        chats = zip(texts, pictures, clips, strict=True)
+        rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
+        ids = {"input_ids": [row["input_ids"][0] for row in rows]}
+        batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
+        pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
+        if pixels:
+            batch["pixel_values"] = torch.cat(pixels)
+        return batch
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """One item for each run of placeholders: an image's tiles, or a frame.
+
+        Runs end at `</img>`, and a tile always has as many tokens, so that they tell how many tiles there are.
+        """
+        image = self.model.config.image_token_id
+        found: list[Item] = []
+        first = 0
+        for row in inputs["input_ids"].cpu() == image:
+            held, lengths = torch.unique_consecutive(row, return_counts=True)
+            for length in lengths[held].tolist():
+                found.append(self._item(length, first))
+                first += length
+        return {image: found}
+
+    def _item(self, length: int, first: int) -> Item:
+        """Describe `length` placeholders from projector unit `first` on."""
+        patches, side = self._sides()
+        tiles, n_tokens = length // side**2, patches**2 + 1
+        # The processor adds a thumbnail only to an image of several tiles; a single tile is the whole image.
+        views = [*range(1, tiles), 0]
+        return Item(
+            grid=torch.cat([rectangle(1, side, side, view) for view in views]),
+            source=torch.arange(first, first + tiles * side**2).view(-1, 1),
+            work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
+        )
+
+    def placed(self, sight: Sight) -> Box:
+        """Return a tile of the picture, which was stretched to fill whole tiles, or all of it for its thumbnail."""
+        if sight.view == 0:
+            return WHOLE
+        images = self.processor.image_processor
+        # Where pictures share a limit, each of several may have had fewer tiles than one alone.
+        for most in range(images.max_patches, images.min_patches - 1, -1):
+            columns, rows = get_optimal_tiled_canvas(
+                (sight.size[1], sight.size[0]),
+                (images.size["height"], images.size["width"]),
+                images.min_patches,
+                most,
+            )
+            if columns * rows == sight.tiles:
+                break
+        else:
+            raise ValueError(
+                f"a picture of {sight.size} has {sight.tiles} tiles, not {columns} x {rows}"
+            )
+        return WHOLE.cell(*divmod(sight.view - 1, columns), rows, columns)
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Tiles and frames, each cut into squares of patches."""
+        pixels = inputs["pixel_values"]
+        _, units = self._sides()
+        return Pictures([pixels], [units], pixels.shape[-1] // units, *self.colours())
+
+    def _sides(self) -> tuple[int, int]:
+        """Return the edge of a tile in patches and in units."""
+        vision = self.model.config.vision_config
+        patches = vision.image_size[0] // vision.patch_size[0]
+        return patches, round(patches * self.model.config.downsample_ratio)

@@ -1,0 +1,142 @@
+"""LLaVA-1.5 and everything with its architecture: CLIP tower with a class token, MLP projector, Llama text stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaImageProcessor,
+    LlavaProcessor,
+)
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.tower_blocks import TowerBlock
+from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.view_placement import WHOLE, Box, Sight, cropped, padded
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class LlavaAdapter(Adapter):
+    """`LlavaForConditionalGeneration`: every image gives one square grid of tokens, all of them prunable."""
+
+    model_class: ClassVar[Any] = LlavaForConditionalGeneration
+    config_class: ClassVar[Any] = LlavaConfig
+    processor_class: ClassVar[Any] = LlavaProcessor
+    picture_class: ClassVar[Any] = LlavaImageProcessor
+    settings: ClassVar[tuple[str, ...]] = ("do_pad",)
+    conversation: ClassVar[str] = "vicuna_v1"
+    pieces = "alone"
+    patch_tokens: ClassVar[bool] = True
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's; `model.processor.do_pad` pads to a square first, as LLaVA-1.5 does.
+
+        The published processor settings crop the centre instead, which cuts off what stands at the border.
+        """
+        processor = load_part(spec, AutoProcessor)
+        if spec.processor.get("do_pad"):
+            processor.image_processor = load_part(spec, LlavaImageProcessor, **spec.processor)
+        return processor
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """CLIP, an MLP and Llama."""
+        return cls.config_class(
+            vision_config={
+                "model_type": "clip_vision_model",
+                **vision_config(spec.facts.tower, spec),
+            },
+            text_config={"model_type": "llama", **text_config(spec, tokenizer)},
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """CLIP's preprocessing at the tower's size."""
+        vision = spec.architecture["vision"]
+        side = vision["image_size"]
+        return cls.processor_class(
+            image_processor=cls.picture_class(
+                size={"shortest_edge": side},
+                crop_size={"height": side, "width": side},
+                **cls.picture_settings(spec),
+            ),
+            tokenizer=tokenizer,
+            patch_size=vision["patch_size"],
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+            image_token="<image>",
+        )
+
+    @classmethod
+    def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
+        """Return what a new image processor is told beside its sizes."""
+        return spec.processor
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
+        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        return clip_unread(self.tower, self.model.config.vision_feature_layer)
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers."""
+        return clip_blocks(self.tower, self.model.config.vision_feature_layer)
+
+    def image_tokens(self) -> int | None:
+        """Return the patches of one view."""
+        return self._side() ** 2
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Patches in raster order, image by image."""
+        if "pixel_values" not in inputs:
+            return {self.model.config.image_token_id: []}
+        side = self._side()
+        grid, n = rectangle(1, side, side), side**2
+        work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
+        images = range(inputs["pixel_values"].shape[0])
+        found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
+        return {self.model.config.image_token_id: found}
+
+    def placed(self, sight: Sight) -> Box:
+        """Return the square that the picture is padded to, or the one that is cut out of its middle."""
+        images = self.processor.image_processor
+        if getattr(images, "do_pad", False):
+            return padded(sight)
+        if not images.do_center_crop:
+            return WHOLE
+        edge = images.size["shortest_edge"] or images.crop_size["height"]
+        return cropped(sight.size, images.crop_size["height"] / edge)
+
+    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+        """Images, one after the other."""
+        return self.square(inputs["pixel_values"])
+
+    def _side(self) -> int:
+        """Return the patches along an edge of a view."""
+        config = self.model.config.vision_config
+        side: int = config.image_size // config.patch_size
+        return side
+
+    def square(self, pixels: Tensor) -> Pictures:
+        """Return (n, 3, S, S) pixels cut into the tower's patches."""
+        config = self.model.config.vision_config
+        side: int = config.patch_size
+        return Pictures([pixels], [config.image_size // side], side, *self.colours())

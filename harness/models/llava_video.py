@@ -1,0 +1,126 @@
+"""LLaVA-Video: LLaVA-OneVision's modules with another video layout, a newline token after each row of each frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
+
+from espalier.harness.errors import unknown_name
+from espalier.harness.media.frame_rules import each_second
+from espalier.harness.models.chat_media import Chat, Media
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.llava_video_model import (
+    POOLINGS,
+    LlavaVideoConfig,
+    LlavaVideoForConditionalGeneration,
+)
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.onevision_processor import build_processor
+
+if TYPE_CHECKING:
+    from espalier.harness.media.frames import Clip
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class LlavaVideoProcessor(LlavaOnevisionProcessor):
+    """`LlavaOnevisionProcessor` with LLaVA-Video's number of placeholders."""
+
+    #: Placeholders of one frame; the adapter reads it off the model.
+    frame_tokens: int
+
+    def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        """Return the placeholders of one video."""
+        del kwargs
+        placeholders: str = self.video_token * self.frame_tokens
+        return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
+
+
+class LlavaVideoAdapter(LlavaOnevisionAdapter):
+    """`LlavaVideoForConditionalGeneration`.
+
+    `model.processor.time_instruction`, one of TIMES, tells the model when frames are shown; `video_pooling`, one of
+    POOLINGS, is how they are pooled, which is no property of the weights.
+    """
+
+    model_class = LlavaVideoForConditionalGeneration
+    config_class = LlavaVideoConfig
+    processor_class = LlavaVideoProcessor
+    settings = ("time_instruction", "video_pooling")
+    row_newlines = True
+    patch_tokens = False  # a token is the mean of several patches
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Set how frames are pooled and tell the processor how many placeholders that makes."""
+        told = spec.processor.get("time_instruction", False)
+        if told not in TIMES:
+            raise unknown_name(
+                "model.processor.time_instruction", str(told), [str(name).lower() for name in TIMES]
+            )
+        pooling = spec.processor.get("video_pooling", POOLINGS[0])
+        if pooling not in POOLINGS:
+            raise unknown_name("model.processor.video_pooling", pooling, POOLINGS)
+        model.config.video_pooling = pooling
+        super().__init__(model, processor, spec)
+        processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Build it around the checkpoint's tokenizer; the library's loader does not know this configuration."""
+        tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
+        return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
+
+    def written(self, chat: Chat, media: Media) -> str:
+        """Return the prompt, with the times of the frames in it if asked."""
+        text = super().written(chat, media)
+        tell = TIMES[self.spec.processor.get("time_instruction", False)]
+        if tell is None:
+            return text
+        before, *after = text.split(self.processor.video_token, maxsplit=len(media.clips))
+        for clip, rest in zip(media.clips, after, strict=True):
+            told = f"{self.processor.video_token}{tell(clip)}\n"
+            # The line break behind the last video, or the blank before the next.
+            before += told + (rest[1:] if rest[:1] in ("\n", " ") else rest)
+        return before
+
+    def _pool(self, features: Tensor) -> Tensor:
+        pooled: Tensor = self.model.model.pool(features)
+        return pooled
+
+
+def time_instruction(clip: Clip) -> str:
+    """Return the sentences with which the release introduces a video: its length and when its frames are shown."""
+    return (
+        f"The video lasts for {clip.total_frames / clip.fps:.2f} seconds, and {len(clip.indices)} frames are uniformly "
+        f"sampled from it. These frames are located at {_moments(clip)}."
+        "Please answer the following questions related to this video."
+    )
+
+
+def _moments(clip: Clip) -> str:
+    """Return when frames are shown: of frames that were taken one a second at a steady rate, in whole seconds."""
+    if not clip.steady:
+        return ",".join(f"{at:.2f}s" for at in clip.timestamps)
+    timed = clip.indices == each_second(clip.total_frames, clip.fps)
+    rate = max(round(clip.fps), 1) if timed else clip.fps
+    return ",".join(f"{index / rate:.2f}s" for index in clip.indices)
+
+
+def _as_vlmevalkit(clip: Clip) -> str:
+    """Return the sentences of VLMEvalKit's class: without blanks, and a frame's height for the number of frames."""
+    return (
+        f"\nThe video lasts for {clip.total_frames / clip.fps:.2f} seconds,and {clip.frames.shape[1]} frames are "
+        f"uniformly sampled from it.These frames are located at {_moments(clip)}."
+        "Please answer the following questions related to this video."
+    )
+
+
+#: What follows the placeholder of a video, up to the line break before the question, by `time_instruction`.
+TIMES: Mapping[bool | str, Callable[[Clip], str] | None] = {
+    False: None,
+    True: lambda clip: f"\n{time_instruction(clip)}",  # as lmms-eval's class
+    "release": time_instruction,
+    "vlmevalkit": _as_vlmevalkit,
+}

@@ -1,0 +1,185 @@
+"""Qwen2-VL: images of any size, videos, and a projector that merges 2x2 patches inside the tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLProcessor,
+)
+
+from espalier.harness.engine.visual_items import Item
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.conversations import BARE
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.qwen_geometry import merged_item
+from espalier.harness.models.qwen_positions import released_positions
+from espalier.harness.models.qwen_processor import (
+    BOUNDS,
+    CAP,
+    bounded,
+    new_processor,
+    run_processor,
+)
+from espalier.harness.models.random_weights import text_config
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class Qwen2VLAdapter(Adapter):
+    """`Qwen2VLForConditionalGeneration`: a unit of the projector is a square of patches, in raster order."""
+
+    model_class: ClassVar[Any] = Qwen2VLForConditionalGeneration
+    config_class: ClassVar[Any] = Qwen2VLConfig
+    processor_class: ClassVar[Any] = Qwen2VLProcessor
+    takes_video = True
+    conversation: ClassVar[str] = "qwen_1_5"
+    media = BARE
+    joins: ClassVar[Mapping[str, str]] = {}
+    placeholders = ("<|image_pad|>", "<|video_pad|>")
+    inline = None
+    lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
+    settings = (*BOUNDS, CAP)
+
+    #: Whether the library's positions are the released model's, those of videos, too.
+    library_positions: ClassVar[bool] = False
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Give the model the released rule for the positions of videos, where the library has another."""
+        super().__init__(model, processor, spec)
+        if self.library_positions:
+            return
+        side = model.config.vision_config.spatial_merge_size
+        model.model.get_rope_index = partial(released_positions, side=side, pace=self.pace)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Load the checkpoint's, with the picture sizes of `model.processor`."""
+        return bounded(load_part(spec, AutoProcessor), spec)
+
+    @classmethod
+    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Set the picture sizes of `model.processor`; all else is as whoever loaded it has it."""
+        return bounded(processor, spec)
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the configuration of tower and text stack; `architecture.model` goes to the whole model's."""
+        number = tokenizer.convert_tokens_to_ids
+        return cls.config_class(
+            vision_config={**cls.tower_config(spec.facts), **spec.architecture["vision"]},
+            text_config=text_config(spec, tokenizer),
+            image_token_id=number("<|image_pad|>"),
+            video_token_id=number("<|video_pad|>"),
+            vision_start_token_id=number("<|vision_start|>"),
+            vision_end_token_id=number("<|vision_end|>"),
+            **spec.architecture.get("model", {}),
+        )
+
+    @classmethod
+    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
+        """Return the tower's sizes in transformers' words."""
+        tower = facts.tower
+        return {
+            "depth": tower.layers,
+            "embed_dim": tower.hidden,
+            "num_heads": tower.heads,
+            "mlp_ratio": tower.intermediate // tower.hidden,
+            "hidden_size": facts.text.hidden,
+        }
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the family's processor for the tower's patches."""
+        return new_processor(cls.processor_class, spec, tokenizer)
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def pace(self) -> float | None:
+        """Position steps a second of a video; None: one step a pair of frames."""
+        return None
+
+    @property
+    def tower(self) -> nn.Module:
+        """The vision tower; its last module is the projector."""
+        tower: nn.Module = self.model.model.visual
+        return tower
+
+    @property
+    def projector(self) -> nn.Module:
+        """The merger of patches: norm, concatenation of a square of patches, MLP."""
+        projector: nn.Module = self.model.model.visual.merger
+        return projector
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return a block's attention; None and negative numbers count from the last block.
+
+        Raises:
+            UserError: there is no such block, or patches of different windows never meet in it.
+        """
+        blocks: Any = self.tower.blocks
+        valid = self.global_blocks()
+        number = len(blocks) - 1 if index is None else index + len(blocks) * (index < 0)
+        if number not in valid:
+            raise UserError(
+                f"tower layer {number} of model={self.spec.name!r} is none that relates all patches of an image; "
+                f"valid: {', '.join(map(str, valid))}"
+            )
+        attention: nn.Module = blocks[number].attn
+        return attention
+
+    def global_blocks(self) -> Sequence[int]:
+        """Return the numbers of the blocks whose attention spans a whole image or frame: here, all."""
+        return range(self.model.config.vision_config.depth)
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Average (1, patches, ...) values over the square of patches of each unit, which stand together."""
+        return values.reshape(-1, self._square, *values.shape[2:]).mean(1)
+
+    def features(self, projector_input: Tensor) -> Tensor:
+        """Concatenate (patches, D) features to (units, square * D), as the projector does after its norm."""
+        return projector_input.reshape(-1, self._square * projector_input.shape[-1])
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project (units, square * D) features; the norm is taken patch by patch."""
+        projected: Tensor = self.projector(features.reshape(features.shape[0] * self._square, -1))
+        return projected
+
+    @property
+    def _square(self) -> int:
+        """Patches that the projector merges to one token."""
+        return int(self.model.config.vision_config.spatial_merge_size) ** 2
+
+    # ------------------------------------------------------------------ inputs
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on pictures and clips in the order of their placeholders."""
+        return run_processor(self.processor, texts, pictures, clips)
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+        """Squares of patches in raster order, frame by frame; the tower sees the images, then the videos."""
+        config, first = self.model.config, 0
+        names = {config.image_token_id: "image_grid_thw", config.video_token_id: "video_grid_thw"}
+        found: dict[int, list[Item]] = {token: [] for token in names}
+        for token, name in names.items():
+            for shape in inputs[name].tolist() if name in inputs else []:
+                side = config.vision_config.spatial_merge_size
+                found[token].append(merged_item(shape, side, first, *self.order(shape)))
+                first += found[token][-1].work.units
+        return found
+
+    def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
+        """Return the raster numbers of the projector's units in its order, and the pairs attended in windows."""
+        frames, rows, columns = shape
+        return torch.arange(frames * rows * columns // self._square), 0

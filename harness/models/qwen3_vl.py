@@ -1,0 +1,64 @@
+"""Qwen3-VL: as Qwen2-VL, with features of earlier tower layers for the decoder, and times between frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+from transformers import (
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+
+from espalier.harness.models.conversations import TIMED
+from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
+from espalier.harness.models.qwen_processor import new_processor
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class Qwen3VLAdapter(Qwen2VLAdapter):
+    """`Qwen3VLForConditionalGeneration`: a video's frames stand apart in the prompt, each pair behind its time."""
+
+    model_class = Qwen3VLForConditionalGeneration
+    config_class = Qwen3VLConfig
+    processor_class = Qwen3VLProcessor
+    conversation: ClassVar[str] = "qwen3"
+    media = TIMED
+    library_positions = True  # each pair of frames stands alone, behind its time in words
+
+    @classmethod
+    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
+        """Return the tower's sizes in transformers' words, and the layers that the decoder is given."""
+        tower = facts.tower
+        return {
+            "depth": tower.layers,
+            "hidden_size": tower.hidden,
+            "intermediate_size": tower.intermediate,
+            "num_heads": tower.heads,
+            "out_hidden_size": facts.text.hidden,
+            "deepstack_visual_indexes": list(facts.deepstack),
+        }
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the family's processor, with the released colours."""
+        half = [0.5, 0.5, 0.5]
+        return new_processor(
+            cls.processor_class,
+            spec,
+            tokenizer,
+            Qwen3VLVideoProcessor,
+            image_mean=half,
+            image_std=half,
+        )
+
+    def deepstack(self) -> Mapping[int, nn.Module]:
+        """Return the mergers of the tower layers that the decoder adds to visual tokens."""
+        tower: Any = self.tower
+        return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))

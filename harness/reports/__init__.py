@@ -1,0 +1,1 @@
+"""From stored results to curves, tables and pages."""

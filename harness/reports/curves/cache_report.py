@@ -1,0 +1,212 @@
+"""Tables and a figure of cache compressors.
+
+`python -m espalier.harness.reports.curves.cache_report --store results --write docs/kv`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib import rc_context
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.errors import UserError, plain_page
+from espalier.harness.reports.curves.cache_rows import (
+    COMPARED,
+    Cell,
+    ablated,
+    chosen_cells,
+    shown,
+    stacks,
+)
+from espalier.harness.reports.curves.curve_figure import draw
+from espalier.harness.reports.curves.curve_files import RESOLUTION
+from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.method_report import config_names, gains
+from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.random_baselines import Group, title_of
+from espalier.harness.reports.curves.stacking_table import stacking
+from espalier.harness.reports.curves.stored_rows import WHERE
+from espalier.harness.specs.commands import command
+from espalier.harness.store.files.folder_checks import check_folder, existing_store
+from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
+
+#: The sweep that brings the rows of a part.
+PRESETS = {
+    "the curves": "+experiment=kv",
+    "the settings of one method": "+experiment=kv_settings",
+    "two methods on one prompt": "+experiment=kv_stack",
+}
+
+INTRO = """\
+# Cache compressors, measured
+
+Written by `python -m espalier.harness.reports.curves.cache_report`; [docs/kv.md](../kv.md) says what the methods do.
+Shares are of visual cache entries, on average over layers.
+"""
+
+CURVES = """\
+A cell holds the score in percent, the points above random entries with the paired 95 % interval over
+samples, and **above** or **below** where the interval leaves 0 out; names are those of the files in `conf/method`. The
+first token of an answer comes out of the whole prefill, so that no method can lose it. If no method differed from
+random, one comparison in twenty would be marked all the same; a `*` says that the paired test still finds a difference
+when it is corrected for all cells of the table.
+
+The picture has the readings that bear their methods' names.
+
+![Score by share of visual cache entries kept](curves.png)
+"""
+
+SETTINGS = """\
+Score in percent with its 95 % interval: one line for each window, a column for each way of splitting the budget over
+layers.
+"""
+
+STACKED = """\
+A method that drops tokens, a compressor, and both on one prompt. Tokens are those left behind the prefill, entries the
+visual ones that all layers hold together, both of what the whole model has. Prefill FLOPs are of the text stack.
+Milliseconds are medians over batches, on the machine that ran it; bytes are those of a sample's cache, words and answer
+included.
+"""
+
+
+def write_cache(
+    store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
+) -> tuple[list[Path], list[str]]:
+    """Write `README.md` and a picture (`curves`, .png and .svg) into `folder`.
+
+    Args:
+        store: root of the run store.
+        folder: created if needed.
+        model: which, if the store has several.
+        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+
+    Returns:
+        The paths written, and a line for each part that was left out.
+
+    Raises:
+        UserError: the store has no rows of a compressor, or of several models and none was chosen, or rows that differ
+            in a setting that must be the same.
+    """
+    cells = chosen_cells(store, model, where)
+    names = config_names({cell.row["method"] for cell in cells}, Budget("kept", 0.0))
+    files, settings, pairs = shown(cells, names), ablated(cells), stacks(cells)
+    parts, written, missing = [INTRO], [], []
+    folder.mkdir(parents=True, exist_ok=True)
+    if files:
+        panels = read_panels(store, (), files[0].row["model"], "kept", _keys(files), where=where)
+        written += _picture(panels, names, folder / "curves")
+        parts += ["## By share of the cache\n", CURVES]
+        parts += [f"### {panel.benchmark}\n\n{_table(panel, names)}" for panel in panels]
+    if settings:
+        parts += [f"## {COMPARED}: windows and budgets\n", SETTINGS, *_grids(settings)]
+    if pairs:
+        parts += ["## Two methods on one prompt\n", STACKED, *stacking(pairs)]
+    for (what, preset), found in zip(PRESETS.items(), (files, settings, pairs), strict=True):
+        if not found:
+            missing.append(f"no rows for {what}; run: python run.py {preset}")
+    if missing:
+        parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
+    if any(is_marked(cell.row) for cell in cells):
+        parts.append(f"{FOOTNOTE}.\n")
+    page = folder / "README.md"
+    page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
+    return [*written, page], missing
+
+
+def _keys(cells: Sequence[Cell]) -> set[str]:
+    return {cell.row["run_key"] for cell in cells}
+
+
+def _table(panel: Panel, names: dict[str, str]) -> str:
+    """Return the scores of one benchmark, random entries first."""
+    (floor,) = [curve for curve in panel.curves if curve.name == "random_kv"]
+    others = [curve for curve in panel.curves if curve is not floor]
+    full = (
+        ""
+        if panel.full is None
+        else f"; {100 * panel.full.value:.1f}{panel.full_mark} with the whole cache"
+    )
+    ranked = sorted(others, key=lambda curve: -curve.points[-1].score.value)
+    table = gains(panel, Group(floor, tuple(ranked)), names)
+    return f"{panel.metric} on {panel.n_samples} samples{full}.\n\n{table}"
+
+
+def _grids(cells: Sequence[Cell]) -> list[str]:
+    """Return a table for each benchmark and ratio."""
+    found = []
+    for benchmark, ratio in sorted({(one.row["benchmark"], one.row["ratio"]) for one in cells}):
+        ours = [
+            one for one in cells if (one.row["benchmark"], one.row["ratio"]) == (benchmark, ratio)
+        ]
+        rules = sorted({one.params["allocation"] for one in ours})
+        lines = [
+            f"### {benchmark}, {100 * (1 - ratio):.4g} % of the entries, {ours[0].row['n_samples']} samples\n",
+            f"| window | {' | '.join(rule.replace('_', ' ') for rule in rules)} |",
+            "| --- |" + " ---: |" * len(rules),
+        ]
+        for window in sorted({one.params["window"] for one in ours}):
+            by_rule = {
+                one.params["allocation"]: one.percent
+                for one in ours
+                if one.params["window"] == window
+            }
+            lines.append(f"| {window} | {' | '.join(by_rule.get(rule, '-') for rule in rules)} |")
+        found.append("\n".join(lines) + "\n")
+    return found
+
+
+def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list[Path]:
+    """Draw the readings that bear the methods' names; the others lie close to them, and are in the tables."""
+    named = [
+        replace(
+            panel,
+            curves=tuple(
+                replace(curve, name=title_of(curve, names))
+                for curve in panel.curves
+                if title_of(curve, names) == curve.name.split()[0]
+            ),
+        )
+        for panel in panels
+    ]
+    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
+    with rc_context(STYLE):
+        figure = draw(named, of="visual cache entries")
+        figure.savefig(png, dpi=RESOLUTION)
+        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write tables and a picture of a store's compressors; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m espalier.harness.reports.curves.cache_report", description=__doc__
+    )
+    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--write", type=Path, required=True, help="folder of tables and picture")
+    parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
+    options = parser.parse_args(argv)
+    try:
+        check_folder("--write", options.write)
+        paths, missing = write_cache(
+            existing_store(options.store), options.write, options.model, options.where
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in paths:
+        print(path)
+    for line in missing:
+        print(f"left out: {line}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

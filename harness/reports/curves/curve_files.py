@@ -1,0 +1,67 @@
+"""Writing the figure and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+
+from espalier.harness.errors import plain_page
+from espalier.harness.reports.curves.curve_figure import draw
+from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.curve_table import markdown
+from espalier.harness.reports.curves.plot_style import STYLE
+
+#: Dots per inch of the PNG.
+RESOLUTION = 150
+#: Suffixes of the files that are written.
+SUFFIXES = ("png", "svg", "md")
+
+
+def write_curves(
+    store: Path,
+    out: Path,
+    benchmarks: Sequence[str] = (),
+    model: str | None = None,
+    rule: str = "kept",
+    run_keys: Collection[str] | None = None,
+) -> tuple[Path, ...]:
+    """Write `<out>.png`, `<out>.svg` and `<out>.md` from the finished runs of a store.
+
+    Args:
+        store: root of the run store.
+        out: path without suffix; its folder is created.
+        benchmarks: which, in this order; empty for all that have rows.
+        model: which, if the store has several.
+        rule: budget rule of the rows.
+        run_keys: restrict to these runs.
+
+    Returns:
+        The three paths.
+
+    Raises:
+        UserError: the store lacks what is asked for.
+    """
+    panels = read_panels(store, benchmarks, model, rule, run_keys)
+    return write_panels(panels, out)
+
+
+def write_quickstart(
+    store: Path, out: Path, run_keys: Collection[str] | None = None
+) -> tuple[Path, ...]:
+    """Write the curves of all benchmarks that the runs (all finished ones if None) cover."""
+    return write_curves(store, out, run_keys=run_keys)
+
+
+def write_panels(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
+    """Write `<out>.png`, `<out>.svg` and `<out>.md` and return the three paths."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    png, svg, table = (out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "md"))
+    with rc_context(STYLE):
+        figure = draw(panels)
+        figure.savefig(png, dpi=RESOLUTION)
+        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        figure.savefig(svg, metadata={"Date": None})
+    table.write_text(plain_page(markdown(panels)), encoding="utf-8")
+    return png, svg, table

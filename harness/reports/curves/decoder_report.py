@@ -1,0 +1,195 @@
+"""Tables and figures of speculative decoders.
+
+`python -m espalier.harness.reports.curves.decoder_report --store results --write docs/speculative`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from espalier.harness.errors import UserError, plain_page
+from espalier.harness.reports.curves.curve_files import RESOLUTION
+from espalier.harness.reports.curves.decoder_bars import draw_decoders
+from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
+from espalier.harness.reports.curves.decoder_looks import around
+from espalier.harness.reports.curves.decoder_rows import (
+    GUIDED,
+    Cell,
+    acceptance,
+    decoders,
+    guidances,
+    ratios,
+    read_cells,
+)
+from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.speculative_table import figures, headings
+from espalier.harness.reports.curves.stored_rows import WHERE, stored
+from espalier.harness.specs.commands import command
+from espalier.harness.specs.comparable import passed_over
+from espalier.harness.store.files.folder_checks import check_folder, existing_store
+
+#: The sweep that brings the rows of a piece.
+PRESETS = {
+    "decoders": "+experiment=speculative",
+    "ratio": "+experiment=speculative_ratio",
+    "guidance": "+experiment=speculative_guidance",
+}
+
+INTRO = """\
+# Speculative decoding, measured
+
+Written by `python -m espalier.harness.reports.curves.decoder_report`; docs/speculative.md defines the figures. Ratio
+is the share of visual
+tokens that the draft does without, T_p and T_q are milliseconds of one step of the target and of the draft,
+speed-ups are over plain decoding of the same answers, and `differ` counts answers that are not those of plain decoding.
+"""
+
+
+def write_decoders(
+    store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
+) -> tuple[list[Path], list[str]]:
+    """Write `README.md` and up to three pictures (`decoders`, `ratio`, `guidance`, each .png and .svg) into `folder`.
+
+    Args:
+        store: root of the run store.
+        folder: created if needed.
+        model: which, if the store has several.
+        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+
+    Returns:
+        The paths written, and a line for each piece that was left out.
+
+    Raises:
+        UserError: the store has no rows of a decoder, or of several models and none was chosen, or rows that differ in
+            a setting that must be the same.
+    """
+    cells = read_cells(store, model, where)
+    by_benchmark, by_ratio, by_guidance = decoders(cells), ratios(cells), guidances(cells)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, parts, missing = [], [INTRO], []
+    with rc_context(STYLE):
+        bars = {name: own for name, some in by_benchmark.items() if (own := _fast(some))}
+        for name, figure in (
+            ("decoders", draw_decoders(bars) if bars else None),
+            ("ratio", draw_ratio(by_ratio) if by_ratio else None),
+            ("guidance", draw_guidance(by_guidance) if by_guidance else None),
+        ):
+            if figure is None:
+                missing.append(f"no rows for {name}; run: python run.py {PRESETS[name]}")
+            else:
+                written += _save(figure, folder / name)
+    missing += _unseen(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])
+    if by_benchmark:
+        parts.append(_decoders_part(by_benchmark, pictured=bool(bars)))
+    if by_ratio:
+        title = f"## {GUIDED} by the share of visual tokens its draft does without"
+        parts.append(f"{title}\n\n![{GUIDED} by ratio](ratio.png)\n\n{_table(by_ratio)}")
+    if by_guidance:
+        title = "## What chooses the draft's visual tokens"
+        parts.append(f"{title}\n\n![By guidance](guidance.png)\n\n{_accepted(by_guidance)}")
+    if missing:
+        parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
+    page = folder / "README.md"
+    page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
+    return [*written, page], missing
+
+
+def _unseen(store: Path, cells: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
+    """Return a line for the rows that tell no settings, and one for those that no piece shows."""
+    silent = [one for one in stored(store) if "settings" not in one.row]
+    ours = [one for one in silent if one.row["extra"].get("speculative")]
+    hidden = {cell.path for cell in cells} - {cell.path for cell in shown}
+    return [
+        *passed_over(len(ours), "without settings, from an older version"),
+        *passed_over(
+            len(hidden),
+            "no piece shows them (older ones of a cell, other drafts, windows, answers or machines)",
+        ),
+    ]
+
+
+def _fast(cells: Sequence[Cell]) -> list[Cell]:
+    """Return rows with a speed-up: plain decoding has none over itself."""
+    return [cell for cell in cells if cell.block["speedup_decode"] is not None]
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
+    figure.savefig(png, dpi=RESOLUTION)
+    # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+    figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]
+
+
+def _decoders_part(by_benchmark: dict[str, list[Cell]], pictured: bool) -> str:
+    parts = ["## Decoders\n"]
+    if pictured:
+        parts.append("![Decode speed-up of the decoders](decoders.png)\n")
+    for name, cells in by_benchmark.items():
+        parts += [f"### {name}\n", _table(cells)]
+    return "\n".join(parts)
+
+
+def _table(cells: Sequence[Cell]) -> str:
+    """Return the figures of `espalier.harness.reports.curves.speculative_table`, a line for each row."""
+    lines = [
+        f"{around(cells)}.\n",
+        f"| method | ratio | {' | '.join(headings())} |",
+        "| --- |" + " ---: |" * (len(headings()) + 1),
+    ]
+    for cell in cells:
+        lines.append(f"| {cell.name} | {cell.ratio:g} | {' | '.join(figures(cell.row))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _accepted(cells: Sequence[Cell]) -> str:
+    """Return what each guidance got accepted; times are left to the rows that measure them."""
+    lines = [
+        f"{around(cells)}. Percent of judged tokens accepted, with the 95 % bootstrap interval over answers.\n",
+        "| guidance | L | ratio | accepted | mean run |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for cell in sorted(cells, key=lambda one: (one.params["L"] or 0, one.ratio, one.name)):
+        end, run = acceptance(cell), cell.block.get("mean_run")
+        shown = "-" if end is None else end.percent
+        depth = "its own" if cell.params["L"] is None else cell.params["L"]
+        mean = "-" if run is None else f"{run:.2f}"
+        lines.append(f"| {cell.params['guidance']} | {depth} | {cell.ratio:g} | {shown} | {mean} |")
+    return "\n".join(lines) + "\n"
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write tables and pictures of a store's decoders; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m espalier.harness.reports.curves.decoder_report", description=__doc__
+    )
+    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--write", type=Path, required=True, help="folder of tables and pictures")
+    parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--where", action="append", default=[], help=WHERE)
+    options = parser.parse_args(argv)
+    try:
+        check_folder("--write", options.write)
+        paths, missing = write_decoders(
+            existing_store(options.store), options.write, options.model, options.where
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in paths:
+        print(path)
+    for line in missing:
+        print(f"left out: {line}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Pictures drawn anew from the tables beside them, where their rows are gone.
+
+`python -m espalier.harness.reports.curves.redraw docs/figures/seedling.md docs/sweep/seedling_rec.md` replaces the
+.svg, and the .png where there is one, of each page: of curves (harness/reports/curves/curve_files.py) and of a sweep
+(harness/reports/curves/method_report.py). Tables
+have a tenth of a percent, pictures from rows all digits; the command that each page names draws from rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.curve_figure import FULL, draw
+from espalier.harness.reports.curves.curve_files import RESOLUTION
+from espalier.harness.reports.curves.curve_points import CONTROLS, Curve, Panel, Point
+from espalier.harness.reports.curves.dot_plot import draw_dots
+from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.random_baselines import Group
+from espalier.harness.specs.commands import command
+from espalier.harness.stats import Interval
+
+NUMBER = r"([+-]?\d+\.\d)"
+ENDS = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+SCORE = re.compile(rf"{NUMBER}(?=,)")
+CURVES = re.compile(r"^### (\S+): (\S+), (\d+) samples$", re.M)
+SWEEP = re.compile(
+    r"^# (\S+): every method.*?^(\S+) in percent on (\d+) samples of .*?; ([\d.]+) with",
+    re.M | re.S,
+)
+
+
+def redraw(page: Path) -> Figure:
+    """Return the picture of a page.
+
+    Raises:
+        UserError: the page has no tables of curves or of a sweep.
+    """
+    text = page.read_text(encoding="utf-8")
+    with rc_context(STYLE):
+        if SWEEP.search(text):
+            return draw_dots(*_sweep(text), {})
+        panels = list(_panels(text))
+        if not panels:
+            raise UserError(f"{page} has no tables to draw; valid: docs/figures, docs/sweep")
+        return draw(panels)
+
+
+def _panels(text: str) -> Iterator[Panel]:
+    """Yield the panels of a page of curves."""
+    starts = [*CURVES.finditer(text)]
+    ends = [one.start() for one in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends, strict=False):
+        benchmark, metric, samples = start.groups()
+        ratios, rows = _table(text[start.end() : end])
+        curves, full = [], None
+        for name, cells in rows:
+            points = [
+                Point(ratio, _interval(cell))
+                for ratio, cell in zip(ratios, cells, strict=False)
+                if ENDS.search(cell)
+            ]
+            if name == FULL:
+                full = points[0].score
+            else:
+                curves.append(Curve(name, name.split()[0] in CONTROLS, None, tuple(points)))
+        yield Panel(benchmark, metric, int(samples), full, tuple(curves))
+
+
+def _sweep(text: str) -> tuple[Panel, list[Group]]:
+    """Return the panel and the groups of a page of a sweep; the first line of each table is random dropping."""
+    head = SWEEP.search(text)
+    assert head is not None  # the caller looked
+    benchmark, metric, samples, full = head.groups()
+    groups = []
+    for place, part in enumerate(re.split(r"^## (?:Before|Between).*$", text, flags=re.M)[1:]):
+        ratios, rows = _table(part)
+        curves = []
+        for number, (name, cells) in enumerate(rows):
+            points = [
+                _gained(ratio, cell) if number else Point(ratio, _interval(cell))
+                for ratio, cell in zip(ratios, cells, strict=True)
+                if cell != "-"
+            ]
+            floor = rows[0][0] if number else None
+            control = name.split("_layer")[0] in CONTROLS
+            curves.append(Curve(name, control, floor, tuple(points), place))
+        groups.append(Group(curves[0], tuple(curves[1:])))
+    score = float(full) / 100
+    everything = tuple(curve for group in groups for curve in (group.floor, *group.curves))
+    panel = Panel(benchmark, metric, int(samples), Interval(score, score, score), everything)
+    return panel, groups
+
+
+def _table(text: str) -> tuple[list[float], list[tuple[str, list[str]]]]:
+    """Return ratios and rows of the first table of a text, without the columns that are no share."""
+    lines = re.search(r"(?:^\|.*\n?)+", text, re.M)
+    if lines is None:
+        raise UserError("a page has a heading without a table; valid: a whole page")
+    found = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in lines[0].splitlines()
+    ]
+    ratios = [round(1 - float(one[:-2]) / 100, 6) for one in found[0] if one.endswith(" %")]
+    return ratios, [(name, cells[: len(ratios)]) for name, *cells in found[2:]]
+
+
+def _interval(cell: str) -> Interval:
+    found = ENDS.search(cell)
+    assert found is not None  # pages are written by this package
+    return Interval(*(float(end) / 100 for end in found.groups()))
+
+
+def _gained(ratio: float, cell: str) -> Point:
+    """Return a point whose interval is of its gain; the score itself has none in a sweep's table."""
+    found = SCORE.match(cell)
+    assert found is not None  # pages are written by this package
+    score = float(found[1]) / 100
+    return Point(ratio, Interval(score, score, score), gain=_interval(cell))
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Redraw the pictures of pages; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m espalier.harness.reports.curves.redraw",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pages", type=Path, nargs="+", metavar="PAGE", help="a page with its table")
+    options = parser.parse_args(argv)
+    for page in options.pages:
+        figure = redraw(page)
+        with rc_context(STYLE):
+            figure.savefig(page.with_suffix(".svg"), metadata={"Date": None})
+            if page.with_suffix(".png").exists():
+                figure.savefig(page.with_suffix(".png"), dpi=RESOLUTION)
+        print(page.with_suffix(".svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""What the page shows, as plain data: a line for each row, curves with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.curve_points import (
+    CONTROLS,
+    FULL,
+    Curve,
+    Panel,
+    Point,
+    panel_of,
+)
+from espalier.harness.reports.curves.plot_style import looks, readable
+from espalier.harness.reports.curves.stored_rows import Stored
+from espalier.harness.reports.html.page_rows import Gathered, case_of
+from espalier.harness.specs.comparable import Row, name
+from espalier.harness.stats import Interval
+from espalier.harness.store.unparsed_mark import is_marked
+
+#: Columns of a line, in this order; those of `TEXTS` are numbers of a list of texts.
+TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
+NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher", "unread")
+
+#: Kinds of methods by where they act, in the order of the filter.
+KINDS = (
+    "unpruned",
+    "control",
+    "before the LLM",
+    "inside the LLM",
+    "cache compressor",
+    "denoising steps",
+    "speculative decoder",
+)
+
+
+def kind_of(row: Row) -> str:
+    """Return where the method of a row acts."""
+    extra = row["extra"]
+    sites = extra.get("sites") or []
+    if row["method"] == FULL:
+        return "unpruned"
+    if extra.get("speculative"):
+        return "speculative decoder"
+    if row["method"] in CONTROLS:
+        return "control"
+    if extra.get("cache") and not sites:
+        return "cache compressor"
+    if extra.get("diffusion"):
+        return "denoising steps"
+    inside = bool(sites) and sites[0]["where"] == "layer" and sites[0]["layer"] > 0
+    return KINDS[3] if inside else KINDS[2]
+
+
+def lines(rows: Sequence[Stored]) -> dict[str, Any]:
+    """Return columns with a line for each row: numbers, and texts as places in a list of their own."""
+    texts: dict[str, list[str]] = {key: [] for key in TEXTS}
+    places: dict[str, dict[str, int]] = {key: {} for key in TEXTS}
+    columns: dict[str, list[Any]] = {key: [] for key in (*TEXTS, *NUMBERS)}
+    for one in rows:
+        line = _line(one.row)
+        for key in TEXTS:
+            place = places[key].setdefault(line[key], len(texts[key]))
+            if place == len(texts[key]):
+                texts[key].append(line[key])
+            columns[key].append(place)
+        for key in NUMBERS:
+            columns[key].append(_short(line[key]))
+    return {"texts": texts, "columns": columns}
+
+
+def _line(row: Row) -> dict[str, Any]:
+    extra, time = row["extra"], row.get("time", {})
+    headline = extra.get("headline")
+    told = row["metrics"].get(headline, {})
+    spent = [time.get("vision_ms"), time.get("prefill_ms")]
+    return {
+        **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
+        "curve": name(row),
+        "kind": kind_of(row),
+        "metric": readable(str(headline)),
+        "rule": row["budget_rule"],
+        "device": str(extra.get("environment", {}).get("device_name")),
+        "seed": row.get("seed", 0),
+        "samples": row["n_samples"],
+        "value": told.get("value"),
+        "stderr": told.get("stderr"),
+        "flops": row.get("flops", {}).get("share_of_full"),
+        "ms": None if None in spent else sum(spent),
+        "kv": row.get("memory", {}).get("kv_bytes"),
+        "higher": int(extra.get("higher_is_better", True)),
+        "unread": int(is_marked(row)),
+    }
+
+
+def panels(found: Gathered) -> list[dict[str, Any]]:
+    """Return curves with intervals for each model, benchmark and budget rule; what cannot be paired is left out.
+
+    Drafts and denoised answers have their own pictures: a ratio means something else there.
+    """
+    groups: dict[tuple[str, str, str], list[Stored]] = {}
+    for one in found.rows:
+        if not one.row["extra"].get("speculative") and not one.row["extra"].get("diffusion"):
+            key = (one.row["model"], one.row["benchmark"], one.row["budget_rule"])
+            groups.setdefault(key, []).append(one)
+    shown = []
+    for (model, benchmark, rule), rows in sorted(groups.items()):
+        try:
+            panel = panel_of(benchmark, rows)
+        except UserError as error:
+            found.drop(f"no curves of {model} on {benchmark}", str(error))
+            continue
+        for note in panel.notes:
+            found.notes.setdefault(f"{model} on {benchmark}", []).append(note)
+        kinds = {name(one.row): kind_of(one.row) for one in rows}
+        shown.append(_panel(panel, model, rule, kinds))
+    return shown
+
+
+def _panel(panel: Panel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "benchmark": panel.benchmark,
+        "rule": rule,
+        "metric": readable(panel.metric),
+        "samples": panel.n_samples,
+        "full": _ends(panel.full),
+        "curves": [_curve(curve, kinds[curve.name]) for curve in panel.curves],
+    }
+
+
+def _curve(curve: Curve, kind: str) -> dict[str, Any]:
+    return {
+        "name": curve.name,
+        "kind": kind,
+        "floor": curve.floor,
+        "points": [_point(point) for point in curve.points],
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "ratio": point.ratio,
+        "flops": _short(point.flops),
+        "score": _ends(point.score),
+        "retention": _ends(point.retention),
+        "gain": _ends(point.gain),
+        "chance": _short(point.chance),
+        "unread": int(point.unread),
+    }
+
+
+def styles(rows: Iterable[Stored]) -> dict[str, dict[str, Any]]:
+    """Return how each curve is drawn, by its name."""
+    return looks((name(one.row), kind_of(one.row) in ("control", "unpruned")) for one in rows)
+
+
+def unscored(found: Gathered) -> None:
+    """Leave out rows without a number for their headline."""
+    kept = []
+    for one in found.rows:
+        told = one.row["metrics"].get(one.row["extra"].get("headline"), {})
+        if told.get("value") is None:
+            found.drop("the headline has no number", case_of(one.row))
+        else:
+            kept.append(one)
+    found.rows = kept
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    if interval is None:
+        return None
+    return [_short(end) for end in (interval.value, interval.low, interval.high)]
+
+
+def _short(number: float | None) -> float | None:
+    """Return five digits of a number: more is not shown, and takes room."""
+    if number is None or number != number:
+        return None
+    return number if isinstance(number, int) else float(f"{number:.5g}")

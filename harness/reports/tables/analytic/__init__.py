@@ -1,0 +1,1 @@
+"""Printed figures that follow from formulas, without a model."""

@@ -1,0 +1,29 @@
+"""Decoder stacks of the papers' models, from conf/model, and the exact count of their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from espalier.harness.cost.facts import StackFacts
+from espalier.harness.cost.flops import quadratic
+from espalier.harness.paths import ROOT
+
+
+@cache
+def text_stack(name: str) -> StackFacts:
+    """Return `facts.text` of conf/model/<name>.yaml, which must stand in that file itself."""
+    facts = cast(DictConfig, OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml")).facts
+    return StackFacts(**{"gated": True, "causal": "diffusion" not in facts, **facts.text})
+
+
+def exact(stack: StackFacts, tokens: Sequence[float]) -> float:
+    """Return the exact FLOPs of decoder layers, `tokens` in each: all matrices, grouped heads, pairs seen, routers."""
+    total = 0.0
+    for layer, n in enumerate(tokens):
+        linear, pairs = quadratic(stack, first=layer == 0)
+        total += linear * n + pairs * n * n
+    return total

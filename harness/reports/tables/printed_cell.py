@@ -1,0 +1,100 @@
+"""A printed cell of a published table: its keys, its unit, and how its number is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from espalier.harness.errors import UserError
+
+#: Columns that say which cell a line is.
+KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
+COLUMNS = (*KEYS, "value", "unit")
+
+#: Units that occur, each with how far a measured number may be from the printed one to be called near; None: a time,
+#: a rate or a size of one machine, which another one does not repeat.
+UNITS: Mapping[str, float | None] = {
+    "%": 0.5,
+    "score": 10.0,
+    "F1": 0.5,
+    "% of vanilla": 0.5,
+    "% of baseline": 0.5,
+    "CIDEr (x1)": 0.005,
+    "CIDEr (x100)": 0.5,
+    "score 0-100": 0.5,
+    "score 0-3": 0.02,
+    "fraction": 0.005,
+    "edit distance": 0.005,
+    "tokens": 0.5,
+    "T": 0.05,
+    "TFLOPs": 0.5,
+    "GFLOPs": 0.5,
+    "x": None,
+    "ratio": None,
+    "ms": None,
+    "ms/sample": None,
+    "ms/token": None,
+    "s": None,
+    "MB": None,
+    "GB": None,
+    "token/s": None,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One printed cell; `value` is as printed, with its zeros, and empty where the paper prints none."""
+
+    paper: str
+    table: str
+    model: str
+    method: str
+    budget: str
+    benchmark: str
+    split: str
+    metric: str
+    value: str
+    unit: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What no other cell has."""
+        return tuple(getattr(self, name) for name in KEYS)
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return f"{self.paper} {self.table}: {', '.join(filter(None, self.key[2:]))}"
+
+    @cached_property
+    def number(self) -> float:
+        """The printed value; ask `value` first whether there is one.
+
+        Raises:
+            UserError: none is printed.
+        """
+        if not self.value:
+            raise UserError(f"{self.name}: no number is printed")
+        return float(self.value)
+
+    @property
+    def column(self) -> str:
+        """The column of a budget: `50%` of `50% visual KV`; of a row printed for each column, what its split says."""
+        named = self.split.startswith("column ")
+        return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
+
+    @property
+    def half(self) -> float:
+        """Half a unit of the last printed digit: what rounding takes or gives."""
+        return 0.5 * 10.0**-self.digits
+
+    @property
+    def digits(self) -> int:
+        """Printed digits behind the point."""
+        return len(self.value.partition(".")[2])
+
+
+def place(cell: Cell) -> str:
+    """Return the name under which a paper's file has a cell's benchmark: with its split, where that is listed."""
+    return f"{cell.benchmark} {cell.split}".strip()

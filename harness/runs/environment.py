@@ -1,0 +1,83 @@
+"""Where a run happened: versions, device, attention back end, commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.run_spec import RunSpec
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """Return the environment block of a row. Cost: one call of git in a process's first row."""
+    model = spec.model
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "lmms_eval": _version("lmms-eval"),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "weights": model.weights,
+        "layers": [model.facts.tower.layers, model.facts.text.layers],
+        "device": model.device_map or model.device,
+        "device_name": device_name(model.device),
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "backend": spec.engine.backend,
+        "batch_size": spec.engine.batch_size,
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def placement(model: nn.Module) -> dict[str, Any]:
+    """Return where a model's weights are: GiB by device, `offloaded` for those outside it, and the cards by name."""
+    sizes: dict[str, int] = {}
+    for tensor in model.parameters():
+        place = "offloaded" if tensor.is_meta else str(tensor.device)
+        sizes[place] = sizes.get(place, 0) + tensor.numel() * tensor.element_size()
+    cards = [torch.cuda.get_device_name(place) for place in sizes if place.startswith("cuda")]
+    return {"weights_gib": {p: round(size / 2**30, 3) for p, size in sizes.items()}, "cards": cards}
+
+
+def device_name(device: str) -> str:
+    """Return the name of the GPU or of the processor."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
+
+
+@cache
+def processor_name() -> str:
+    """Return the processor's name as Linux gives it, else the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+@cache
+def _version(package: str) -> str:
+    return version(package)
+
+
+# A process goes on with the code that it has loaded, whatever is checked out or changed meanwhile.
+@cache
+def commit() -> str | None:
+    """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

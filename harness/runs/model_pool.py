@@ -1,0 +1,48 @@
+"""What a sweep keeps between its cells: the loaded model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from espalier.harness.specs.run_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+
+
+@dataclass
+class Pool:
+    """Holds the model of the last run, so that a sweep loads each model once."""
+
+    _spec: ModelSpec | None = None
+    _adapter: Adapter | None = None
+
+    def adapter(self, spec: ModelSpec) -> Adapter:
+        """Return the loaded model of `spec`; a different one is dropped first, two may not fit."""
+        if self._adapter is None or self._spec != spec:
+            self._adapter = None
+            # transformers takes seconds to import, and a stored row needs no model.
+            from transformers.utils import logging
+
+            from espalier.harness.models.adapter import load_adapter
+
+            logging.disable_progress_bar()
+            self._adapter, self._spec = load_adapter(spec), spec
+        return self._adapter
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Use `count` threads inside the block; None leaves the setting alone."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

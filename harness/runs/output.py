@@ -1,0 +1,80 @@
+"""What a command prints at its end: what was left out and drawn, rows as JSON for programs, advice for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from espalier.harness.errors import plain
+from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.runs import hints, streams
+from espalier.harness.runs.status_line import Waiting
+from espalier.harness.specs.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def drawn(
+    spec: RunSpec,
+    rows: Rows,
+    left_out: Sequence[tuple[RunSpec, str]],
+    cells: int,
+    waiting: Waiting,
+) -> Iterator[Path]:
+    """Write the curves and the report of all rows and yield their paths."""
+    keys = {row["run_key"] for row in rows}
+    if spec.curves is not None:
+        waiting.say("drawing curves")
+        # matplotlib and scipy take a second to import, and most runs draw nothing.
+        from espalier.harness.reports.curves.curve_files import write_quickstart
+
+        yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
+    # An interrupted sweep does not replace the report of a whole one.
+    if spec.report is not None and len(rows) + len(left_out) == cells:
+        waiting.say("writing the report")
+        from espalier.harness.reports.curves.method_report import write_report  # imports matplotlib and scipy
+
+        yield from write_report(spec, keys, left_out)
+
+
+def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
+    """Return the cells left out by reason."""
+    cells: dict[str, list[str]] = {}
+    for spec, reason in left_out:
+        name = f"{spec.method.title} {label_of(spec)}".strip()
+        cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
+        cells.setdefault(reason, []).append(cell)
+    return cells
+
+
+def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> None:
+    """Print the cells that have no row, one line for each reason."""
+    for reason, names in reasons(cells).items():
+        print(plain(f"{word}: {', '.join(names)}: {reason}"), file=out, flush=True)
+
+
+def prints_json(spec: RunSpec, out: TextIO) -> bool:
+    """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
+    return not out.isatty() if spec.json is None else spec.json
+
+
+def print_json(row: Mapping[str, Any], out: TextIO) -> None:
+    """Print a row as one line."""
+    with streams.output():
+        print(json.dumps(row, allow_nan=False), file=out, flush=True)
+
+
+def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
+    """Print where the rows are, and what may be run next and what for."""
+    keys = {row["run_key"] for row in rows}
+    place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
+    with streams.output():
+        print(f"\nrow: {plain(hints.shorter(place))}", file=out)
+        if advice is not None:
+            line, purpose = advice
+            print(f"next: {line}\n      {purpose}", file=out)
+        out.flush()

@@ -1,0 +1,135 @@
+"""One run as one row: the contract of the last line of run.py, filled from what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, quantiles
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.evaluation.cost_summary import answered_together
+from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.runs.preflight import Job
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import SCHEMA
+from espalier.harness.store.unparsed_mark import too_many
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.record import Record
+    from espalier.harness.evaluation.evaluate import Evaluation
+
+
+def build_row(
+    job: Job, evaluation: Evaluation, peak: Peak, environment: Mapping[str, Any], status: str
+) -> dict[str, Any]:
+    """Return the row of a finished run: means over samples for tokens, medians for times.
+
+    Raises:
+        BudgetMismatch: a sample kept another number of tokens than its budget asked for.
+    """
+    spec = job.spec
+    records = [sample.record for sample in evaluation.samples]
+    kind = kind_of(job.method)
+    account = kind.account(spec, job.method, records)
+    together = answered_together(records)
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "run_key": job.key,
+        **job.parts["cell"],
+        "n_samples": evaluation.n_samples,
+        "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
+        "tokens": dict(account.tokens),
+        "flops": dict(account.flops),
+        "time": evaluation.time,
+        "memory": {"kv_bytes": account.kv_bytes, "peak_bytes": None if together else peak.bytes},
+        # The very block that the key was computed from.
+        "settings": job.parts["settings"],
+        "extra": {
+            "label": job.label,
+            "params": dict(kind.identity(spec, job.method).params),
+            "headline": spec.benchmark.headline,
+            "higher_is_better": spec.benchmark.higher_is_better,
+            **account.extra,
+            "substitutes": _substitutes(job),
+            "time_iqr": _spreads(records),
+            "new_tokens": fmean(record.new_tokens for record in records),
+            "text_tokens": fmean(record.text for record in records),
+            "samples_per_second": evaluation.samples_per_second,
+            "reading_ms": None if evaluation.reading_ms is None else dict(evaluation.reading_ms),
+            "resumed_samples": evaluation.resumed,
+            "failures": [str(failure) for failure in evaluation.failures],
+            "unparsed": evaluation.unparsed,
+            "unread": too_many(evaluation.unparsed, evaluation.n_samples),
+            "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
+            **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
+            **({} if evaluation.latency is None else {"latency": dict(evaluation.latency)}),
+            "speedup": evaluation.speedup,
+            "speedup_note": evaluation.speedup_note,
+            "peak_note": peak.note
+            + ("; judging by the whole model included" if spec.engine.rescore else ""),
+            **_one_pass(together),
+            "prompt": dict(evaluation.prompt),
+            "task_versions": dict(evaluation.versions),
+            "environment": dict(environment),
+        },
+    }
+
+
+def outline(job: Job) -> dict[str, Any]:
+    """Return what is known of a row before its run: the cell, with the samples asked for, and the settings."""
+    return {
+        **job.parts["cell"],
+        "n_samples": job.spec.benchmark.limit,
+        "settings": job.parts["settings"],
+        "extra": {"label": job.label},
+    }
+
+
+def _one_pass(together: int) -> dict[str, Any]:
+    """Return what a row says of answers that it shares a pass with other rows for; nothing if there are none."""
+    if not together:
+        return {}
+    note = (
+        f"{together} answers from one pass with other cells (engine.share=prefix): times are those of all other "
+        "answers, and there is no peak of its own"
+    )
+    return {"one_pass": {"samples": together, "note": note}, "peak_note": "none of its own"}
+
+
+def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the quartiles [25 %, 75 %] of each phase's time in milliseconds."""
+    phases = sorted({phase for record in records for phase in record.times_ms})
+    spreads = {}
+    for phase in phases:
+        times = [record.times_ms[phase] for record in records if phase in record.times_ms]
+        if len(times) > 1:
+            low, _, high = quantiles(times, n=4, method="inclusive")
+            spreads[phase] = [low, high]
+    return spreads
+
+
+def _reported(spec: RunSpec, values: Mapping[str, float | None]) -> dict[str, float | None]:
+    # Random weights answer at random: such a row tells of times and memory, never of accuracy.
+    clocked = spec.benchmark.prompt_tokens is not None
+    return _finite(values) if clocked or spec.model.weights != "random" else dict.fromkeys(values)
+
+
+def _substitutes(job: Job) -> dict[str, str]:
+    """Say what stands for the class token's attention if the method reads it and the tower has none."""
+    facts = job.spec.model.facts
+    if facts.class_attention == "token":
+        return {}
+    read = signals_of(job.method, facts)
+    return {
+        name: SUBSTITUTES[facts.class_attention]
+        for name in sorted(OF_CLASS_TOKEN.intersection(read))
+    }
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    # JSON has no NaN; an undefined number is null.
+    return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}

@@ -1,0 +1,169 @@
+"""What changes a run's numbers and is not code: the block `settings` of its row, and that part of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.specs.run_spec import ORIGINAL, JudgeSpec, ModelSpec, PromptSpec, RunSpec
+from espalier.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What identifies the files that a run reads, whatever their names.
+
+    Attributes:
+        model: revision of the model's directory, or hub id and commit.
+        draft: the same of the draft model; None where nobody drafts.
+        tasks: digests of the files that make a benchmark's samples and scores.
+        artifacts: digests of the calibration files that the method reads.
+        data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
+        words: digest of the words that a judge is told in place of the benchmark's own; None: these.
+    """
+
+    model: str
+    draft: str | None = None
+    tasks: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    data: str | None = None
+    words: str | None = None
+
+
+def cell_of(spec: RunSpec) -> dict[str, Any]:
+    """Return what names the cell of a table that a run fills: these are keys of the row itself."""
+    return {
+        "model": spec.model.name,
+        "method": spec.method.title,
+        "variant": spec.method.variant,
+        "benchmark": spec.benchmark.name,
+        "ratio": spec.budget.ratio,
+        "budget_rule": spec.budget.rule,
+        "seed": spec.seed,
+    }
+
+
+def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, Any]:
+    """Return everything else that changes the run's numbers and is not code, as JSON has it.
+
+    Keys are those of the config where it has them. A setting of the engine that does not concern the method is null, so
+    that it makes no difference there.
+
+    Args:
+        spec: the run.
+        method: the built method; its fields are the hyper-parameters with defaults filled in.
+        contents: what identifies the files that the run reads.
+    """
+    identity = kind_of(method).identity(spec, method)
+    draft = identity.draft
+    found = {
+        "model": _model(spec.model, contents.model),
+        "method": {"params": identity.params},
+        "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
+        "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
+        "engine": {"warmup": spec.engine.warmup, **identity.engine},
+        "artifacts": contents.artifacts,
+    }
+    if "judge" in spec.benchmark.needs:
+        # Whatever else a run says of a judge makes no difference to it.
+        found["judge"] = _judge(spec.judge, contents.words)
+    return {key: _plain(value) for key, value in found.items()}
+
+
+def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
+    return {
+        "adapter": model.adapter,
+        "revision": revision,
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "weights": model.weights,
+        "device": model.device,
+        "device_map": model.device_map,
+        "max_memory": model.max_memory,
+        "spared_card": model.spared_card,
+        "template": model.template,
+        "conversation": model.conversation,
+        "generation": model.generation,
+        "processor": model.processor,
+        "video": asdict(model.video),
+        "media": model.media,
+        # A checkpoint brings its own configuration, which its revision covers.
+        "architecture": model.architecture if model.weights == "random" else None,
+        "facts": _facts(model.facts),
+        **_prompt(model.prompt),
+        # Younger, too.
+        **({"offload": True} if model.offload else {}),
+        **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
+    }
+
+
+def _prompt(prompt: PromptSpec) -> dict[str, Any]:
+    # Younger than the other settings: a model under its original prompts has those that it always had. What the set
+    # says of pixels, videos and generation stands in the fields above, its text and its limits among the benchmark's.
+    younger = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
+    return {key: value for key, value in younger.items() if value is not None}
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    stated = asdict(facts)
+    # What a model can give decides which methods run on it, and no number of theirs: a new signal changes no row.
+    del stated["signals"]
+    if not facts.deepstack:
+        # Younger than the other facts: a model without it has the settings that it always had.
+        del stated["deepstack"]
+    return stated
+
+
+def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
+    # Younger than the other settings: a benchmark without them has those that it always had.
+    dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
+    younger = {
+        "prompt": benchmark.prompt,
+        "text": benchmark.text,
+        "dataset": dataset if any(dataset.values()) else None,
+        "data": contents.data,
+        "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
+        "answers": None if benchmark.answers is None else asdict(benchmark.answers),
+        "prompt_tokens": benchmark.prompt_tokens,
+        "new_tokens": benchmark.new_tokens,
+        "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
+        # A table of its own: 0 is a setting, and only None is none.
+        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
+    }
+    return {
+        "task": benchmark.task,
+        "limit": benchmark.limit,
+        "metrics": benchmark.metrics,
+        "headline": benchmark.headline,
+        "higher_is_better": benchmark.higher_is_better,
+        "generation": benchmark.generation,
+        "files": contents.tasks,
+        **{key: value for key, value in younger.items() if value},
+    }
+
+
+def _boxes(spec: RunSpec) -> dict[str, str]:
+    # How a model writes boxes changes the rows of those benchmarks alone that ask for some.
+    return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
+
+
+def _judge(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
+    names = ("model", "temperature", "seed", "max_tokens", "options")
+    return {**{name: getattr(judge, name) for name in names}, "prompt": words}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would give it back."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(one) for one in value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value

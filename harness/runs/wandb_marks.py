@@ -1,0 +1,104 @@
+"""What a store says of its mirror: `<store>/wandb/mirrored/<run key>.json`, written once a run is logged whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from espalier.harness.store.files import durable
+
+#: Seconds to wait for another command that logs the same run.
+PATIENCE = 60.0
+
+
+def digest_of(row: Mapping[str, Any]) -> str:
+    """Return what tells rows of one run apart, which is made again with `force=true`."""
+    return sha256(json.dumps(dict(row), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The mark of one run; `root` is the wandb folder of its store."""
+
+    root: Path
+    key: str
+
+    @classmethod
+    def of(cls, store: Path, key: str) -> Mark:
+        """Return the mark of a run of a store."""
+        return cls(store / "wandb", key)
+
+    @classmethod
+    def all(cls, store: Path) -> list[Mark]:
+        """Return the marks of a store, ordered by key."""
+        found = sorted((store / "wandb" / "mirrored").glob("*.json"))
+        return [cls.of(store, path.stem) for path in found]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.root / "mirrored" / f"{self.key}.json"
+
+    def read(self) -> dict[str, Any]:
+        """Return what it says; nothing if it is not there or damaged, and the run is then logged again."""
+        try:
+            said = json.loads(self.path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def says(self, row: Mapping[str, Any]) -> bool:
+        """Whether this very row has been logged."""
+        return self.read().get("row_sha256") == digest_of(row)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other commands from logging the run meanwhile.
+
+        Raises:
+            filelock.Timeout: another one still does after `PATIENCE` seconds.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.with_suffix(".lock"), timeout=PATIENCE):
+            yield
+
+    def folders(self) -> list[Path]:
+        """Return the offline runs of the key."""
+        return sorted(self.root.glob(f"offline-run-*-{self.key}"))
+
+    def clear(self) -> None:
+        """Remove the mark, and what was logged offline and is of no use any more."""
+        self.path.unlink(missing_ok=True)
+        for folder in self.folders():
+            shutil.rmtree(folder)
+
+    def write(
+        self,
+        row: Mapping[str, Any],
+        mode: str,
+        project: str | None,
+        group: str | None,
+        folder: Path,
+    ) -> None:
+        """Say that a row has been logged, and where."""
+        said = {
+            "row_sha256": digest_of(row),
+            "mode": mode,
+            "project": project,
+            "group": group,
+            "folder": folder.name,
+            "uploaded": mode == "online",
+        }
+        durable.replace(self.path, json.dumps(said, indent=1).encode())
+
+    def uploaded(self) -> None:
+        """Say that the server has it."""
+        durable.replace(self.path, json.dumps({**self.read(), "uploaded": True}, indent=1).encode())

@@ -1,0 +1,93 @@
+"""Per-patch and per-scene labels used to train the vision tower and the projector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, Layout
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.vocabulary import BIN
+
+PATCH = 8
+GRID = WIDTH // PATCH
+MIN_OVERLAP = 12
+"""Pixels of an object a patch must hold to carry the object's labels."""
+
+CLASSES = 1 + 10 + len(SHAPES)
+"""Background, ten digits, six shapes."""
+
+GLOBAL_LABELS = 10 + len(COLOUR_NAMES) + len(SHAPES)
+
+
+@dataclass
+class PatchTargets:
+    """Labels of the ``N = 144`` patches of B scenes.
+
+    Attributes:
+        label: 0 background, 1..10 digit, 11..16 shape ``(B, N)``.
+        colour: Colour number, -1 on background ``(B, N)``.
+        box: Location bins of the object's box ``(B, N, 4)``, -1 on background.
+        owner: Object slot, -1 on background ``(B, N)``.
+        overlap: Pixels of the owner inside the patch ``(B, N)``.
+    """
+
+    label: np.ndarray
+    colour: np.ndarray
+    box: np.ndarray
+    owner: np.ndarray
+    overlap: np.ndarray
+
+
+def _overlap(start: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Returns how many pixels of ``[start, start + size)`` fall in each grid line ``(B, 12)``."""
+    edge = np.arange(GRID) * PATCH
+    low = np.maximum(edge[None], start[:, None])
+    high = np.minimum(edge[None] + PATCH, (start + size)[:, None])
+    overlap: np.ndarray = np.clip(high - low, 0, PATCH)
+    return overlap
+
+
+def patch_targets(layout: Layout) -> PatchTargets:
+    """Labels every patch with the object that covers most of it."""
+    shape = (len(layout), GRID, GRID)
+    label, overlap = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    colour, owner = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+    box = np.full((*shape, 4), -1, np.int64)
+    for slot in range(MAX_OBJECTS):
+        left, top, size = layout.left[:, slot], layout.top[:, slot], layout.size[:, slot]
+        area = _overlap(top, size)[:, :, None] * _overlap(left, size)[:, None, :]
+        area = area * (slot < layout.count)[:, None, None]
+        wins = (area > overlap) & (area >= MIN_OVERLAP)
+        kind = np.where(
+            layout.is_digit[:, slot], 1 + layout.digit[:, slot], 11 + layout.shape[:, slot]
+        )
+        bins = np.stack([left, top, left + size - 1, top + size - 1], axis=-1) // BIN
+        overlap = np.where(wins, area, overlap)
+        label = np.where(wins, kind[:, None, None], label)
+        colour = np.where(wins, layout.colour[:, slot][:, None, None], colour)
+        owner = np.where(wins, slot, owner)
+        box = np.where(wins[..., None], bins[:, None, None, :], box)
+    flat = (len(layout), GRID * GRID)
+    return PatchTargets(
+        label.reshape(flat),
+        colour.reshape(flat),
+        box.reshape(*flat, 4),
+        owner.reshape(flat),
+        overlap.reshape(flat),
+    )
+
+
+def global_targets(layout: Layout) -> np.ndarray:
+    """Returns which digits, colours and shapes are present, float32 ``(B, 24)``."""
+    present = np.zeros((len(layout), GLOBAL_LABELS), np.float32)
+    for slot in range(MAX_OBJECTS):
+        rows = np.flatnonzero(slot < layout.count)
+        first_shape = 10 + len(COLOUR_NAMES)
+        kind = np.where(
+            layout.is_digit[:, slot], layout.digit[:, slot], first_shape + layout.shape[:, slot]
+        )
+        present[rows, kind[rows]] = 1
+        present[rows, 10 + layout.colour[rows, slot]] = 1
+    return present

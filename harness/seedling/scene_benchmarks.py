@@ -1,0 +1,178 @@
+"""The five benchmarks: which questions they ask, and the metrics of each answer.
+
+Every benchmark asks one question per scene, over scenes that no other benchmark uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from espalier.harness.seedling.scene_questions import MAKERS, Question, question_streams
+from espalier.harness.seedling.scene_scores import (
+    box_score,
+    caption_score,
+    exact_match,
+    is_one_of,
+    reading_score,
+    words,
+    yes_or_no,
+)
+from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject, Scenes, make_layout
+from espalier.harness.seedling.sprites import SHAPES
+
+FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
+    "seedling_vqa": ("attr", "exist", "attr", "count"),
+    "seedling_exist": ("exist",),
+    "seedling_rec": ("rec",),
+    "seedling_ocr": ("ocr",),
+    "seedling_caption": ("caption",),
+}
+"""Families a benchmark asks in turn, scene by scene."""
+
+_DIGITS = tuple(str(value) for value in range(10))
+_ONE_WORD = {
+    "digit_of_frame": _DIGITS,
+    "colour_of_shape": COLOUR_NAMES,
+    "colour_of_digit": COLOUR_NAMES,
+    "shape_of_colour": SHAPES,
+}
+_MOST_TRIES = 16
+
+
+@lru_cache(maxsize=1)
+def shared_scenes() -> Scenes:
+    """Returns one scene source per process; building it loads the digit images."""
+    return Scenes()
+
+
+def _question(
+    name: str, number: int, objects: Sequence[SceneObject], split: str, seed: int, index: int
+) -> Question:
+    """Returns the question of the sample with this number in its benchmark."""
+    cycle = FAMILY_CYCLES[name]
+    make = MAKERS[cycle[number % len(cycle)]]
+    stream = question_streams(split, seed, [index])[0]
+    question = make(objects, stream)
+    if name == "seedling_exist":  # exactly as many "yes" as "no"
+        wanted = ("yes", "no")[number % 2]
+        for _ in range(_MOST_TRIES):
+            if question.answer == wanted:
+                break
+            question = make(objects, stream)
+    return question
+
+
+def samples(name: str, split: str, seed: int, first: int, count: int) -> list[dict[str, Any]]:
+    """Returns the samples of a benchmark, without images.
+
+    Args:
+        name: A key of :data:`FAMILY_CYCLES`.
+        split: "val" or "test".
+        seed: Scene seed.
+        first: Index of the first scene.
+        count: Number of samples, one scene each.
+
+    Returns:
+        Records of plain values; "box" is empty where the question has no target.
+    """
+    index = range(first, first + count)
+    layout = make_layout(split, seed, index)
+    records = []
+    for number, scene_index in enumerate(index):
+        question = _question(name, number, layout.objects(number), split, seed, scene_index)
+        records.append(
+            {
+                "split": split,
+                "seed": seed,
+                "index": scene_index,
+                "family": question.family,
+                "template": question.template,
+                "question": question.text,
+                "answer": question.answer,
+                "box": list(question.target.box) if question.target else [],
+            }
+        )
+    return records
+
+
+def sample_scene(sample: dict[str, Any]) -> Scene:
+    """Draws the scene of a sample."""
+    return shared_scenes().scene(sample["split"], sample["seed"], sample["index"])
+
+
+def sample_objects(sample: dict[str, Any]) -> tuple[SceneObject, ...]:
+    """Returns the objects of a sample's scene without drawing it."""
+    return make_layout(sample["split"], sample["seed"], [sample["index"]]).objects(0)
+
+
+def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a short answer, also under its family and template."""
+    right = exact_match(answer, sample["answer"])
+    family, template = sample["family"], sample["template"]
+    if family == "exist":
+        parsed = is_one_of(answer, ("yes", "no"))
+    else:
+        parsed = is_one_of(answer, _ONE_WORD.get(template, _DIGITS))
+    return {
+        "accuracy": right,
+        f"accuracy_{family}": right,
+        f"accuracy_{family}_{template}": right,
+        "unparsed": float(not parsed),
+    }
+
+
+def exist_metrics(sample: dict[str, Any], answer: str) -> dict[str, Any]:
+    """Scores a yes/no answer; "f1" carries (truth, answer) for its aggregation."""
+    said = yes_or_no(answer)
+    right = float(said == sample["answer"])
+    return {
+        "accuracy": right,
+        f"accuracy_{sample['template']}": right,
+        "f1": [sample["answer"], said],
+        "yes_ratio": float(said == "yes"),
+        "unparsed": float(not said),
+    }
+
+
+def rec_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a box; "acc_at_50" is the share of boxes with an IoU of at least 0.5."""
+    overlap, parsed = box_score(answer, tuple(sample["box"]))
+    right = float(overlap >= 0.5)
+    return {
+        "acc_at_50": right,
+        f"acc_at_50_{sample['template']}": right,
+        "mean_iou": overlap,
+        "unparsed": float(not parsed),
+    }
+
+
+def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores digits read in order."""
+    read = words(answer)
+    parsed = bool(read) and all(word in _DIGITS for word in read)
+    return {
+        "one_minus_ned": reading_score(answer, sample["answer"]),
+        "all_read": exact_match(answer, sample["answer"]),
+        "unparsed": float(not parsed),
+    }
+
+
+def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a caption against the scene's objects."""
+    score = caption_score(answer, sample_objects(sample))
+    return {
+        "object_recall": score.recall,
+        "object_precision": score.precision,
+        "object_close": score.close,
+        "unparsed": float(not score.parsed),
+    }
+
+
+def f1_of_yes(pairs: Sequence[Sequence[str]]) -> float:
+    """Returns the F1 of "yes" over (truth, answer) pairs; neither "yes" nor "no" is not "yes"."""
+    hits = sum(truth == said == "yes" for truth, said in pairs)
+    claimed = sum(said == "yes" for _, said in pairs)
+    wanted = sum(truth == "yes" for truth, _ in pairs)
+    return 2 * hits / (claimed + wanted) if claimed + wanted else 0.0

@@ -1,0 +1,182 @@
+"""Questions about scenes, with unique answers. Each is a pure function of its address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.vocabulary import box_text, location
+
+FAMILIES = ("attr", "exist", "count", "rec", "ocr", "caption")
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "attr": ("digit_of_frame", "colour_of_shape", "colour_of_digit", "shape_of_colour"),
+    "exist": ("digit", "shape", "coloured_object"),
+    "count": ("digits", "shapes", "objects"),
+    "rec": ("digit", "coloured_object"),
+    "ocr": ("read_digits",),
+    "caption": ("describe",),
+}
+_STREAM_OFFSET = 1_000_003
+"""Keeps the draws of questions apart from those of the scenes with the same seed."""
+_DRAWS = 128
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its only right answer.
+
+    Attributes:
+        family: One of :data:`FAMILIES`.
+        template: One of the family's :data:`TEMPLATES`.
+        text: Question words, without the chat format.
+        answer: Answer words.
+        target: The object asked about, where there is one.
+    """
+
+    family: str
+    template: str
+    text: str
+    answer: str
+    target: SceneObject | None = None
+
+
+def describe(item: SceneObject) -> str:
+    """Names an object by colour, as questions do ("red frame", "blue star")."""
+    return f"{item.colour} {'frame' if item.kind == 'digit' else item.name}"
+
+
+def _digits(objects: Sequence[SceneObject]) -> list[SceneObject]:
+    return [item for item in objects if item.kind == "digit"]
+
+
+def _shapes(objects: Sequence[SceneObject]) -> list[SceneObject]:
+    return [item for item in objects if item.kind == "shape"]
+
+
+def _unique(items: list[SceneObject]) -> list[SceneObject]:
+    """Returns the items whose name occurs once, so that asking by name has one answer."""
+    names = [item.name for item in items]
+    return [item for item in items if names.count(item.name) == 1]
+
+
+def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks for the digit, shape or colour of one object."""
+    digits, shapes = _digits(objects), _shapes(objects)
+    choice = stream.below(4)
+    if (choice == 0 and digits) or not shapes:
+        item = stream.pick(digits)
+        text = f"what digit is in the {item.colour} frame ?"
+        return Question("attr", "digit_of_frame", text, item.name, item)
+    if choice == 1 and _unique(shapes):
+        item = stream.pick(_unique(shapes))
+        text = f"what colour is the {item.name} ?"
+        return Question("attr", "colour_of_shape", text, item.colour, item)
+    if choice == 2 and _unique(digits):
+        item = stream.pick(_unique(digits))
+        text = f"what colour is the frame of digit {item.name} ?"
+        return Question("attr", "colour_of_digit", text, item.colour, item)
+    item = stream.pick(shapes)
+    return Question("attr", "shape_of_colour", f"what shape is {item.colour} ?", item.name, item)
+
+
+def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks whether something is there; half of the answers are "yes"."""
+    choice, wanted = stream.below(3), bool(stream.below(2))
+    answer = "yes" if wanted else "no"
+    for number, (items, names, prefix) in enumerate(
+        [(_digits(objects), [str(i) for i in range(10)], "digit "), (_shapes(objects), SHAPES, "")]
+    ):
+        if choice != number or not items:
+            continue
+        present = [name for name in names if any(item.name == name for item in items)]
+        absent = [name for name in names if name not in present]
+        name = stream.pick(present if wanted else absent)
+        target = next((item for item in items if item.name == name), None)
+        template = TEMPLATES["exist"][number]
+        return Question("exist", template, f"is there a {prefix}{name} ?", answer, target)
+    item = stream.pick(objects)
+    text = describe(item)
+    if not wanted:  # hard negative: the right thing in a colour it does not have here
+        thing = text.split()[1]
+        taken = {text.split()[0] for text in map(describe, objects) if text.split()[1] == thing}
+        text = f"{stream.pick([c for c in COLOUR_NAMES if c not in taken])} {thing}"
+    target = item if wanted else None
+    return Question("exist", "coloured_object", f"is there a {text} ?", answer, target)
+
+
+def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks how many digits, shapes or objects there are."""
+    template = stream.pick(TEMPLATES["count"])
+    pools = {"digits": _digits(objects), "shapes": _shapes(objects), "objects": objects}
+    return Question(
+        "count", template, f"how many {template} are there ?", str(len(pools[template]))
+    )
+
+
+def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks for the box of one object."""
+    by_digit = stream.below(2) == 0
+    named = _unique(_digits(objects))
+    if by_digit and named:
+        item = stream.pick(named)
+        template, text = "digit", f"digit {item.name}"
+    else:
+        item = stream.pick(objects)
+        template, text = "coloured_object", describe(item)
+    return Question("rec", template, f"where is the {text} ?", box_text(item.box), item)
+
+
+def reading_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks for all digits in reading order; draws nothing from the stream."""
+    answer = " ".join(item.name for item in _digits(objects)) or "no"
+    return Question("ocr", "read_digits", "read all digits .", answer)
+
+
+def caption_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+    """Asks for every object with its centre, in reading order; draws nothing from the stream."""
+    answer = " ".join(_caption_part(item) for item in objects)
+    return Question("caption", "describe", "describe the image .", answer)
+
+
+def _caption_part(item: SceneObject) -> str:
+    x0, y0, x1, y1 = item.box
+    extra = f" with digit {item.name}" if item.kind == "digit" else ""
+    centre = f"{location((x0 + x1) // 2)} {location((y0 + y1) // 2)}"
+    return f"a {describe(item)}{extra} at {centre} ;"
+
+
+MAKERS: dict[str, Callable[[Sequence[SceneObject], DrawStream], Question]] = {
+    "attr": attribute_question,
+    "exist": existence_question,
+    "count": counting_question,
+    "rec": grounding_question,
+    "ocr": reading_question,
+    "caption": caption_question,
+}
+
+
+def question_streams(split: str, seed: int, index: Sequence[int]) -> list[DrawStream]:
+    """Returns the stream of question draws of each scene."""
+    return [DrawStream(row) for row in draws(seed + _STREAM_OFFSET, split, index, _DRAWS)]
+
+
+def ask(
+    objects: Sequence[SceneObject], stream: DrawStream, counts: dict[str, int]
+) -> list[Question]:
+    """Returns several questions about one scene, in the order of :data:`FAMILIES`."""
+    families = [family for family in FAMILIES for _ in range(counts.get(family, 0))]
+    return [MAKERS[family](objects, stream) for family in families]
+
+
+def questions_for(scene: Scene, counts: dict[str, int]) -> list[Question]:
+    """Returns questions about one scene, fixed by the scene's address and ``counts``.
+
+    Args:
+        scene: The scene.
+        counts: Questions per family; missing families get none.
+    """
+    stream = question_streams(scene.split, scene.seed, [scene.index])[0]
+    return ask(scene.objects, stream, counts)

@@ -1,0 +1,196 @@
+"""The seedling models: configurations, tokenizer, processor, and saving as Hugging Face folders."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from espalier.harness.seedling.patch_targets import PATCH
+from espalier.harness.seedling.scenes import WIDTH
+from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
+
+if TYPE_CHECKING:
+    from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+
+NAMES = ("seedling", "seedling_full", "seedling_draft")
+"""The models that answer word by word."""
+DENOISER = "seedling_diffusion"
+"""The model that answers by denoising; its layers are those of "seedling"."""
+LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2, DENOISER: 6}
+VISUAL_TOKENS = (WIDTH // PATCH) ** 2
+FEATURE_LAYER = -2
+"""Hidden state of the tower the language model reads, as in LLaVA."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ 'USER: ' }}{% else %}{{ 'ASSISTANT: ' }}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] | trim + ' ' }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image> ' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}"
+    "{{ part['text'] | trim + ' ' }}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def weights_dir(name: str = "seedling") -> Path:
+    """Returns the folder of a shipped model, one of :data:`LAYERS`."""
+    if name not in LAYERS:
+        raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(LAYERS)}")
+    return Path(__file__).parent / "weights" / name
+
+
+def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForConditionalGeneration:
+    """Builds a randomly initialised model.
+
+    Args:
+        name: One of :data:`LAYERS`.
+        init_range: Standard deviation of the language model's initial weights.
+
+    Returns:
+        A float32 model on CPU.
+    """
+    # transformers takes seconds to import, and much of what reads this file wants its sizes alone.
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=WIDTH,
+        patch_size=PATCH,
+        projection_dim=128,
+        hidden_act="gelu",
+    )
+    text = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=192,
+        intermediate_size=384,
+        num_hidden_layers=LAYERS[name],
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        initializer_range=init_range,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE,
+        projector_hidden_act="gelu",
+        vision_feature_select_strategy="default",
+        vision_feature_layer=FEATURE_LAYER,
+        tie_word_embeddings=True,
+        image_seq_length=VISUAL_TOKENS,
+    )
+    config.architectures = ["LlavaForConditionalGeneration"]
+    return LlavaForConditionalGeneration(config)
+
+
+def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Scales uint8 images ``(B, 96, 96, 3)`` to float ``(B, 3, 96, 96)`` in -1..1, as the processor."""
+    pixels = torch.as_tensor(images).permute(0, 3, 1, 2)
+    return pixels.float().mul_(2 / 255).sub_(1)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
+    # Seconds for transformers: only whoever builds a tokenizer pays them.
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=["<image>"],
+        padding_side="left",
+        model_max_length=512,
+    )
+
+
+def build_processor() -> LlavaProcessor:
+    """Builds the processor: tokenizer, CLIP image processor and chat template."""
+    # Half a second for transformers, which nothing above needs.
+    import transformers
+
+    # The PIL variant needs no torchvision and gives the same pixels everywhere.
+    build = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+    images = build(
+        size={"height": WIDTH, "width": WIDTH},
+        do_resize=True,
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=build_tokenizer(),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
+    """Saves a model and its processor as a Hugging Face folder in float16.
+
+    Tower keys are written in the older ``vision_tower.vision_model.*`` form: both old and new
+    versions of transformers load it completely, while the new form loads with a random tower in
+    older ones.
+
+    Args:
+        model: The model; converted to float16 in place.
+        folder: Folder to write.
+
+    Returns:
+        The sha256 of the weights file.
+    """
+    # Half a second for transformers, which only whoever saves a model needs.
+    from transformers import GenerationConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=80
+    )
+    model.half().save_pretrained(folder)
+    build_processor().save_pretrained(folder)
+    path = folder / "model.safetensors"
+    weights = {portable_key(key): value for key, value in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    return file_sha256(path)
+
+
+def portable_key(key: str) -> str:
+    """Returns what a weight is called in a file that every version of transformers loads completely."""
+    return re.sub(r"^((?:model\.)?vision_tower\.)(?!vision_model\.)", r"\1vision_model.", key)
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the sha256 of a file in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,115 @@
+"""The three benchmarks about clips: which questions they ask, and the metrics of each answer.
+
+Every benchmark asks one question per clip, over clips that no other benchmark uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from espalier.harness.seedling.scene_scores import exact_match, is_one_of, words
+from espalier.harness.seedling.video.clip_scores import (
+    DIGITS,
+    NEAR,
+    caption_score,
+    concluded,
+    digits_score,
+    found_score,
+    moment,
+    only_digits,
+)
+from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.dialogues import MAKERS, dialogue_stream
+from espalier.harness.seedling.video.story import tell
+
+FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
+    "seedling_video_caption": ("caption",),
+    "seedling_video_qa": ("what", "where", "how_many", "order", "when", "digits"),
+    "seedling_video_find": ("find",),
+}
+"""Families a benchmark asks in turn, clip by clip."""
+
+
+def samples(
+    name: str, split: str, seed: int, first: int, count: int, frames: int
+) -> list[dict[str, Any]]:
+    """Returns the samples of a benchmark, without pixels.
+
+    Args:
+        name: A key of :data:`FAMILY_CYCLES`.
+        split: "val" or "test".
+        seed: Seed of the clips.
+        first: Index of the first clip.
+        count: Number of samples, one clip each.
+        frames: Frames of each clip.
+    """
+    cycle = FAMILY_CYCLES[name]
+    records = []
+    for number in range(count):
+        address = {"split": split, "seed": seed, "index": first + number, "frames": frames}
+        story = tell(split, seed, first + number, frames)
+        asked = MAKERS[cycle[number % len(cycle)]](story, dialogue_stream(story))
+        records.append(
+            address
+            | {
+                "family": asked.family,
+                "template": asked.template,
+                "question": asked.question,
+                "answer": asked.answer,
+                "moment": asked.target.frame if asked.target else -1,
+                "box": list(asked.target.box) if asked.target else [],
+            }
+        )
+    return records
+
+
+def sample_clip(sample: dict[str, Any]) -> Clip:
+    """Draws the clip of a sample."""
+    return clip(sample["split"], sample["seed"], sample["index"], sample["frames"])
+
+
+def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a caption against the events of its clip; "words" is its length."""
+    story = tell(sample["split"], sample["seed"], sample["index"], sample["frames"])
+    score = caption_score(answer, story.events)
+    return {
+        "events_right": score.recall,
+        "events_precision": score.precision,
+        "events_exact": score.exact,
+        "words": float(len(answer.split())),
+        "unparsed": float(not score.parsed),
+    }
+
+
+def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a short answer, under its family and, but for reading, together with the other families.
+
+    Of counts and orders what they come to is scored, not the objects and times named in front of it.
+    """
+    family, truth = sample["family"], sample["answer"]
+    if family == "digits":
+        return {
+            "one_minus_ned": digits_score(answer, truth),
+            "unparsed": float(not only_digits(answer)),
+        }
+    answer, truth = concluded(family, answer), concluded(family, truth)
+    right = exact_match(answer, truth)
+    scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
+    if family == "when":
+        said, wanted = moment(answer), moment(truth)
+        near = said is not None and wanted is not None and abs(said - wanted) <= NEAR
+        scores |= {"near_when": float(near), "unparsed": float(said is None)}
+    elif family == "how_many":
+        scores["unparsed"] = float(not is_one_of(answer, DIGITS))
+    return scores
+
+
+def find_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
+    """Scores a moment and a box; "found" wants both, within a frame and from an IoU of 0.5 on."""
+    score = found_score(answer, sample["moment"], tuple(sample["box"]))
+    return {
+        "found": float(score.found),
+        "moment_near": float(score.near),
+        "mean_iou": score.iou,
+        "unparsed": float(not score.parsed),
+    }

@@ -1,0 +1,167 @@
+"""Scores answers about clips. Pure functions of strings: a malformed answer scores zero and never raises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.harness.seedling.scene_scores import iou, reading_score, words
+from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.video.captions import sentence
+from espalier.harness.seedling.video.clip_vocabulary import PLACES
+from espalier.harness.seedling.video.events import Event
+from espalier.harness.seedling.vocabulary import box_from_bins, locations
+
+NEAR = 1
+"""Frames by which a moment may be off."""
+LEAST_IOU = 0.5
+
+DIGITS = tuple(str(value) for value in range(10))
+"""Words of digits."""
+
+_TIME = re.compile(r"\bt(\d{1,4})\b")
+_THING = rf"(?:{'|'.join(COLOUR_NAMES)}) (?:frame|{'|'.join(SHAPES)})"
+_PLACE = "|".join(PLACES)
+_AT = rf"the {_THING} at the (?:{_PLACE})"
+_NEW = rf"a {_THING}(?: with digit \d)?"
+_TOLD = re.compile(
+    rf"(?:there is {_NEW} at the (?:{_PLACE})"
+    rf"|{_NEW} enters at the (?:{_PLACE})"
+    rf"|the {_THING} leaves from the (?:{_PLACE})"
+    rf"|the {_THING} moves from the (?:{_PLACE}) to the (?:{_PLACE})"
+    rf"|{_AT} turns (?:{'|'.join(COLOUR_NAMES)})"
+    rf"|{_AT} is covered"
+    rf"|{_AT} is seen again"
+    rf"|{_AT} changes from digit \d to digit \d)"
+)
+
+
+def digits_score(answer: str, truth: str) -> float:
+    """Returns the share of digits read, in order (1-NED); the times in front of them only lead the way."""
+    return reading_score(*(" ".join(_untimed(text)) for text in (answer, truth)))
+
+
+def only_digits(answer: str) -> bool:
+    """Returns whether an answer is digits and times, one digit at least."""
+    read = _untimed(answer)
+    return bool(read) and all(word in DIGITS for word in read)
+
+
+def concluded(family: str, answer: str) -> str:
+    """Returns what an answer comes to: the number behind the objects, the order or the event behind the times.
+
+    Args:
+        family: The question's.
+        answer: Any words. A number is the last of them; other families' answers are left as they are.
+    """
+    if family == "how_many":
+        return " ".join(words(answer)[-1:])
+    return " ".join(_untimed(answer)) if family == "order" else answer
+
+
+def _untimed(answer: str) -> list[str]:
+    return [word for word in words(answer) if not _TIME.fullmatch(word)]
+
+
+@dataclass(frozen=True)
+class Told:
+    """One sentence of a caption: the frame that it names, and its words behind the time."""
+
+    frame: int
+    words: str
+
+
+def told(answer: str) -> list[Told]:
+    """Returns the sentences of a caption that tell of an event; others are left out."""
+    found = []
+    for part in answer.split(";"):
+        words = " ".join(part.split())
+        time = re.fullmatch(r"at time t(\d{1,4}) (.*)", words)
+        if time and _TOLD.fullmatch(time[2]):
+            found.append(Told(int(time[1]), time[2]))
+    return found
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """Scores of one caption, all in 0..1.
+
+    Attributes:
+        recall: Share of the events that are told right, in order.
+        precision: Share of the told events that are right.
+        exact: Share of the events that are told right with their very frame.
+        parsed: Whether the answer tells of any event.
+    """
+
+    recall: float
+    precision: float
+    exact: float
+    parsed: bool
+
+
+def caption_score(answer: str, events: Sequence[Event]) -> CaptionScore:
+    """Scores a caption against what happens in its clip.
+
+    An event is right if a sentence says all of it (kind, object, digits, places) with a time that is
+    off by one frame at most. Sentences and events are matched one to one without crossing, as many
+    as can be. Cost: sentences times events.
+    """
+    said = told(answer)
+    truth = [told(sentence(event))[0] for event in events]
+    right, total = matched(said, truth, NEAR), max(len(truth), 1)
+    return CaptionScore(
+        recall=right / total,
+        precision=right / max(len(said), 1),
+        exact=matched(said, truth, 0) / total,
+        parsed=bool(said),
+    )
+
+
+def matched(said: Sequence[Told], truth: Sequence[Told], near: int) -> int:
+    """Returns the length of the longest common subsequence, of times equal within `near` frames."""
+    best = [0] * (len(truth) + 1)
+    for one in said:
+        row = [0]
+        for place, other in enumerate(truth):
+            same = one.words == other.words and abs(one.frame - other.frame) <= near
+            row.append(max(row[-1], best[place + 1], best[place] + same))
+        best = row
+    return best[-1]
+
+
+def moment(answer: str) -> int | None:
+    """Reads the frame from an answer, or None unless it names exactly one time."""
+    found = _TIME.findall(answer)
+    return int(found[0]) if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
+class FoundScore:
+    """Scores of an answer that names a moment and a box.
+
+    Attributes:
+        found: Whether the moment is off by one frame at most and the IoU at least 0.5.
+        near: Whether the moment is off by one frame at most.
+        iou: Intersection over union of the boxes; 0 without exactly four location tokens.
+        parsed: Whether the answer names one moment and one box.
+    """
+
+    found: bool
+    near: bool
+    iou: float
+    parsed: bool
+
+
+def found_score(answer: str, frame: int, box: BOX) -> FoundScore:
+    """Scores an answer to a question for the moment and the box of an event."""
+    said, bins = moment(answer), locations(answer)
+    near = said is not None and abs(said - frame) <= NEAR
+    overlap = iou(box_from_bins(bins), box) if len(bins) == 4 else 0.0
+    return FoundScore(
+        found=near and overlap >= LEAST_IOU,
+        near=near,
+        iou=overlap,
+        parsed=said is not None and len(bins) == 4,
+    )

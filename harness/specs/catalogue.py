@@ -1,0 +1,163 @@
+"""All methods by name, and how one is built from the config. A new method is one file and one config file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.paths import ROOT
+from espalier.methods.base import Method, MethodError
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The methods that a folder holds: `methods/<name>.py` with `conf/method/<name>.yaml` is the method `<name>`.
+
+    A file without a config of its name (bases, checks) is no method. Nothing is imported until a method is asked for.
+
+    Attributes:
+        package: the folder of the methods, as it is imported.
+        root: where the package and `conf` lie.
+    """
+
+    package: str = "methods"
+    root: Path = ROOT
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in alphabetical order."""
+        files, configs = (
+            {path.stem for path in (self.root / folder).glob(pattern)}
+            for folder, pattern in ((self.package, "*.py"), ("conf/method", "*.yaml"))
+        )
+        return tuple(sorted(files & configs))
+
+    def load(self, name: str) -> type[Method]:
+        """Import and return the class of a method.
+
+        Raises:
+            UserError: there is no such method, and the line lists the valid names; or its file defines none or several.
+        """
+        if name not in self:
+            raise unknown_name("method", name, self.names())
+        module = import_module(f"{self.package}.{name}")
+        defined = {one for one in vars(module).values() if _is_method_of(one, module.__name__)}
+        if len(defined) != 1:
+            found = ", ".join(sorted(one.__name__ for one in defined)) or "none"
+            raise UserError(
+                f"method={name!r}: {self.package}/{name}.py must define one class of a method; it defines: {found}"
+            )
+        return defined.pop()
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether there is a method of this name."""
+        # Asked for every cell of a sweep: two looks, not a list of both folders.
+        places = (f"{self.package}/{name}.py", f"conf/method/{name}.yaml")
+        known = isinstance(name, str) and name.isidentifier()
+        return known and all((self.root / place).is_file() for place in places)
+
+
+def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
+    """Say whether a value of a module is a method defined there; classes whose name begins with _ are helpers."""
+    return (
+        isinstance(value, type)
+        and issubclass(value, Method)
+        and value.__module__ == module
+        and not value.__name__.startswith("_")
+    )
+
+
+METHODS = Catalogue()
+
+
+def names_of(base: type[object]) -> tuple[str, ...]:
+    """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them.
+
+    What is asked at every denoising step is of another kind than what is asked once, though it answers with the same.
+    """
+    found = {name: METHODS.load(name) for name in METHODS.names()}
+    return tuple(
+        name
+        for name, one in found.items()
+        if issubclass(one, base)
+        and one.in_one_prefill == getattr(base, "in_one_prefill", one.in_one_prefill)
+    )
+
+
+def build_method(name: str, params: Mapping[str, Any]) -> Method:
+    """Return the method `name` with these hyper-parameters; those not given keep the paper's defaults.
+
+    Raises:
+        UserError: unknown method, unknown hyper-parameter, wrong type or out of range; one line with the config key
+            `method.params.<key>`, the value and what is valid.
+    """
+    method = METHODS.load(name)
+    hints = get_type_hints(method)
+    types = {field.name: hints[field.name] for field in fields(method) if field.init}
+    unknown = [key for key in params if key not in types]
+    if unknown:
+        raise _unknown_param(name, unknown[0], types)
+    values = {
+        key: typed(f"method.params.{key}", value, types[key]) for key, value in params.items()
+    }
+    try:
+        built: Method = method(**values)
+    except MethodError as error:
+        raise UserError(str(error)) from error
+    return built
+
+
+def typed(key: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the annotated type; integers pass as floats, lists as tuples, nothing else is converted.
+
+    Raises:
+        UserError: the value is of another type; the line names the key and the type.
+    """
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        item = get_args(hint)[0]
+        return tuple(typed(f"{key}[{place}]", part, item) for place, part in enumerate(value))
+    if not _is_of(value, hint):
+        raise UserError(f"{key}={value!r} must be {_words(hint)}")
+    return value
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is not None and origin is not tuple:  # a union such as int | None
+        return any(_is_of(value, part) for part in get_args(hint))
+    if isinstance(value, bool):  # True is an int for Python, but not for a reader of the config
+        return hint is bool
+    return origin is None and isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        values = ", ".join(map(str, get_args(hint)))
+        return values if len(get_args(hint)) == 1 else f"one of {values}"
+    if origin is tuple:
+        return f"a list, each item {_words(get_args(hint)[0])}"
+    if origin is not None:
+        return " or ".join(_words(part) for part in get_args(hint))
+    names = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        NoneType: "null",
+    }
+    return names.get(hint, f"a {hint.__name__}")
+
+
+def _unknown_param(name: str, key: str, types: Mapping[str, Any]) -> UserError:
+    if not types:
+        return UserError(f"method.params.{key} is unknown; method {name} has no hyper-parameters")
+    return unknown_name("method.params", key, types)

@@ -1,0 +1,151 @@
+"""Which rows fill one cell of a table, and which may stand beside each other: the one rule for every reader of rows.
+
+A row names its cell by keys of its own and says under `settings` what else changed its numbers (docs/rows.md). Rows of
+one cell must agree in all of it, rows along a curve in all but what comes with the ratio or costs time alone, rows of
+one comparison in the model and the benchmark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import EngineSpec
+
+Row = Mapping[str, Any]
+
+#: Keys of a row that name its cell; `extra.label` does so too: hyper-parameters off their default.
+CELL = (
+    *("model", "benchmark", "method", "variant"),
+    *("ratio", "budget_rule", "seed", "n_samples"),
+)
+
+#: Along a curve ratios vary, and seeds are averaged.
+ALONG = ("ratio", "seed")
+
+#: Settings that change what a run costs or what it looks at, and no answer.
+COSTS = frozenset({"engine.batch_size", "engine.warmup", "engine.compare", "engine.rescore"})
+
+#: Settings of earlier versions that change no number: rows with and without them stand beside each other.
+BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
+
+#: Letters of a value in an error line, and differences in it.
+SHOWN, NAMED = 24, 4
+
+
+def identity(row: Row, without: Collection[str] = ()) -> tuple[Hashable, ...]:
+    """Return what names the cell that a row fills."""
+    return (
+        *(row[key] for key in CELL if key not in without),
+        row["extra"].get("label") or "",
+    )
+
+
+def settings(row: Row) -> dict[str, Any]:
+    """Return the settings of a row by dotted key, without `BYGONE` ones; lists are values."""
+    return {key: value for key, value in _flat(row["settings"], "") if key not in BYGONE}
+
+
+def policy(row: Row) -> str:
+    """Return the engine's settings that are off their default and may change answers, for the name of a curve.
+
+    `positions=renumbered` for example; empty where all are as usual, or where the row does not say.
+    """
+    engine = row.get("settings", {}).get("engine", {})
+    usual = EngineSpec()
+    return " ".join(
+        f"{name}={text(value)}"
+        for name, value in sorted(engine.items())
+        if value is not None
+        and f"engine.{name}" not in COSTS
+        and value != getattr(usual, name, None)
+    )
+
+
+def name(row: Row) -> str:
+    """Return the name of a row's curve: method, what differs from its defaults, variant, the engine's policy."""
+    parts = (row["method"], row["extra"].get("label"), policy(row))
+    return " ".join(part for part in parts if part)
+
+
+def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the settings in which rows differ, each with its values as text in the order of the rows."""
+    tables = [settings(row) for row in rows]
+    keys = sorted({key for table in tables for key in table})
+    found = {key: [text(table.get(key)) for table in tables] for key in keys}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> None:
+    """Raise UserError where rows differ in a setting that must be the same in what they are rows of.
+
+    Args:
+        rows: of any models and benchmarks, all with settings.
+        indifferent: settings that make no difference to what the reader shows.
+    """
+    rows, free = list(rows), frozenset(indifferent)
+    for group in _grouped(rows, identity):
+        _check(group, lambda key: key not in free)
+    for group in _grouped(rows, lambda row: identity(row, ALONG)):
+        # Hyper-parameters that are no part of the label come with the ratio: a schedule that was fitted to it.
+        _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
+    for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
+        _check(group, lambda key: key.startswith(("model.", "benchmark.", "judge.")))
+
+
+def text(value: Any) -> str:
+    """Return a setting's value for an error line or a condition."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def brief(value: str) -> str:
+    """Return a value's text for an error line; of a long one its beginning and a digest."""
+    if len(value) <= SHOWN:
+        return value
+    return f"{value[:8]}..{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+
+
+def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    return list(groups.values())
+
+
+def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:
+    first, *others = rows
+    for other in others:
+        found = differences([first, other])
+        found = {key: values for key, values in found.items() if counts(key)}
+        if found:
+            raise UserError(_line(first, other, found))
+
+
+def _line(row: Row, other: Row, found: Mapping[str, Sequence[str]]) -> str:
+    rows = " and ".join(dict.fromkeys(f"{name(one)} at {one['ratio']:g}" for one in (row, other)))
+    named = [
+        f"{key} ({', '.join(map(brief, values))})" for key, values in list(found.items())[:NAMED]
+    ]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    key, values = next(iter(found.items()))
+    choice = f"--where '{key}={brief(values[0])}' of python -m espalier curves[.decoders]"
+    return (
+        f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {rows} differ in {', '.join(named)}{more}; "
+        f"valid: one value, with {choice}, or a store for each"
+    )
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def passed_over(number: int, what: str) -> list[str]:
+    """Return a line that says how many rows are left out and what they are; none for none."""
+    return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []

@@ -1,0 +1,29 @@
+"""Error lines about a model, said of the draft model instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from espalier.harness.errors import Refused, UserError
+
+#: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
+_KEY = re.compile(
+    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|"
+    r"check_weights|generation|processor|video|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|name|adapter)\b)"
+)
+
+
+_NAME = re.compile(r"(?<![\w./-])model=")
+
+
+@contextmanager
+def in_words_of_the_draft() -> Iterator[None]:
+    """Let the checks of a model speak of the draft: `model.path` is `method.draft_options.path` in its error lines."""
+    try:
+        yield
+    except UserError as error:
+        line = _NAME.sub("method.draft=", _KEY.sub("method.draft_options.", str(error)))
+        kind = Refused if isinstance(error, Refused) else UserError
+        raise kind(line) from error

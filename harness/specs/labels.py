@@ -1,0 +1,31 @@
+"""What tells configurations of one method apart, in the names of curves and lines of tables."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+from espalier.harness.cost.budget import Budget
+from espalier.methods.base import Method
+
+
+def label(method: Method, variant: str, budget: Budget) -> str:
+    """Return what tells configurations of one method apart: parameters off their default, the variant.
+
+    Parameters that repeat the budget are left out: they change along a curve. Of a composition each part that has
+    something to say is named, before what is the composition's own.
+    """
+    repeated = {"ratio": budget.ratio, "rule": budget.rule}
+    values = {
+        field.name: (getattr(method, field.name), field.default)
+        for field in fields(method)
+        if field.default is not MISSING
+    }
+    parts = [part for part in method.parts if part is not method]
+    told = [(type(part).__name__, label(part, "paper", budget)) for part in parts]
+    changed = [
+        f"{name}={value}"
+        for name, (value, default) in values.items()
+        if value != default and repeated.get(name) != value
+    ]
+    named = [f"{part}({said})" for part, said in told if said]
+    return " ".join([*named, *changed, *([] if variant == "paper" else [variant])])

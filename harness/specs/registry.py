@@ -1,0 +1,51 @@
+"""A table from names to classes that are imported when they are asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from espalier.harness.errors import unknown_name
+
+
+class Registry:
+    """Maps a name to `module:object` without importing the module until it is asked for.
+
+    Args:
+        kind: the config key whose values the names are, for example `model.adapter`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        """Start an empty table."""
+        self.kind = kind
+        self._targets: dict[str, str] = {}
+
+    def add(self, name: str, target: str) -> None:
+        """Enter `name` for `target`, written `module:object`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._targets:
+            taken = self._targets[name]
+            raise ValueError(f"{self.kind} {name!r} is registered twice: {taken} and {target}")
+        self._targets[name] = target
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in alphabetical order."""
+        return tuple(sorted(self._targets))
+
+    def load(self, name: str) -> Any:
+        """Import and return the object of `name`.
+
+        Raises:
+            UserError: the name is not in the table; the line lists the valid names.
+        """
+        if name not in self._targets:
+            raise unknown_name(self.kind, name, self._targets)
+        module, _, attribute = self._targets[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether the name is in the table."""
+        return name in self._targets

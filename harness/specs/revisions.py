@@ -1,0 +1,43 @@
+"""What identifies a model's weights, whatever its folder is called."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from espalier.harness.paths import rooted
+from espalier.harness.specs.hub_cache import cached_commit
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
+from espalier.harness.store.files.digests import Digests, digest
+
+#: Files of a model directory that shape its input or output.
+MODEL_FILES = (
+    *("*.json", "*.jinja", "additional_chat_templates/*.jinja"),
+    *("*.safetensors", "*.model", "merges.txt", "vocab.txt"),
+)
+
+
+def model_revision(model: ModelSpec, digests: Digests) -> str:
+    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit.
+
+    Random weights follow from the architecture and a fixed seed.
+    """
+    if model.weights == "random":
+        # What methods may read of a model makes no weights.
+        facts = {k: v for k, v in asdict(model.facts).items() if k != "signals"}
+        return f"random-{digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
+    if model.path is not None:
+        files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]
+        return digests.files(files, model.path)
+    return f"{model.hub}@{cached_commit(model) or model.revision}"
+
+
+def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
+    """Return hashes of what a model without a checkpoint takes from directories: a chat template, a processor."""
+    taken: list[Path] = []
+    if model.conversation == CHECKPOINT and model.path is not None:
+        taken += model.path.glob("chat_template.jinja")
+    if "processor" in model.architecture:
+        folder = rooted(model.architecture["processor"])
+        taken += sorted([*folder.glob("*.json"), *folder.glob("*.jinja")])
+    return [digests.file(file) for file in taken]

@@ -1,0 +1,169 @@
+"""Intervals of scores: of one run, of two on the same samples, of a table of benchmarks.
+
+At the ceiling no answer may have changed, and resampling what was seen would leave no width. So either end of an
+interval counts one sample that was not seen: for a difference and for retention the lower end one that broke, the upper
+one that mended, for a mean one at that end of the scale. Clopper and Pearson's binomial interval does the same. Where
+nothing changed, the bound is then 3.7 / n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from espalier.harness.stats.interval import Array, Interval, checked, is_binary, paired
+from espalier.harness.stats.likelihood import bound
+
+#: What is above and below the line of a ratio, with a sample that was not seen.
+Parts = tuple[Array, Array]
+
+#: Draws for an average over benchmarks.
+RESAMPLES = 4000
+
+#: Weights held at once while drawing, 40 MB.
+BLOCK = 5_000_000
+
+
+def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """Return the mean of n scores and its interval.
+
+    Scores that are all 0 or 1 get the exact binomial interval (Clopper and Pearson 1934), others that of the Bayesian
+    bootstrap with one sample more, at the end of the scale on its side.
+
+    Raises:
+        ValueError: no scores, or scores that are not finite.
+    """
+    scores = checked(values)
+    value = float(scores.mean())
+    if is_binary(scores):
+        test = stats.binomtest(int(scores.sum()), len(scores))
+        exact = test.proportion_ci(confidence_level=level, method="exact")
+        return Interval(value, float(exact.low), float(exact.high))
+    return _interval(value, of_mean(scores), level)
+
+
+def difference_interval(ours: ArrayLike, theirs: ArrayLike, level: float = 0.95) -> Interval:
+    """Return mean(ours) - mean(theirs) on the same samples with its paired interval.
+
+    Raises:
+        ValueError: the two are not of equal length, empty or not finite.
+    """
+    first, second = paired(ours, theirs)
+    return _interval(float((first - second).mean()), of_difference(first, second), level)
+
+
+def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) -> Interval:
+    """Return mean(ours) / mean(full), the share of the unpruned score kept, with its paired interval.
+
+    Raises:
+        ValueError: as `difference_interval`, or the unpruned mean is not above zero.
+    """
+    parts = of_retention(ours, full)
+    return _interval(_share(ours, full), parts, level)
+
+
+def average_retention(
+    pairs: Sequence[tuple[ArrayLike, ArrayLike]],
+    level: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Return the mean over benchmarks of the share kept, weighed anew within each: the Bayesian bootstrap by draws.
+
+    Args:
+        pairs: for each benchmark scores (ours, full) of the same samples.
+        level: between 0 and 1.
+        seed: of the draws.
+        resamples: how many.
+
+    Raises:
+        ValueError: no benchmark, or as `retention_interval`.
+
+    Cost: O(resamples n) for each benchmark of n samples.
+    """
+    if not pairs:
+        raise ValueError("an average needs at least one benchmark")
+    tables = [of_retention(*pair) for pair in pairs]
+    value = fmean(_share(*pair) for pair in pairs)
+    if any(len(checked(ours)) == 1 for ours, _ in pairs):
+        return Interval(value, np.nan, np.nan)
+    rng = np.random.default_rng(seed)
+    drawn = np.mean([_drawn(table, rng, resamples) for table in tables], axis=0)
+    low = np.quantile(drawn[:, 0], (1 - level) / 2)
+    high = np.quantile(drawn[:, 1], (1 + level) / 2)
+    return _around(value, float(low), float(high))
+
+
+def _share(ours: ArrayLike, full: ArrayLike) -> float:
+    first, second = paired(ours, full)
+    return float(first.mean() / second.mean())
+
+
+def _drawn(parts: tuple[Parts, Parts], rng: np.random.Generator, resamples: int) -> Array:
+    """Return draws of sum(g above) / sum(g below) under exponential weights, (resamples, 2): for either end."""
+    table = np.stack([column for one in parts for column in one], axis=1)
+    many, found = max(1, BLOCK // len(table)), []
+    for first in range(0, resamples, many):
+        weights = rng.standard_exponential((min(many, resamples - first), len(table)))
+        sums = weights @ table
+        found.append(sums[:, ::2] / sums[:, 1::2])
+    drawn: Array = np.concatenate(found)
+    return drawn
+
+
+def of_mean(scores: Array) -> tuple[Parts, Parts]:
+    """Return the parts of a mean's two ends, each with a sample at that end of the scale."""
+    low, high = _ends(scores)
+    ones = np.ones(len(scores) + 1)
+    return (np.append(scores, low), ones), (np.append(scores, high), ones)
+
+
+def of_difference(ours: Array, theirs: Array) -> tuple[Parts, Parts]:
+    """Return the parts of a difference's two ends: with a sample that broke, and with one that mended."""
+    reach, ones = _reach(ours, theirs), np.ones(len(ours) + 1)
+    return (np.append(ours - theirs, -reach), ones), (np.append(ours - theirs, reach), ones)
+
+
+def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Parts, Parts]:
+    """Return what is kept and what there was, for two ends: with a sample that broke, and with one that mended.
+
+    Raises:
+        ValueError: as `retention_interval`.
+    """
+    first, second = paired(ours, full)
+    if second.mean() <= 0:
+        raise ValueError(
+            f"retention is undefined: the unpruned mean is {second.mean():g}, not above zero"
+        )
+    reach = _reach(first, second)
+    broken = np.append(first, 0.0), np.append(second, reach)
+    return broken, (np.append(first, reach), np.append(second, 0.0))
+
+
+def _interval(value: float, parts: tuple[Parts, Parts], level: float) -> Interval:
+    lower, upper = parts
+    if len(lower[0]) == 2:  # a single sample
+        return Interval(value, np.nan, np.nan)
+    return _around(value, bound(*lower, level, -1), bound(*upper, level, 1))
+
+
+def _around(value: float, low: float, high: float) -> Interval:
+    # With a handful of samples those not seen may outweigh them.
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _ends(*scores: Array) -> tuple[float, float]:
+    """Return the ends of the scale: 0 and 1 where all scores are within, else the outermost ones and zero."""
+    low = min(0.0, *(float(one.min()) for one in scores))
+    high = max(0.0, *(float(one.max()) for one in scores))
+    return (0.0, 1.0) if low == 0 and high <= 1 else (low, high)
+
+
+def _reach(*scores: Array) -> float:
+    """Return how much a sample's score may change."""
+    low, high = _ends(*scores)
+    return high - low

@@ -1,0 +1,1 @@
+"""Files that survive crashes and second writers, and files that others wrote."""

@@ -1,0 +1,71 @@
+"""Checks of folders that a run will write to at its end, made at its start."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from espalier.harness.errors import UserError
+
+
+def check_folder(key: str, folder: Path) -> None:
+    """Raise UserError unless files can be made in `folder`, which need not be there yet; nothing is left behind.
+
+    Args:
+        key: the config key, or the variable, that names the folder.
+        folder: the folder.
+    """
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{key}: folder {str(folder)!r} cannot be written: {error.strerror or error}; "
+            "valid: a writable folder"
+        ) from error
+
+
+def check_file(key: str, file: Path) -> None:
+    """Raise UserError unless a file can be made or replaced; nothing is left behind.
+
+    Args:
+        key: the option that names the file.
+        file: it; its folder need not be there yet.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        raise UserError(f"{key}={str(file)!r} is not a file; valid: another path")
+    check_folder(key, file.parent)
+
+
+def existing_store(folder: Path, key: str = "--store") -> Path:
+    """Return a store that rows are read from; it has to be there.
+
+    Raises:
+        UserError: it is not, or is a file.
+    """
+    if not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "does not exist"
+        raise UserError(f"{key}={str(folder)!r} {problem}; valid: a run store, results/demo")
+    return folder
+
+
+def check_files(key: str, stem: Path, suffixes: tuple[str, ...]) -> None:
+    """Raise UserError unless `<stem>.<suffix>` can be written for each suffix.
+
+    Raises:
+        UserError: the folder cannot be written, the stem has a suffix already, or a folder stands in a file's place.
+    """
+    if stem.suffix.lstrip(".") in suffixes:
+        raise UserError(
+            f"{key}={str(stem)!r} must be a path without suffix: {', '.join(suffixes)} are written; "
+            f"valid: {stem.with_suffix('')}"
+        )
+    for suffix in suffixes:
+        file = stem.with_name(f"{stem.name}.{suffix}")
+        if file.exists() and not file.is_file():
+            raise UserError(
+                f"{key}={str(stem)!r}: {str(file)!r} is not a file; valid: another path"
+            )
+    check_folder(key, stem.parent)

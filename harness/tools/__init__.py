@@ -1,0 +1,1 @@
+"""What a user runs once: calibration, conversion of checkpoints, checks of benchmarks and of the machine."""

@@ -1,0 +1,176 @@
+"""Can a benchmark run here? Its data are read, its samples shown to a small model, its answers scored."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
+from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
+from espalier.harness.ranks import alone
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import Store
+from espalier.harness.tools.benchmarks.checkpoint_prompts import same_tokens, whole_checkpoint
+from espalier.harness.tools.benchmarks.dataset_rows import Seen, read_rows
+from espalier.harness.tools.benchmarks.tiny_models import answers
+from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
+
+#: Samples that are answered, of each task of a group.
+SAMPLES = 2
+
+#: Answers are cut short: they only have to come.
+STEPS = 8
+
+
+@dataclass
+class Examination:
+    """The steps of a check, each with what the ones before it found.
+
+    Args:
+        spec: of a run of the benchmark on the embedded model.
+        asked: of a run on the model that the user names; None: none is named.
+    """
+
+    spec: RunSpec
+    asked: RunSpec | None = None
+    loaded: Loaded | None = None
+    seen: list[Seen] = field(default_factory=list)
+    prompt: str | None = None
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Yield the steps in order; the first that fails is the last that makes sense, but for the checkpoint's."""
+        yield "data", self.data
+        yield "rows", self.rows
+        yield "answers", self.answers
+        if self.asked is not None:
+            yield "checkpoint", self.checkpoint
+            yield "tokens", self.tokens
+
+    def data(self) -> str:
+        """Load the data set from the cache or from `benchmark.path`."""
+        dataset = self.spec.benchmark.dataset
+        self.loaded = open_benchmark(self.spec)
+        places = sorted({str(task.config.dataset_path) for task in self.loaded.tasks})
+        rows = sum(len(task.eval_docs) for task in self.loaded.tasks)
+        place = dataset.path or ", ".join(places)
+        said = (
+            f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
+        )
+        if dataset.samples is not None and rows != dataset.samples:
+            said += f" (the benchmark's file says {dataset.samples})"
+        return said
+
+    def rows(self) -> str:
+        """Read the first rows of each task."""
+        assert self.loaded is not None
+        benchmark = self.spec.benchmark
+        # A judge is somebody else, and a clock has nothing to say of an empty answer.
+        score = "judge" not in benchmark.needs and benchmark.new_tokens is None
+        with alone(), quiet(), self.loaded.serving():
+            self.seen = [
+                read_rows(benchmark, task, score, self.loaded.borders) for task in self.loaded.tasks
+            ]
+        return f"{sum(one.rows for one in self.seen)} rows read; first: {self.seen[0].first}"
+
+    def answers(self) -> str:
+        """Answer and score two samples of each task.
+
+        Raises:
+            NotHere: scoring takes what this machine lacks.
+            UserError: a sample cannot be answered or scored, or a metric is no number.
+        """
+        needs = self.spec.benchmark.needs
+        if "java" in needs and shutil.which("java") is None:
+            raise NotHere("its scorer needs Java (a `java` on the PATH)")
+        adapter = answers(
+            self.spec,
+            max(one.clips for one in self.seen),
+            max(one.pictures for one in self.seen),
+            max(one.words for one in self.seen),
+        )
+        with TemporaryDirectory() as folder:
+            spec = replace(self.spec, model=adapter.spec, store=Path(folder))
+            journal = Store(spec.store).run("check").journal
+            try:
+                done = evaluate(
+                    spec, adapter, build_method("none", {}), journal, loaded=self.loaded
+                )
+            except SampleErrors as error:
+                raise UserError(" ".join(str(error).split())) from error
+            except UserError as error:
+                if "judge" in needs and "judge" in str(error):
+                    raise NotHere(str(error)) from error
+                raise
+        self.prompt = done.prompt.get("rendered")
+        values = {name: metric["value"] for name, metric in done.metrics.items()}
+        broken = [name for name, value in values.items() if value is not None and math.isnan(value)]
+        if broken:
+            raise UserError(f"metrics that are no number: {', '.join(broken)}")
+        scored = ", ".join(
+            f"{name} {value:g}" for name, value in values.items() if value is not None
+        )
+        return f"{done.n_samples} samples by {adapter.spec.name} (not a result): {scored or 'no metric has a value'}"
+
+    def checkpoint(self) -> str:
+        """Look whether the named model's checkpoint is here and whole."""
+        assert self.asked is not None
+        return whole_checkpoint(self.asked)
+
+    def tokens(self) -> str:
+        """Compare the prompts' token ids and template with those of the originals."""
+        assert self.asked is not None
+        # The model's own family may word the task's prompts.
+        said, self.prompt = same_tokens(self.asked, open_benchmark(self.asked))
+        return said
+
+
+def check(
+    name: str, path: Path | None = None, overrides: Sequence[str] = ()
+) -> tuple[list[Finding], str | None]:
+    """Return what every step found, and the prompt of the first answered sample.
+
+    Args:
+        name: as after `benchmark=`.
+        path: goes before `benchmark.path`.
+        overrides: of a run, for example `model=llava15_7b`: also that model's checkpoint is looked at.
+
+    Raises:
+        UserError: there is no such benchmark, or an override is wrong.
+    """
+    place = [] if path is None else [f"benchmark.path={path}"]
+    chosen = any(one.startswith("model=") for one in overrides)
+    rest = [one for one in overrides if not one.startswith("model")]
+    examination = Examination(
+        _spec([f"benchmark={name}", *place, *rest]),
+        _spec([f"benchmark={name}", *place, *overrides]) if chosen else None,
+    )
+    findings: list[Finding] = []
+    for step, look in examination.steps():
+        if step not in ("data", "checkpoint") and findings[-1].status == "failed":
+            continue
+        findings.append(examine(step, look))
+    return findings, examination.prompt
+
+
+def _spec(overrides: Sequence[str]) -> RunSpec:
+    command = read_command(
+        [
+            "method=none",
+            f"limit={SAMPLES}",
+            "engine.paired=0",
+            "engine.warmup=0",
+            "engine.batch_size=1",
+            f"++benchmark.generation.max_new_tokens={STEPS}",
+            *overrides,
+        ]
+    )
+    assert command is not None  # none of these asks for help
+    return build_spec(command.cells[0])

@@ -1,0 +1,94 @@
+"""A published model beside a benchmark: its checkpoint whole, its prompts those of the originals."""
+
+from __future__ import annotations
+
+import torch
+from lmms_eval.protocol import ChatMessages
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
+from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.models.adapter import ADAPTERS, Adapter
+from espalier.harness.models.loader import other_template
+from espalier.harness.models.reference_prompts import Tokens, compared
+from espalier.harness.models.skeleton import build_skeleton
+from espalier.harness.ranks import alone
+from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.tools.doctor.findings import NotHere
+
+#: Prompts that are compared.
+PROMPTS = 3
+
+
+def whole_checkpoint(spec: RunSpec) -> str:
+    """Say where a model's checkpoint lies, after reading the header of every weight file.
+
+    Raises:
+        NotHere: the model has random weights.
+        UserError: it is not here, or a file is missing or damaged.
+    """
+    model = spec.model
+    if model.weights == "random":
+        raise NotHere(f"model={model.name} has random weights")
+    folder = model.path
+    if folder is None:
+        config = cached_file(model, "config.json")
+        if config is None:
+            raise UserError(
+                f"model={model.name}: {model.hub} is not in the cache; valid: python -m espalier benchmarks prefetch "
+                f"{spec.benchmark.name} model={model.name}"
+            )
+        folder = config.parent
+    check_checkpoint(folder, Digests())
+    return f"{folder}: whole"
+
+
+def unloaded(spec: RunSpec) -> Adapter:
+    """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
+    family = ADAPTERS.load(spec.model.adapter)
+    skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
+    # A skeleton lies on no device, and what a processor makes has to lie on one.
+    here = type(family.__name__, (family,), {"device": torch.device("cpu")})
+    adapter: Adapter = here(skeleton, family.load_processor(spec.model), spec.model)
+    return adapter
+
+
+def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
+    """Compare prompts' token ids with those of the originals' procedure, and the template with the model file's.
+
+    Returns:
+        What is the same or differs, in one line, and the first prompt.
+
+    Raises:
+        NotHere: the model has random weights.
+        UserError: its processor or configuration cannot be read.
+    """
+    if spec.model.weights == "random":
+        raise NotHere(f"model={spec.model.name} has random weights")
+    adapter = unloaded(spec)
+    task = loaded.tasks[0]
+    name = task.config.task
+    wording = Wording(spec.benchmark.text, {name: task})
+    found: list[Tokens] = []
+    with alone(), quiet(), loaded.serving():
+        for row in range(min(PROMPTS, len(task.eval_docs))):
+            doc = task.eval_docs[row]
+            messages = wording.of(task.doc_to_messages(doc), doc, name, row)
+            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+    differences = [
+        f"prompt {row} differs from the original's, {one.difference}"
+        for row, one in enumerate(found)
+        if one.difference is not None
+    ]
+    said = differences[:1] or [
+        f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
+    ]
+    template = other_template(spec.model, adapter.shipped)
+    if template is not None:
+        said.append(template)
+    elif spec.model.template_sha256 is not None:
+        said.append("the chat template is the one that the model's file knows")
+    return "; ".join(said), found[0].prompt

@@ -1,0 +1,124 @@
+"""Rows of a benchmark as its task reads them: columns there, media whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lmms_eval.api.task import Task
+from lmms_eval.protocol import ChatMessages
+
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_sources import Borders
+from espalier.harness.models.chat_media import media_of
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.run_spec import VideoSpec
+
+#: Rows that are read.
+ROWS = 5
+
+#: A name that a task file gives in place of a function: of a column, not a template and not a text.
+COLUMN = re.compile(r"[A-Za-z_]\w*")
+
+#: Settings of a task file that may name a column.
+NAMING = ("doc_to_text", "doc_to_target", "doc_to_choice")
+
+#: What reading a row, or a first look at all of them, that is not as its task expects it raises.
+ODD = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, AssertionError),
+    *(ZeroDivisionError, SystemExit),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the first rows of a task showed: how many they are, and the most that one of them has."""
+
+    rows: int
+    clips: int
+    pictures: int
+    words: int
+    first: str
+
+
+def read_rows(
+    benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
+) -> Seen:
+    """Read the first rows of a task and everything that they show.
+
+    Args:
+        benchmark: for what an error says.
+        task: loaded.
+        score: whether an empty answer is scored too; not where that asks somebody.
+        borders: where media may come from; None: from anywhere.
+
+    Raises:
+        UserError: naming data set, split and row: a column that is not there, media that cannot be read.
+    """
+    docs = task.eval_docs
+    split = task.config.test_split or task.config.validation_split
+    place = f"{benchmark.dataset.path or task.config.dataset_path}, split {split}"
+    if not len(docs):
+        raise UserError(f"{place}: no rows")
+    there = list(docs.column_names) if hasattr(docs, "column_names") else list(docs[0])
+    for setting in NAMING:
+        name = getattr(task.config, setting)
+        if isinstance(name, str) and COLUMN.fullmatch(name) and name not in there:
+            raise UserError(f"{place}: {_no_column(name, there)}, which {setting} names")
+    found = [
+        _row(f"{place}, row {number}", task, number, there, score, borders)
+        for number in range(min(ROWS, len(docs)))
+    ]
+    most = max(found, key=lambda one: (one.clips, one.pictures, one.words))
+    return Seen(len(found), most.clips, most.pictures, most.words, found[0].first)
+
+
+def _row(
+    place: str, task: Task, number: int, there: list[str], score: bool, borders: Borders | None
+) -> Seen:
+    # Pictures of a data set are decoded here.
+    doc = _told(place, there, lambda: task.eval_docs[number])
+    messages = _told(place, there, lambda: task.doc_to_messages(doc))
+    chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
+    try:
+        chat = chat if borders is None else borders.chat(chat)
+        media = media_of(0, chat, VideoSpec(frames=2))
+    except UserError as error:
+        raise UserError(f"{place}: {str(error).removeprefix('chat 0 of the batch: ')}") from error
+    target = _told(place, there, lambda: task.doc_to_target(doc))
+    if score:
+        plain = getattr(type(task).process_results, "__wrapped__", type(task).process_results)
+        _told(place, there, lambda: plain(task, doc, [""]))
+    text = "".join(
+        part["text"] for turn in chat for part in turn["content"] if part["type"] == "text"
+    )
+    shown = [f"picture {picture.width}x{picture.height}" for picture in media.pictures[:1]]
+    shown += [f"video of {clip.duration:.1f} s" for clip in media.clips[:1]]
+    return Seen(
+        1,
+        len(media.clips),
+        len(media.pictures),
+        len(text.split()),
+        f"{', '.join(shown) or 'no media'}; {len(text)} characters; target {str(target)[:40]!r}",
+    )
+
+
+def _told(place: str, there: list[str], read: Callable[[], Any]) -> Any:
+    """Read something of a row; whatever is wrong with it is said in one line."""
+    try:
+        return read()
+    except KeyError as error:
+        name = str(error.args[0]) if error.args else "?"
+        if name in there:
+            raise UserError(f"{place}: KeyError: {name}") from error
+        raise UserError(f"{place}: {_no_column(name, there)}") from error
+    except ODD as error:
+        raise UserError(
+            f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _no_column(name: str, there: list[str]) -> str:
+    return f"no column {name!r}; there are: {', '.join(there)}"

@@ -1,0 +1,187 @@
+"""Everything that a benchmark takes from the network, fetched once, and looked at without the network."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.tools.benchmarks.hub_repositories import (
+    Wanted,
+    checkpoint,
+    data_sets,
+    missing,
+    settled,
+)
+from espalier.harness.tools.benchmarks.media_archives import free, link, unpack
+
+#: What the hub's library raises if the network fails: of the HTTP library that it is built on, whichever that is.
+NETWORK: type[Exception] = HfHubHTTPError.__bases__[0]
+
+#: Tables are downloaded and then prepared, archives downloaded and then unpacked: twice the space.
+TWICE = 2
+
+
+def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
+    """Download what a benchmark needs, then check it in a process without network; return that one's exit code.
+
+    Args:
+        name: as after `benchmark=`.
+        overrides: of a run; `model=<name>` fetches that model's checkpoint too.
+
+    Raises:
+        UserError: one line: no such benchmark, the hub refuses or cannot be reached, or the disk is too full.
+    """
+    command = read_command([f"benchmark={name}", "method=none", "offline=false", *overrides])
+    assert command is not None  # none of these asks for help
+    spec = build_spec(command.cells[0])
+    home = Path(constants.HF_HOME).expanduser()
+    how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
+    _tell(f"HF_HOME={home} ({how})")
+    wanted = [*data_sets(spec.benchmark)]
+    if any(one.startswith("model=") for one in overrides):
+        wanted.append(checkpoint(spec.model))
+    if not wanted:
+        _tell(f"{name}: its data lie in this repository, nothing is downloaded")
+    wanted = [_settled(one) for one in wanted]
+    _room(wanted, home)
+    for one in wanted:
+        _fetch(one, home)
+    if any(one.kind == "dataset" for one in wanted):
+        _prepare(spec)
+    _tell(f"{name}: everything is here; checking it without the network")
+    return _verify(name, overrides)
+
+
+def _settled(wanted: Wanted) -> Wanted:
+    with _in_one_line(wanted):
+        return settled(wanted)
+
+
+def _room(wanted: Sequence[Wanted], home: Path) -> None:
+    """Say what is to be downloaded and refuse if it does not fit."""
+    need = 0.0
+    for one in wanted:
+        with _in_one_line(one):
+            files = missing(one)
+        size = sum(file.file_size or 0 for file in files)
+        need += size if one.kind == "model" or one.link else TWICE * size
+        _tell(f"{one.name}: {len(files)} files to download, {_size(size)}")
+    left = free(home)
+    _tell(f"disk: at most {_size(need)} needed, {_size(left)} free")
+    if need > left:
+        raise UserError(
+            f"HF_HOME={str(home)!r}: {_size(need)} may be needed (data sets count twice: downloaded, and "
+            f"prepared or unpacked), {_size(left)} are free; valid: a folder with that much room"
+        )
+
+
+def _fetch(wanted: Wanted, home: Path) -> None:
+    """Download the files of one repository that are not here, and put its media where tasks look for them."""
+    with _in_one_line(wanted):
+        folder = Path(
+            snapshot_download(
+                wanted.name,
+                repo_type=wanted.kind,
+                revision=wanted.revision,
+                allow_patterns=None if wanted.patterns is None else list(wanted.patterns),
+            )
+        )
+        if wanted.unpack is None:
+            return
+        target = home / os.path.expanduser(os.path.expandvars(wanted.unpack))
+        if wanted.link:
+            link(folder, target)
+        else:
+            unpack(folder, target, _tell)
+        _tell(f"{wanted.name}: media in {target}")
+
+
+def _prepare(spec: RunSpec) -> None:
+    """Open the benchmark once with the network: tables are prepared, and what functions of its task want is fetched."""
+    # lmms-eval takes seconds to import.
+    from espalier.harness.evaluation.evaluate import open_benchmark
+
+    dataset = Wanted(spec.benchmark.dataset.path or spec.benchmark.task)
+    with _in_one_line(dataset):
+        open_benchmark(spec)
+
+
+def _verify(name: str, overrides: Sequence[str]) -> int:
+    line = [sys.executable, "-m", "espalier", "benchmarks", "check", name, *overrides]
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    return subprocess.run(line, cwd=ROOT, env=os.environ | offline, check=False).returncode
+
+
+@contextmanager
+def _in_one_line(wanted: Wanted) -> Iterator[None]:
+    """Turn what the network and the disk raise into one line."""
+    place = f"{wanted.kind} {wanted.name}"
+    try:
+        try:
+            yield
+        except DryRunError as error:
+            raise error.__cause__ or error from error
+    except GatedRepoError as error:
+        url = f"{constants.ENDPOINT}/{'datasets/' if wanted.kind == 'dataset' else ''}{wanted.name}"
+        raise UserError(
+            f"{place} is gated: accept its terms at {url}, then log in (`hf auth login`, or set HF_TOKEN)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise UserError(f"{place} has no revision {wanted.revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise UserError(f"{place} is not on {constants.ENDPOINT}, or private") from error
+    except HfHubHTTPError as error:
+        raise UserError(f"{place}: the hub refuses: {_first(error)}") from error
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, NETWORK) as error:
+        raise UserError(
+            f"{place}: {constants.ENDPOINT} cannot be reached ({_first(error)}); "
+            "valid: a network, and HF_HUB_OFFLINE unset"
+        ) from error
+    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        raise UserError(f"{place}: a damaged archive: {_first(error)}") from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError(
+                f"{place}: the disk is full; what is downloaded stays, the same command goes on from there"
+            ) from error
+        raise UserError(f"{place}: {_first(error)}") from error
+
+
+def _size(count: float) -> str:
+    """Return bytes in the unit that people read, as the hub does: of 1000."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,119 @@
+"""Convert an original release of InternVL2 or InternVL2.5 (internvl_chat) to a checkpoint that the project loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    GotOcr2ImageProcessor,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+)
+from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models.internvl_processor import frames_like
+from espalier.harness.tools.convert.internvl_config import configuration
+from espalier.harness.tools.convert.internvl_names import renamer
+from espalier.harness.tools.convert.internvl_prompt import read_prompt
+from espalier.harness.tools.convert.internvl_tokens import build_tokenizer, read_tokens
+from espalier.harness.tools.convert.shards import check_names, rewrite, shapes_of, shards_of
+
+
+def build_processor(release: Mapping[str, Any], config: Any, tokenizer: Any, template: str) -> Any:
+    """Return the processor: tiles as the release cuts them, and its chat template."""
+    side = config.vision_config.image_size[0]
+    images = GotOcr2ImageProcessor(
+        size={"height": side, "width": side},
+        image_mean=IMAGENET_DEFAULT_MEAN,
+        image_std=IMAGENET_DEFAULT_STD,
+        crop_to_patches=True,
+        min_patches=release.get("min_dynamic_patch", 1),
+        max_patches=release.get("max_dynamic_patch", 12),
+    )
+    return InternVLProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        video_processor=frames_like(images),
+        image_seq_length=config.image_seq_length,
+        chat_template=template,
+    )
+
+
+def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
+    """Write a checkpoint that the InternVL models load with model.path=<target>.
+
+    Args:
+        source: directory of the release: config.json, conversation.py, tokenizer files, safetensors shards.
+        target: directory to write, new or empty.
+        say: told what happens.
+
+    Raises:
+        UserError: the release is incomplete, of another kind, holds unknown tensors, or `target` is in use.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"{str(target)!r} is not empty; give a new directory")
+    shards = shards_of(source)
+    shapes = shapes_of(shards)
+    try:
+        release = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except FOREIGN as error:
+        raise UserError(f"{str(source)!r}: no usable config.json ({error})") from error
+    own_head = not {"language_model.output.weight", "language_model.lm_head.weight"}.isdisjoint(
+        shapes
+    )
+    # Checked before the tokenizer, which a release of another kind need not have; its id is filled in below.
+    config = configuration(release, 0, own_head)
+    prompt = read_prompt(source / "conversation.py", str(release.get("template")))
+    tokens = read_tokens(source)
+    count, rows = tokens.backend.get_vocab_size(), config.text_config.vocab_size
+    if count > rows:
+        raise UserError(f"the tokenizer has {count} tokens, the release's embedding {rows} rows")
+    tokenizer, template = build_tokenizer(tokens, prompt)
+    processor = build_processor(release, config, tokenizer, template)
+    config.image_token_id = processor.image_token_id
+    with torch.device("meta"):
+        model = InternVLForConditionalGeneration(config)
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    rename = renamer(config)
+    check_names(shapes, rename, expected, () if own_head else ("lm_head.weight",))
+    target.mkdir(parents=True, exist_ok=True)
+    rewrite(shards, rename, target, say)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(target)
+    processor.save_pretrained(target)
+    # Greedy; the end of a turn and the end of a text both end an answer.
+    ends = {tokenizer.convert_tokens_to_ids(prompt.ends["user"].strip()), tokenizer.eos_token_id}
+    GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=sorted(ends),
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(target)
+    say(f"done: {len(shapes)} tensors in {target}; use it with model.path={target}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m espalier convert internvl", description=__doc__
+    )
+    parser.add_argument("source", type=Path, metavar="release")
+    parser.add_argument("target", type=Path, metavar="output")
+    given = parser.parse_args(arguments)
+    try:
+        convert(given.source, given.target, print)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

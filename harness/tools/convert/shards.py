@@ -1,0 +1,152 @@
+"""Renaming and splitting the tensors of a checkpoint shard by shard, so that one shard at a time is in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from espalier.harness.errors import UserError, foreign
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor of the release that holds several of the model's, one after another along its rows.
+
+    Attributes:
+        rows: of each of the model's tensors by name, in the order in which they stand.
+        groups: how often that order repeats; every group holds an equal share of each.
+    """
+
+    rows: Mapping[str, int]
+    groups: int = 1
+
+    def split(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return the model's tensors of (sum of rows, ...)."""
+        grouped = tensor.unflatten(0, (self.groups, -1))
+        parts = grouped.split([n // self.groups for n in self.rows.values()], dim=1)
+        # Views of one storage cannot be saved.
+        return {
+            name: part.flatten(0, 1).clone() for name, part in zip(self.rows, parts, strict=True)
+        }
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        """Return the shapes of the model's tensors in one of `shape`; empty if they do not fill it."""
+        if shape[:1] != (sum(self.rows.values()),):
+            return {}
+        return {name: (rows, *shape[1:]) for name, rows in self.rows.items()}
+
+
+#: From a name of the release to the model's, None for an unknown one.
+Rename = Callable[[str], str | Fused | None]
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """Return a release's safetensors files in order.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise UserError(
+            f"{str(folder)!r} holds no *.safetensors; give the directory of the release"
+        )
+    return found
+
+
+def shapes_of(shards: Sequence[Path]) -> dict[str, Shape]:
+    """Return name and shape of every tensor; only headers are read."""
+    found: dict[str, Shape] = {}
+    for shard in shards:
+        with (
+            foreign(
+                f"weight file {str(shard)!r} is damaged", "the original file", (SafetensorError,)
+            ),
+            safe_open(shard, framework="pt") as tensors,
+        ):
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                found[name] = tuple(tensors.get_slice(name).get_shape())
+    return found
+
+
+def check_names(
+    shapes: Mapping[str, Shape],
+    rename: Rename,
+    expected: Mapping[str, Shape],
+    optional: Collection[str] = (),
+) -> None:
+    """Refuse a release whose tensors are not exactly those of the model.
+
+    Args:
+        shapes: of the release, by its names.
+        rename: from its names to the model's, None for what it does not know.
+        expected: shapes of the model's tensors.
+        optional: tensors of the model that may be missing (tied ones).
+
+    Raises:
+        UserError: an unknown name, another shape, a tensor that is missing.
+    """
+    found: set[str] = set()
+    for name, shape in shapes.items():
+        target = rename(name)
+        names = (
+            [] if target is None else list(target.rows) if isinstance(target, Fused) else [target]
+        )
+        if not names or any(one not in expected for one in names):
+            raise UserError(
+                f"tensor {name!r} of the release is unknown to the model; nothing was written"
+            )
+        held = target.shapes(shape) if isinstance(target, Fused) else dict.fromkeys(names, shape)
+        for one in names:
+            if held.get(one) != expected[one]:
+                raise UserError(
+                    f"tensor {name!r} of the release has shape {shape}, the model's {one!r} has {expected[one]}"
+                )
+            found.add(one)
+    missing = sorted(set(expected) - found - set(optional))
+    if missing:
+        raise UserError(
+            f"the release lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}"
+        )
+
+
+def rewrite(
+    shards: Sequence[Path], rename: Rename, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Write every shard under the model's names, and the index that transformers reads.
+
+    Args:
+        shards: of the release, already checked.
+        rename: from its names to the model's.
+        folder: where to write; it exists.
+        say: told after each shard.
+
+    Cost: memory of one shard; data types stay.
+    """
+    files: dict[str, str] = {}
+    size = 0
+    for number, shard in enumerate(shards, 1):
+        renamed: dict[str, Tensor] = {}
+        with safe_open(shard, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                target, tensor = rename(name), tensors.get_tensor(name)
+                renamed |= (
+                    target.split(tensor) if isinstance(target, Fused) else {str(target): tensor}
+                )
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(renamed, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(renamed, file)
+        size += sum(tensor.nbytes for tensor in renamed.values())
+        say(f"{number}/{len(shards)} {shard.name} -> {file}: {len(renamed)} tensors")
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=1, sort_keys=True), encoding="utf-8"
+    )

@@ -1,0 +1,149 @@
+"""Is what this machine computes right? The embedded model on one device, against itself without the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
+from espalier.harness.engine.record import Generated
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.runs import preflight
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import BACKENDS, AnswerSpec, Backend, EngineSpec, MethodSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.tools.doctor.findings import NotHere
+
+SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
+
+#: One method a kind of place: tower output, before the decoder, between its layers.
+METHODS = ("visionzip", "divprune", "fastv")
+
+#: Sums in another order differ by so much of the largest logit: single precision, kernels of any make.
+TOLERANCE = 1e-4
+
+
+def job_of(*overrides: str) -> preflight.Job:
+    """Return the checked job of a command line on the embedded model."""
+    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
+    assert command is not None  # only requests for help compose nothing
+    return preflight.check(build_spec(command.cells[0]), Digests())
+
+
+@cache
+def model_on(*overrides: str) -> Adapter:
+    """Return the embedded model, loaded once for each way of loading it."""
+    return load_adapter(job_of("method=none", *overrides).spec.model)
+
+
+def chats(count: int = 3) -> list[list[dict[str, Any]]]:
+    """Return chats about held-out scenes: questions of different lengths, so that a batch is padded."""
+    found = []
+    for index, kind in zip(range(count), ("caption", "attr", "count"), strict=False):
+        scene = Scenes().scene("test", 0, index)
+        image = {"type": "image", "image": scene.to_pil()}
+        text = {"type": "text", "text": questions_for(scene, {kind: 1})[0].text}
+        found.append([{"role": "user", "content": [image, text]}])
+    return found
+
+
+def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
+    """Return ids (B, T) and logits (B, T, V) of transformers' own generation."""
+    inputs = adapter.encode(chats())
+    with torch.inference_mode():
+        done = adapter.model.generate(**inputs, **SETTINGS, return_dict_in_generate=True)
+    return done.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(done.logits, 1)
+
+
+def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "drop") -> Generated:
+    """Answer the same chats with a method."""
+    built, engine = build_method(method, {}), EngineSpec(backend=backend)
+    asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
+    with kind_of(built).open(asked, adapter, built) as opened:
+        inputs = opened.responder.encode(chats())
+        names = [str(number) for number in range(len(inputs["input_ids"]))]
+        return opened.responder.generate(inputs, names, **SETTINGS)
+
+
+def ratio_zero(device: str) -> str:
+    """Ratio 0 of each kind of method gives the plain model's logits to the bit."""
+    adapter = model_on(f"model.device={device}")
+    _, logits = plain(adapter)
+    for method in METHODS:
+        found = reduced(adapter, method, 0.0).logits
+        assert found is not None
+        assert torch.equal(found, logits), f"{method}: logits differ by {_span(found - logits):.1e}"
+    return f"{', '.join(METHODS)}: {logits.shape[0]} answers equal to the bit"
+
+
+def drop_as_emulated(device: str) -> str:
+    """Dropping tokens gives what masking them gives."""
+    adapter, widest = model_on(f"model.device={device}"), 0.0
+    for method in METHODS:
+        fast, slow = (reduced(adapter, method, 0.8, backend) for backend in BACKENDS)
+        assert fast.logits is not None
+        assert slow.logits is not None
+        assert torch.equal(fast.ids, slow.ids), f"{method}: answers differ"
+        widest = max(widest, _span(fast.logits - slow.logits) / _span(slow.logits))
+    assert widest <= TOLERANCE, f"logits differ by {widest:.1e} of the largest"
+    return f"{', '.join(METHODS)}: same answers, logits within {widest:.0e} of the largest"
+
+
+def same_answers(overrides: Sequence[str], reference: Sequence[str]) -> str:
+    """A model loaded one way answers as the same model loaded another way."""
+    ids, _ = plain(model_on(*overrides))
+    expected, _ = plain(model_on(*reference))
+    assert torch.equal(ids.cpu(), expected.cpu()), "answers differ"
+    return f"{len(ids)} answers equal those on {' '.join(reference)}"
+
+
+def close_logits(overrides: Sequence[str], reference: Sequence[str], tolerance: float) -> str:
+    """A model loaded one way gives first logits close to those of another way."""
+    (_, found), (_, expected) = plain(model_on(*overrides)), plain(model_on(*reference))
+    apart = _span(found[:, 0].float().cpu() - expected[:, 0].float().cpu()) / _span(expected[:, 0])
+    assert apart <= tolerance, f"first logits differ by {apart:.1e} of the largest"
+    return f"first logits within {apart:.0e} of the largest"
+
+
+def speculative(device: str, transport: str, *more: str) -> str:
+    """A draft beside its target changes no answer, and none is given up."""
+    overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
+    job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
+    adapter = model_on(f"model.device={device}")
+    with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
+        both = opened.responder
+        for index, chat in enumerate(chats()):
+            done = both.generate(
+                both.encode([chat]), [str(index)], do_sample=False, max_new_tokens=24
+            )
+            decoding = done.records[0].decoding
+            assert decoding is not None
+            decoded = DecodingRecord.from_entry(decoding)
+            assert decoded.mismatch is None, f"answer {index} differs at {decoded.mismatch}"
+            assert decoded.degraded is None, f"answer {index}: {decoded.degraded}"
+    return f"{len(chats())} answers of pearl equal plain decoding, transport {transport}"
+
+
+def flash(device: str) -> str:
+    """FlashAttention gives close to what sdpa gives."""
+    if find_spec("flash_attn") is None:
+        raise NotHere("the package flash_attn is not installed")
+    half = ("model.dtype=bfloat16", f"model.device={device}")
+    return close_logits(
+        [*half, "model.attention=flash_attention_2"], [*half, "model.attention=sdpa"], 0.03
+    )
+
+
+def _span(tensor: Tensor) -> float:
+    return tensor.abs().max().item()

@@ -1,0 +1,114 @@
+"""What is installed, what the machine has, and where things would be read and written."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import yaml
+from huggingface_hub import constants, try_to_load_from_cache
+from packaging.requirements import Requirement
+
+from espalier.harness.config.compose import CONF
+from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.environment import device_name
+from espalier.harness.store import Store
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.tools.doctor.findings import NotHere
+
+GIB = 2**30
+SEEDLING = ROOT / "harness" / "seedling" / "weights"
+
+
+def packages() -> str:
+    """Hold the installed versions against requirements.txt.
+
+    Raises:
+        AssertionError: one is missing or outside its range.
+    """
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    wrong = [
+        f"{one.name}{one.specifier} ({_installed(one.name) or 'missing'})"
+        for one in wanted
+        if _unmet(one)
+    ]
+    assert not wrong, ", ".join(wrong)
+    named = ("torch", "transformers", "lmms-eval")
+    return f"Python {platform.python_version()}, " + ", ".join(
+        f"{n} {_installed(n)}" for n in named
+    )
+
+
+def _unmet(one: Requirement) -> bool:
+    found = _installed(one.name)
+    return found is None or not one.specifier.contains(found, prereleases=True)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """Say which cores this process may use and how much memory is free."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    return f"{device_name('cpu')}, {cores} cores, {torch.get_num_threads()} threads, {free:.1f} GiB free"
+
+
+def gpus() -> str:
+    """Say which GPUs torch sees, what each has free, and whether it computes in bfloat16."""
+    if not torch.cuda.is_available():
+        raise NotHere("torch sees no CUDA device")
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(
+            f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+        )
+    half = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+    return f"{'; '.join(found)}; CUDA {torch.version.cuda}, {half}"
+
+
+def store(root: Path) -> str:
+    """Write, flush and remove a file where rows go."""
+    Store(root).check_writable()
+    free = shutil.disk_usage(root).free / GIB
+    assert free > 1, f"{free:.2f} GiB are free at {root}"
+    return f"{root} can be written, {free:.0f} GiB free"
+
+
+def checkpoints() -> str:
+    """Say which published checkpoints of conf/model lie in the local Hugging Face cache."""
+    hubs = {
+        path.stem: (cfg.get("hub"), cfg.get("revision"))
+        for path in sorted(CONF.glob("model/*.yaml"))
+        if (cfg := yaml.safe_load(path.read_text(encoding="utf-8")))
+    }
+    there = [
+        name
+        for name, (hub, revision) in hubs.items()
+        if hub and isinstance(try_to_load_from_cache(hub, "config.json", revision=revision), str)
+    ]
+    if not there:
+        raise NotHere(
+            f"no published checkpoint in {constants.HF_HUB_CACHE}; the embedded models need none"
+        )
+    return f"{', '.join(there)} in {constants.HF_HUB_CACHE}"
+
+
+def embedded() -> str:
+    """Check the embedded models' weight files against their checksums."""
+    folders = sorted(path.parent for path in SEEDLING.glob("*/config.json"))
+    for folder in folders:
+        check_checkpoint(folder, Digests())
+    assert folders, f"{SEEDLING} holds no model"
+    return ", ".join(folder.name for folder in folders)

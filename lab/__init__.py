@@ -1,0 +1,1 @@
+"""For maintainers: benchmarks of the harness, training of the embedded models, writers of pages. Nothing imports it."""

@@ -1,0 +1,97 @@
+"""What the benchmarks' commands share: their options, how they end, their pages and figures, and the words of both."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from espalier.harness.errors import UserError
+from espalier.harness.store.files import durable
+
+#: Hugging Face libraries read these when they are imported; no benchmark needs the network.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+#: What `measured_on` may say of a machine.
+DEVICE, CORES, THREADS = "{device}", "{cores} cores", "{threads} threads"
+LOAD = "load {load_average:.1f}"
+
+Given = ParamSpec("Given")
+
+
+def bench_command(main: Callable[Given, int]) -> Callable[Given, int]:
+    """Make the main function of a module one that works offline, and ends in one line and 2 where it raises UserError.
+
+    What it returns by itself is its exit code: 0, whether targets are met or not.
+    """
+
+    @wraps(main)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> int:
+        os.environ.update(OFFLINE)
+        try:
+            return main(*args, **kwargs)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return run
+
+
+def parser(module: str, page: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser for `python -m lab.bench.<module>`; one that leaves a page and figures has `--write`."""
+    found = argparse.ArgumentParser(prog=f"python -m lab.bench.{module}")
+    if page is not None:
+        found.add_argument("--write", type=Path, help=f"folder for {page}.json and .md")
+    return found
+
+
+def leave(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:
+    """Write `<name>.md` and `<name>.json` into a folder, each whole, however soon the run is cut off; None: nothing.
+
+    Raises:
+        ValueError: a figure is NaN or infinite.
+        StoreLost: the disk is full or cannot be written.
+    """
+    if folder is None:
+        return
+    figures = json.dumps(result, indent=1, allow_nan=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    durable.replace(folder / f"{name}.md", f"{page.removesuffix(chr(10))}\n".encode())
+    durable.replace(folder / f"{name}.json", f"{figures}\n".encode())
+
+
+def say(result: Mapping[str, Any]) -> None:
+    """Print every figure as one JSON object, the last line of stdout."""
+    print(json.dumps(result, allow_nan=False), flush=True)
+
+
+def finish(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:
+    """End a benchmark: leave its page and figures, and say these; raises as `leave`."""
+    leave(folder, name, page, result)
+    say(result)
+
+
+def measured_on(here: Mapping[str, Any], *said: str) -> str:
+    """Return what a page says of the machine: its name, some of what figures depend on, and versions.
+
+    Args:
+        here: `lab.bench.speed_bench.conditions`.
+        said: texts with names of it, such as `CORES`.
+    """
+    told = ", ".join(said).format(**here)
+    return f"{here['device_name']} ({told}), torch {here['torch']}, transformers {here['transformers']}"
+
+
+def verdict(met: bool | None) -> str:
+    """Return what a table says of a target; nothing without one."""
+    return {True: "met", False: "missed", None: ""}[met]
+
+
+def goal(what: str, met: bool, value: str) -> str:
+    """Return the line of a page for something that was asked for."""
+    return f"- {verdict(met)}: {what} ({value})"

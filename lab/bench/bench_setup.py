@@ -1,0 +1,207 @@
+"""What the parts of the benchmark share: figures, the model, real inputs, and paired timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from statistics import median, quantiles
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from transformers.utils import logging
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import as_reducer
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.base import TokenReducer
+from lab.bench.bench_page import verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from espalier.harness.models.adapter import Adapter
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        part: the part of the benchmark it comes from.
+        name: what was measured.
+        value: the number, a median where there are repeats.
+        unit: `x` for ratios, otherwise a unit of time or size.
+        quartiles: first and third quartile over the repeats.
+        at_most: the target, if it is an upper one.
+        at_least: the target, if it is a lower one.
+        interval: 95 % interval, where there is one instead of quartiles.
+        at_best: what the arithmetic allows; no measurement can lie above it, and one that does is not believed.
+    """
+
+    part: str
+    name: str
+    value: float
+    unit: str
+    quartiles: tuple[float, float] | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    interval: tuple[float, float] | None = None
+    at_best: float | None = None
+
+    @property
+    def believable(self) -> bool:
+        """Whether some of the spread, or the value without one, lies within what is possible."""
+        low = min((self.value, *(self.spread or ())))
+        return self.at_best is None or low <= self.at_best
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The interval, or the quartiles."""
+        return self.interval or self.quartiles
+
+    @property
+    def verdict(self) -> str:
+        """One of `met`, `missed`, `not believable` and nothing."""
+        if not self.believable:
+            return "not believable"
+        return verdict(self.met)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one. What is not believable meets nothing."""
+        if not self.believable:
+            return False
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return None
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "met": self.met, "verdict": self.verdict}
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> Figure:
+        """Rebuild from the JSON form."""
+        stated = {one.name: entry[one.name] for one in fields(cls)}
+        spreads = {
+            name: None if stated[name] is None else tuple(stated[name])
+            for name in ("quartiles", "interval")
+        }
+        return cls(**{**stated, **spreads})
+
+
+def table_lines(figures: Sequence[Figure]) -> list[str]:
+    """Return a table in Markdown, one line for each figure."""
+    lines = ["| part | measured | value | target | |", "| --- | --- | ---: | --- | --- |"]
+    for one in figures:
+        spread = "" if one.spread is None else " [{:.3g}, {:.3g}]".format(*one.spread)
+        target = f"<= {one.at_most:g}" if one.at_most is not None else ""
+        target = f">= {one.at_least:g}" if one.at_least is not None else target
+        value = f"{one.value:.4g} {one.unit}{spread}"
+        lines.append(f"| {one.part} | {one.name} | {value} | {target} | {one.verdict} |")
+    return lines
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One bench run: which model, how thoroughly, and what is loaded at most once."""
+
+    model: str = "seedling"
+    quick: bool = False
+    overrides: tuple[str, ...] = field(default=())
+
+    def repeats(self, full: int, quick: int) -> int:
+        """Return how often to repeat a measurement."""
+        return quick if self.quick else full
+
+    def spec(self, *overrides: str) -> RunSpec:
+        """Return the run that these overrides of the config describe, on the benchmarked model."""
+        command = read_command([f"model={self.model}", *self.overrides, *overrides])
+        assert command is not None  # only requests for help compose nothing
+        return build_spec(command.cells[0])
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        """The model, loaded when first asked for."""
+        logging.disable_progress_bar()
+        return load_adapter(self.spec().model)
+
+    def inputs(self, rows: int) -> dict[str, Tensor]:
+        """Return one encoded batch of held-out scenes, each with a question about an object."""
+        scenes = Scenes()
+        chats: list[list[dict[str, Any]]] = []
+        for index in range(rows):
+            scene = scenes.scene("test", 0, index)
+            question = questions_for(scene, {"attr": 1})[0]
+            image = {"type": "image", "image": scene.to_pil()}
+            text = {"type": "text", "text": question.text}
+            chats.append([{"role": "user", "content": [image, text]}])
+        return self.adapter.encode(chats)
+
+
+def reducer(spec: RunSpec) -> TokenReducer:
+    """Return the method of a run, which must be a token reducer.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    method = as_reducer(build_method(spec.method.name, spec.method.params))
+    if method is None:
+        raise UserError(f"method={spec.method.name!r} is not a token reducer")
+    return with_scheme(spec.model, method, spec.method.name, store=spec.store)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Times of two procedures measured in turns, in seconds, and their ratio pair by pair."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """First over second, one for each turn."""
+        return tuple(a / b for a, b in zip(self.first, self.second, strict=True))
+
+    def figure(self, part: str, name: str, at_most: float | None = None) -> Figure:
+        """Return the median ratio with its quartiles."""
+        low, _, high = quantiles(self.ratios, n=4, method="inclusive")
+        return Figure(part, name, median(self.ratios), "x", (low, high), at_most)
+
+
+def paired(
+    first: Callable[[], object],
+    second: Callable[[], object],
+    repeats: int,
+    calls: int = 1,
+    clock: Callable[[], float] = perf_counter,
+) -> Pair:
+    """Time two procedures in turns, the order changing each time, after one untimed call of each.
+
+    Neighbours on the machine and clock speeds drift; two calls that follow each other drift
+    together, so the ratio of a pair is far steadier than the ratio of two medians.
+    """
+    first(), second()
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats):
+        order: Sequence[int] = (0, 1) if turn % 2 == 0 else (1, 0)
+        for side in order:
+            times[side].append(_seconds((first, second)[side], calls, clock))
+    return Pair(tuple(times[0]), tuple(times[1]))
+
+
+def _seconds(procedure: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(calls):
+        procedure()
+    return (clock() - started) / calls

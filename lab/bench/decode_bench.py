@@ -1,0 +1,280 @@
+"""Ordinary answers by two loops: `python -m lab.bench.decode_bench` (`make bench-decode`).
+
+The engine's own loop beside the library's `generate`, in turns in one process, behind caches of 144, 2,880 and 16,384
+tokens of random content: one row, and four of which one is padded. The library has its own cache, which it concatenates
+at every step, and the engine's, which is written by index. Each answer is of as many tokens, the loops' preparations
+and what the cache costs to grow included.
+
+`--write FOLDER` leaves bench_decode.md and .json there. A table comes first; the last line of stdout is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from espalier.harness.errors import UserError
+from espalier.harness.stats import ratio_interval
+from lab.bench.bench_page import (
+    DEVICE,
+    LOAD,
+    THREADS,
+    bench_command,
+    leave,
+    measured_on,
+    parser,
+    say,
+    verdict,
+)
+from lab.bench.bench_setup import Setup
+from lab.bench.selection_times import one_thread
+from lab.bench.speed_bench import choose, conditions
+
+if TYPE_CHECKING:
+    from lab.bench.decode_parts import Filled
+
+SCHEMA = 1
+LENGTHS = (144, 2_880, 16_384)
+ROWS = (1, 4)
+TOKENS = 32
+#: Answers of each loop, at least and at most: short ones are over in a tenth of a second, and waver more.
+ROUNDS = (12, 120)
+#: The embedded model, and the layers of a larger one with heads in groups.
+MODELS: Mapping[str, tuple[str, ...]] = {
+    "seedling": (),
+    "llava_ov_0_5b": (
+        *("model.weights=random", "model.dtype=float32"),
+        *("model.scale.layers=8", "model.scale.tower_layers=1"),
+    ),
+}
+#: From so many tokens on the loop is to be faster; below, not slower.
+FASTER_FROM = 2_880
+#: Width of an interval about 1 that is narrow enough to say that two loops are even.
+NARROW = 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model, batch and length.
+
+    Attributes:
+        model: its name in conf/model.
+        length: tokens in the cache.
+        rows: of the batch.
+        rounds: answers of each loop.
+        ms: of one token, the median of each loop: `loop`, `indexed` (generate with the cache of the loop), `generate`.
+        ratio: the library's time with its own cache over the loop's, geometric mean and 95 % interval.
+        ratio_indexed: likewise with the cache of the loop.
+        layer_bytes: keys of one layer of the cache.
+        written: bytes of the largest tensor that an operation of a late step wrote, of each.
+    """
+
+    model: str
+    length: int
+    rows: int
+    rounds: int
+    ms: Mapping[str, float]
+    ratio: tuple[float, float, float]
+    ratio_indexed: tuple[float, float, float]
+    layer_bytes: int
+    written: Mapping[str, int]
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says of the loop: faster, slower, even; open if it is wide and holds 1."""
+        _, low, high = self.ratio
+        if low > 1:
+            return "faster"
+        if high < 1:
+            return "slower"
+        return "even" if high - low <= NARROW else "open"
+
+    @property
+    def met(self) -> bool:
+        """Whether the loop is as fast as the library, and faster from `FASTER_FROM` tokens on."""
+        return self.verdict == "faster" or (self.length < FASTER_FROM and self.verdict == "even")
+
+
+def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
+    """Time the three in turns, the order changing each time, after one answer of each that does not count.
+
+    Args:
+        name: of the model.
+        filled: the caches.
+        seconds: that the loop's answers take together, within `ROUNDS`.
+        tokens: of an answer.
+    """
+    timed: dict[str, Callable[[], None]] = {
+        "loop": lambda: filled.loop(tokens),
+        "indexed": lambda: filled.library(tokens, indexed=True),
+        "generate": lambda: filled.library(tokens, indexed=False),
+    }
+    first = {label: _seconds(run, filled) for label, run in timed.items()}
+    fewest, most = ROUNDS
+    rounds = max(fewest, min(most, round(seconds / first["loop"])))
+    times: dict[str, list[float]] = {label: [] for label in timed}
+    order = list(timed)
+    for _ in range(rounds):
+        for label in order:
+            times[label].append(_seconds(timed[label], filled))
+        order = [*order[1:], order[0]]
+    return Row(
+        model=name,
+        length=filled.length,
+        rows=filled.rows,
+        rounds=rounds,
+        ms={label: median(found) / tokens * 1000 for label, found in times.items()},
+        ratio=_interval(times["generate"], times["loop"]),
+        ratio_indexed=_interval(times["indexed"], times["loop"]),
+        layer_bytes=filled.layer_bytes,
+        written={label: filled.written(run) for label, run in timed.items()},
+    )
+
+
+def _seconds(run: Callable[[], None], filled: Filled) -> float:
+    """Time one answer: on a CPU in processor time, which wavers less where others work, else by the clock."""
+    clock = process_time if filled.device.type == "cpu" else perf_counter
+    filled.refill()
+    filled.synchronise()
+    started = clock()
+    run()
+    filled.synchronise()
+    return clock() - started
+
+
+def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    found = ratio_interval(theirs, ours)
+    return found.value, found.low, found.high
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    options = _options(argv)
+    # Brings in transformers, which reads the variables above when it is imported.
+    from lab.bench.decode_parts import Filled
+
+    rows: list[Row] = []
+    with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
+        for name in choose(options.only, MODELS):
+            overrides = MODELS[name]
+            given = (*overrides, f"model.device={options.device}")
+            adapter = Setup(model=name, overrides=given).adapter
+            for length in LENGTHS:
+                for batch in ROWS:
+                    filled = Filled(adapter, length, batch)
+                    rows.append(measure(name, filled, options.seconds, TOKENS))
+                    print(line(entry(rows[-1])), flush=True)
+        here = conditions(options.device)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "tokens": TOKENS,
+        "rows": [entry(row) for row in rows],
+        "conditions": here,
+    }
+    print("\n".join(table(result["rows"])))
+    if options.write is not None:
+        write(result, options.write)
+    say(result)
+    return 0
+
+
+def entry(row: Row) -> dict[str, Any]:
+    """Return the JSON form of a row."""
+    return {**asdict(row), "verdict": row.verdict, "met": row.met}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return one line of the table."""
+    ms = " | ".join(f"{row['ms'][label]:.3g}" for label in ("loop", "indexed", "generate"))
+    ratios = " | ".join(
+        "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("ratio", "ratio_indexed")
+    )
+    written = " | ".join(
+        f"{row['written'][label] / row['layer_bytes']:.2g}"
+        for label in ("loop", "indexed", "generate")
+    )
+    return (
+        f"| {row['model']} | {row['length']:,} | {row['rows']} | {ms} | {ratios} | {written} "
+        f"| {row['verdict']}: {verdict(row['met'])} |"
+    )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table in Markdown."""
+    return [
+        "| model | cache | rows | ms a token: loop | generate, indexed | generate | generate over loop "
+        "| indexed over loop | written: loop | generate, indexed | generate | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | --- |",
+        *(line(row) for row in rows),
+    ]
+
+
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Leave the figures as JSON and as a page; models that were not measured now keep theirs."""
+    figures = folder / "bench_decode.json"
+    if figures.exists():
+        result = {
+            **result,
+            "rows": together(json.loads(figures.read_text(encoding="utf-8")), result),
+        }
+    here = result["conditions"]
+    rounds = [row["rounds"] for row in result["rows"]]
+    lines = [
+        "# Ordinary answers: the engine's loop beside the library's",
+        "",
+        f"Written by `make bench-decode` on {measured_on(here, DEVICE, THREADS, LOAD)}. Answers of "
+        f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
+        "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
+        "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",
+        "",
+        "`generate` is the library's loop with its own cache, `generate, indexed` with the cache of the engine's loop. "
+        "Written is the largest tensor that one operation of a late step wrote, over the keys of one layer of the "
+        "cache: 1 and more is a copy of the cache or, behind a short one, the logits of a large vocabulary. To be met: "
+        "as fast as `generate`, and faster from "
+        f"{FASTER_FROM:,} tokens on; even is an interval that holds 1 and is at most {NARROW:g} wide.",
+        "",
+        *table(result["rows"]),
+    ]
+    leave(folder, "bench_decode", "\n".join(lines), result)
+
+
+def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of a run, and those of an earlier one under the same conditions for other models.
+
+    Raises:
+        UserError: the earlier figures are of another device or of other versions.
+    """
+    measured = {row["model"] for row in now["rows"]}
+    kept = [row for row in former["rows"] if row["model"] not in measured]
+    for name in ("device_name", "torch", "transformers"):
+        ours, theirs = now["conditions"][name], former["conditions"][name]
+        if kept and ours != theirs:
+            raise UserError(
+                f"--write: figures there are of {name} {theirs}, these of {ours}; valid: all models at once (no --only)"
+            )
+    order = list(MODELS)
+    return sorted([*kept, *now["rows"]], key=lambda row: order.index(row["model"]))
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    known = parser("decode", "bench_decode")
+    known.add_argument("--seconds", type=float, default=12, help="of the loop's answers, a row")
+    known.add_argument("--device", default="cpu", help="model.device")
+    known.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
+    return known.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A cache of random content in front of two loops, for `lab.bench.decode_bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
+
+from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.text.generation_loop import AnswerLoop
+from espalier.harness.engine.text.kv_cache import IndexedCache, answer_cache
+from lab.bench.step_copies import written
+
+
+class Filled:
+    """A batch whose prompt, but for its last token, is in the cache already; of several rows the first is padded.
+
+    Args:
+        adapter: the model.
+        length: tokens in the cache, padding included.
+        rows: of the batch.
+    """
+
+    def __init__(self, adapter: Parts, length: int, rows: int) -> None:
+        self._adapter, self.length, self.rows = adapter, length, rows
+        self.device, facts = adapter.device, adapter.facts.text
+        self._generator = torch.Generator(self.device).manual_seed(length)
+        dtype = adapter.model.get_input_embeddings().weight.dtype
+        shape = (rows, facts.kv_heads, length, facts.head_dim)
+        self._content = [
+            tuple(
+                torch.randn(shape, generator=self._generator, device=self.device).to(dtype)
+                for _ in range(2)
+            )
+            for _ in range(facts.layers)
+        ]
+        self.valid = torch.ones(rows, length + 1, dtype=torch.bool, device=self.device)
+        if rows > 1:
+            self.valid[0, : length // 3] = False
+        self._ids = torch.full((rows, length + 1), 7, device=self.device)
+        #: Behind what the next answer is said.
+        self._caches: dict[str, Cache] = {}
+        self.refill()
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the keys of one layer."""
+        keys = self._content[0][0]
+        return keys.numel() * keys.element_size()
+
+    def refill(self) -> None:
+        """Make the caches anew, which answers have written to."""
+        self._caches = {"own": DynamicCache(), "indexed": answer_cache(self._adapter.decoder)}
+        for cache in self._caches.values():
+            for layer, (keys, values) in enumerate(self._content):
+                cache.update(keys.clone(), values.clone(), layer)
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def library(self, tokens: int, indexed: bool) -> None:
+        """Say an answer by the library's loop, in its own cache or in that of the engine."""
+        self._say(tokens, self._caches["indexed" if indexed else "own"])
+
+    def loop(self, tokens: int) -> None:
+        """Say an answer by the engine's loop."""
+        cache = self._caches["indexed"]
+        assert isinstance(cache, IndexedCache)
+        behind = _Behind(self._adapter.decoder, self.valid)
+        handle = self._adapter.decoder.register_forward_pre_hook(behind.complete, with_kwargs=True)
+        try:
+            self._say(tokens, cache, custom_generate=AnswerLoop(self._adapter, behind))
+        finally:
+            handle.remove()
+
+    def _say(self, tokens: int, cache: Cache, **more: Any) -> None:
+        self._adapter.model.generate(
+            input_ids=self._ids,
+            attention_mask=self.valid.long(),
+            past_key_values=cache,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            **more,
+        )
+
+    def written(self, run: Callable[[], None]) -> int:
+        """Return the bytes of the largest tensor that one operation of a late step writes."""
+        self.refill()
+        with written(self._adapter.decoder) as seen:
+            run()
+        return seen.steps[-2][0]
+
+
+class _Behind:
+    """What a prefill would leave: the position that follows, and the masks of the steps."""
+
+    def __init__(self, decoder: Any, valid: Tensor) -> None:
+        none, rows = valid.new_zeros(len(valid), 0, dtype=torch.long), len(valid)
+        stage = Stage(0, valid, not bool(valid.all()), none, (0,) * rows, none, none)
+        self._steps = Steps([stage], decoder.config, emulate=False)
+        self.following: Tensor
+        self._first = True
+
+    def complete(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Leave the first call to the library, and complete the others, as a pass does."""
+        if self._first:
+            self._first = False
+            self.following = kwargs["position_ids"][..., -1:] + 1
+            return None
+        return args, self._steps.arguments(kwargs)
+
+    def check_finite(self, lengths: Any) -> None:
+        """Leave it to others: the content is random."""

@@ -1,0 +1,203 @@
+"""What denoises in the benchmark of denoising runs, and what is noted of it: runs and steps, scores and merging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+from torch import Tensor
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_summary import run_flops
+from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Record
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import as_reducer
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.base import TokenReducer
+from espalier.methods.denoiser import as_denoiser
+
+MS = 1e3
+SAMPLE = "0"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: seconds of the processor and of the wall, and of the wall those that the method took."""
+
+    spent: float
+    wall: float
+    method: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One denoised answer: seconds of the processor, its steps, and what its record says."""
+
+    spent: float
+    steps: tuple[Step, ...]
+    record: Record
+
+
+class TimedSession(DenoisingSession):
+    """A session that notes what each of its steps took."""
+
+    noted: list[Step]
+
+    def denoise(
+        self, prompt: Prompt, answer: Answering, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[Record, ...]]:
+        """Run one step, timed."""
+        started, wall = process_time(), perf_counter()
+        logits, records = super().denoise(prompt, answer, samples, budget)
+        method = sum(one.times_ms["select"] for one in records) / MS
+        self.noted.append(Step(process_time() - started, perf_counter() - wall, method))
+        return logits, records
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method at a ratio on a model, whole runs of which are timed."""
+
+    name: str
+    adapter: Adapter
+    method: TokenReducer
+    budget: Budget
+
+    @classmethod
+    def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
+        """Return the side of a run.
+
+        Raises:
+            UserError: its method drops no tokens.
+        """
+        built = build_method(spec.method.name, spec.method.params)
+        method = as_denoiser(built) or as_reducer(built)
+        if method is None:
+            raise UserError(f"method={spec.method.name!r} is not a token reducer")
+        return cls(spec.method.name, adapter, method, spec.budget)
+
+    @contextmanager
+    def _session(self) -> Iterator[TimedSession]:
+        session = TimedSession(self.adapter, self.method, self.budget)
+        session.noted = []
+        with session:
+            yield session
+
+    def prompt(self, inputs: Any) -> Prompt:
+        """Run tower and projector."""
+        with self._session() as session:
+            return session.prompt(inputs)
+
+    def run(self, prompt: Prompt, **generation: Any) -> Run:
+        """Denoise one answer."""
+        with self._session() as session:
+            denoiser = Denoiser(session, self.adapter, self.method, self.budget)
+            started = process_time()
+            found = denoiser.generate(prompt, [SAMPLE], **generation)
+            spent = process_time() - started
+        return Run(spent, tuple(session.noted), found.records[0])
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one side took, beside the whole model.
+
+    Attributes:
+        name: of the method.
+        kept: share of the visual tokens behind its layer.
+        visual, tokens: of the sequence, answer included.
+        flops: share of the whole run's FLOPs, decoder and head.
+        run_s: of one run, median of processor seconds.
+        step_ms: of a step behind the first, likewise.
+        loop_ms: of what a run does between its steps, a step.
+        method_share: part of a step behind the first that scores, choice and merging take, median.
+        gain: the whole run's time over this one's, geometric mean over the rounds with its 95 % interval.
+    """
+
+    name: str
+    kept: float
+    visual: int
+    tokens: int
+    flops: float
+    run_s: float
+    step_ms: float
+    loop_ms: float
+    method_share: float
+    gain: Gain
+
+    @property
+    def time(self) -> float:
+        """Share of the whole run's time."""
+        return 1 / self.gain.ratio
+
+    @property
+    def reached(self) -> float:
+        """Measured saving over that of the FLOPs."""
+        return (1 - self.time) / (1 - self.flops)
+
+    @property
+    def reached_interval(self) -> tuple[float, float] | None:
+        """Its 95 % interval; None of a single round."""
+        if self.gain.low is None or self.gain.high is None:
+            return None
+        low, high = ((1 - 1 / end) / (1 - self.flops) for end in (self.gain.low, self.gain.high))
+        return low, high
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        whole = self.flops == 1
+        return {
+            **asdict(self),
+            "time": self.time,
+            "reached": None if whole else self.reached,
+            "reached_interval": None if whole else self.reached_interval,
+        }
+
+
+def rows_of(sides: Sequence[Side], inputs: Any, rounds: int, **generation: Any) -> list[Row]:
+    """Let all sides denoise one prompt in turns, the order changing each time; the first one is the whole model.
+
+    One untimed run of each goes ahead.
+    """
+    prompt = sides[0].prompt(inputs)
+    for side in sides:
+        side.run(prompt, **generation)
+    found: list[list[Run]] = [[] for _ in sides]
+    for turn in range(rounds):
+        for place in range(len(sides)):
+            number = (place + turn) % len(sides)
+            found[number].append(sides[number].run(prompt, **generation))
+    return [_row(side, runs, found[0]) for side, runs in zip(sides, found, strict=True)]
+
+
+def _row(side: Side, runs: Sequence[Run], whole: Sequence[Run]) -> Row:
+    record = runs[0].record
+    counted = run_flops(side.method, side.adapter.facts, record)
+    assert record.denoising is not None  # answers are denoised here
+    last = record.denoising["kept"][-1]
+    behind = [step for run in runs for step in run.steps[1:]]
+    between = [run.spent - sum(step.spent for step in run.steps) for run in runs]
+    return Row(
+        name=side.name,
+        kept=(last[-1] if last else record.visual) / record.visual,
+        visual=record.visual,
+        tokens=record.visual + record.text + record.denoising["length"],
+        flops=counted.share_of_full,
+        run_s=median(run.spent for run in runs),
+        step_ms=MS * median(step.spent for step in behind),
+        loop_ms=MS * median(between) / len(runs[0].steps),
+        method_share=median(step.method / step.wall for step in behind),
+        gain=Gain.of_pairs(
+            [run.spent for run in whole], [run.spent for run in runs], 1 / counted.share_of_full
+        ),
+    )

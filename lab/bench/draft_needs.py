@@ -1,0 +1,223 @@
+"""What a draft has to see: `python -m lab.bench.draft_needs --ratio 0.5`.
+
+Captions of held-out scenes whose objects are known, drafted by the embedded draft on subsets of the visual tokens that
+are chosen on purpose, and verified by the target, which sees everything. For each subset it prints the share of judged
+tokens that were accepted, with its interval over answers, where the draft keeps the positions of its tokens and where
+their gaps are closed as `method=parallelvlm` does; and of what the subset consists: the share of the objects' patches
+in it, of a kept token's neighbours in the raster that are kept too, and how alike kept tokens are (mean cosine of their
+features, in pairs). Windows are fixed and the sides take turns, so that no figure depends on a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.errors import UserError
+from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
+from espalier.harness.stats import Interval, share_interval
+from espalier.harness.tools.calibration.calibration_images import question
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.uvprune import UVPrune
+from lab.bench.bench_page import bench_command, parser
+from lab.bench.kept_objects import shown
+from lab.bench.token_subsets import Seen, make_up, subsets
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+    from transformers.cache_utils import Cache
+
+    from espalier.harness.decoding.speculative.cached_model import CachedModel
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.models.chat_media import Chat
+
+Places = Literal["original", "renumbered"]
+PLACES: tuple[Places, ...] = ("original", "renumbered")
+
+#: The longest answer, and the room that drafted tokens take behind it.
+LIMIT, AHEAD = 160, 32
+
+
+@dataclass(frozen=True)
+class Watch(TokenReducer):
+    """Keeps everything and remembers what UV-Prune reads, in `found`."""
+
+    rule: UVPrune
+    found: dict[str, Tensor]
+
+    @property
+    def adaptive(self) -> bool:
+        """Keep another count than asked: all."""
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the rule's."""
+        return self.rule.sites(depth)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what the rule reads."""
+        return self.rule.needs(site)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep all of one prompt."""
+        del keep
+        self.found.update(
+            features=view.signals["projected"][0].clone(), closer=self.rule.scores(view)[0].clone()
+        )
+        return Plan(torch.arange(view.tokens.shape[1])[None])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The embedded target and its draft."""
+
+    target: Adapter
+    draft: Adapter
+
+    def scene(self, sample: dict[str, Any]) -> Asked:
+        """Ask the target about a sample's scene."""
+        # transformers reads the variables set in main when it is imported, which takes seconds.
+        from espalier.harness.decoding.speculative.samplers import prepared
+
+        scene, found = sample_scene(sample), dict[str, Tensor]()
+        chat = question(scene.to_pil(), sample["question"])
+        config = prepared(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
+        target = _side(self.target, chat, config, Watch(UVPrune(), found))
+        target.start()
+        count = len(found["closer"])
+        boxes = [item.box for item in sample_objects(sample)]
+        objects = shown(boxes, round(count**0.5), scene.image.shape[0])
+        return Asked(chat, config, target, Seen(**found, objects=objects))
+
+    def accepted(self, asked: Asked, kept: Tensor, places: Places, gamma: int) -> tuple[int, int]:
+        """Return how many drafted tokens were accepted and how many were judged, with a draft that sees `kept`."""
+        # Brings in transformers, as above.
+        from espalier.harness.decoding.speculative.samplers import ends_of
+
+        told = Guidance(kept, len(asked.seen.closer))
+        draft = _side(self.draft, asked.chat, asked.config, Given(lambda: told), places)
+        ends = ends_of(asked.config)
+        machine = Machine(draft, asked.target, Greedy(), Sequential(), gamma, True, ends)
+        rounds = machine.run(LIMIT).rounds
+        return sum(one.accepted for one in rounds), sum(one.checked for one in rounds)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question, the target's side of it, and what the target saw."""
+
+    chat: Chat
+    config: GenerationConfig
+    target: CachedModel
+    seen: Seen
+
+
+def _side(
+    adapter: Adapter,
+    chat: Chat,
+    config: GenerationConfig,
+    method: TokenReducer,
+    places: Places = "original",
+) -> CachedModel:
+    # The decoders and the engine bring in transformers, which main first tells to stay offline.
+    from espalier.harness.decoding.speculative.cached_model import CachedModel
+    from espalier.harness.decoding.speculative.samplers import sampler_of
+    from espalier.harness.engine.session import Session
+
+    inputs = adapter.encode([list(chat)])
+
+    def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
+        with Session(
+            adapter, method, Budget("kept", 0.0), positions=places, timed=False
+        ) as session:
+            return session.prefill(inputs, cache)
+
+    return CachedModel(
+        adapter, sampler_of(adapter, config, inputs["input_ids"]), LIMIT + AHEAD, prefill
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """What came of one kind of subset: acceptance by the places of tokens, and the mean of its make-up."""
+
+    name: str
+    accepted: Mapping[Places, Interval]
+    parts: Mapping[str, float]
+
+
+def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
+    """Return one line for each kind of subset, the whole prompt first. Cost: about a second a scene."""
+    counts: dict[tuple[str, Places], list[tuple[int, int]]] = defaultdict(list)
+    parts: dict[str, list[dict[str, float]]] = defaultdict(list)
+    asked = [pair.scene(one) for one in samples("seedling_caption", "test", 0, 0, scenes)]
+    for number, one in enumerate(asked):
+        whole = torch.arange(len(one.seen.closer))
+        keep = max(2, round(len(whole) * (1 - ratio)))
+        generator = torch.Generator().manual_seed(number)
+        chosen = subsets(one.seen, asked[number - 1].seen, keep, generator)
+        for name, kept in {"everything": whole, **chosen}.items():
+            parts[name].append(make_up(kept, one.seen))
+            for places in PLACES:
+                counts[name, places].append(pair.accepted(one, kept, places, gamma))
+    return [
+        Line(
+            name,
+            {places: _share(counts[name, places]) for places in PLACES},
+            {part: fmean(one[part] for one in found) for part in found[0]},
+        )
+        for name, found in parts.items()
+    ]
+
+
+def _share(counts: Sequence[tuple[int, int]]) -> Interval:
+    """Return accepted over judged tokens of all answers."""
+    return share_interval([one for one, _ in counts], [judged for _, judged in counts])
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one line for each kind of subset; return 0, or 2 for bad input."""
+    known = parser("drafted")
+    known.add_argument("--ratio", type=float, default=0.5, help="share that the draft does without")
+    known.add_argument("--scenes", type=int, default=40)
+    known.add_argument("--gamma", type=int, default=3, help="tokens drafted in a round")
+    asked = known.parse_args(argv)
+    if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
+        raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
+    for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
+        shares = "  ".join(f"{line.accepted[places].percent:>19}" for places in PLACES)
+        rest = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())
+        print(f"{line.name:26}{shares}  {rest}")
+    return 0
+
+
+def embedded_pair() -> Pair:
+    """Load target and draft."""
+    # transformers takes seconds to import, and bad input is refused without it.
+    from espalier.harness.models.adapter import load_adapter
+
+    loaded = []
+    for name in ("seedling", "seedling_draft"):
+        command = read_command([f"model={name}", "method=none", "ratio=0"])
+        assert command is not None  # flags of the command line are read_command's to refuse
+        loaded.append(load_adapter(build_spec(command.cells[0]).model))
+    return Pair(*loaded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

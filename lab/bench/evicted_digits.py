@@ -1,0 +1,250 @@
+"""What compressors leave of digits that are read one after another: `python -m lab.bench.evicted_digits ratio=0.9`.
+
+Scenes whose digits are known are read aloud. First, from runs with the whole cache: how much attention the last word of
+the prompt and each said digit pay to the patches of the first four digits. Then for each compressor: the score, how
+often the first to fourth digit is right, the share of each digit's patches that is left (mean over layers), and the
+part of the answer's attention to the picture that what is left had received. Last, entries that nobody could choose
+before the answer is known: those that it attends to, and random ones with and without the digits'.
+Every compressor by default; everything else is a config override as for run.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool2d
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.kinds.lookup import as_compressor
+from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.reducer import WHOLE
+from espalier.harness.seedling.scene_benchmarks import (
+    ocr_metrics,
+    sample_objects,
+    sample_scene,
+    samples,
+)
+from espalier.harness.tools.calibration.calibration_images import question
+from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.none import NoReduction
+from espalier.methods.select.attention import rows
+from lab.bench.bench_page import bench_command
+from lab.bench.kept_objects import shown
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+
+#: The first scenes of seedling_ocr, and the digits of each that are told apart.
+FIRST, SCENES, PLACES = 4_000_000, 100, 4
+#: Patches along an edge of the embedded model's raster.
+SIDE = 12
+
+
+@dataclass(frozen=True)
+class Page:
+    """A scene to be read: its record, its chat, and (V,) for each digit in reading order: which patches show it."""
+
+    asked: dict[str, Any]
+    chat: list[dict[str, Any]]
+    digits: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Told(CacheCompressor):
+    """Ranks by scores (1, N) of each layer that come from outside."""
+
+    scores: tuple[Tensor, ...] = ()
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return them."""
+        return self.scores[view.layer]
+
+
+@dataclass(frozen=True)
+class Reader(CacheCompressor):
+    """Notes, layer by layer, what the last `count` queries of a prompt pay the candidates: (H, count, N)."""
+
+    count: int = 1
+    noted: list[Tensor] = field(default_factory=list)
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return zeros."""
+        length = view.queries.shape[1]
+        last = torch.arange(length - self.count, length)
+        found = torch.cat([*rows(view.queries, view.keys, view.scaling, last)], dim=1)
+        self.noted.append(found[:, :, view.candidates])
+        return torch.zeros(1, len(view.candidates))
+
+
+@dataclass(frozen=True)
+class Watched(CacheCompressor):
+    """Does what another does and notes the candidates (H, K) that stay in each layer."""
+
+    inner: CacheCompressor = field(default_factory=Told)
+    kept: list[Tensor] = field(default_factory=list)
+
+    def score(self, view: CacheView) -> Tensor:
+        """Return the other's scores."""
+        return self.inner.score(view)
+
+    def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
+        """Return the other's budgets."""
+        return self.inner.allocate(scores, total)
+
+    def keep(self, scores: Tensor, count: int) -> Tensor:
+        """Note the other's choice."""
+        self.kept.append(self.inner.keep(scores, count))
+        return self.kept[-1]
+
+    def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
+        """Return where the other merges."""
+        return self.inner.merge(scores, kept)
+
+
+def pages() -> Iterator[Page]:
+    """Yield the scenes."""
+    for asked in samples("seedling_ocr", "test", 0, FIRST, SCENES):
+        scene = sample_scene(asked)
+        boxes = [one.box for one in sample_objects(asked) if one.kind == "digit"]
+        digits = tuple(shown([box], SIDE, scene.image.shape[0]) for box in boxes)
+        yield Page(asked, question(scene.to_pil(), asked["question"]), digits)
+
+
+def answered(
+    adapter: Adapter, page: Page, number: int, method: CacheCompressor, ratio: float, said: str = ""
+) -> str:
+    """Return the answer to a page, behind the words `said` already, under a compressor."""
+    # Brings in transformers: seconds, and main first tells it to stay offline.
+    from espalier.harness.engine.eviction import CacheBudget
+    from espalier.harness.engine.session import Session
+
+    inputs, tokenizer = dict(adapter.encode([page.chat])), adapter.processor.tokenizer
+    if said:
+        more = torch.tensor([tokenizer(said, add_special_tokens=False)["input_ids"]])
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    evicting = CacheBudget(method, ratio)
+    with Session(adapter, NoReduction(), WHOLE, evicting=evicting, timed=False) as session:
+        length = 1 if said else 16
+        ids = session.generate(inputs, [str(number)], max_new_tokens=length, do_sample=False).ids
+    return str(tokenizer.decode(ids[0].tolist(), skip_special_tokens=True)).strip()
+
+
+def looks(adapter: Adapter, page: Page) -> list[Tensor]:
+    """Return for each layer (H, 1 + T, N): what the last word and the T digits of the true answer pay the picture."""
+    said = page.asked["answer"]
+    reader = Reader(count=1 + len(said.split()))
+    answered(adapter, page, 0, reader, 0.5, said)
+    return reader.noted
+
+
+def say_looks(scenes: Sequence[Page], seen: Sequence[Sequence[Tensor]]) -> None:
+    """Print for each layer what each query pays to the first digits, mean over heads and scenes."""
+    print("attention to digits 1, 2, 3, 4 of the last word, and of the first said digits")
+    for layer in range(len(seen[0])):
+        line = []
+        for query in range(PLACES):
+            paid: list[list[float]] = [[] for _ in range(PLACES)]
+            for page, layers in zip(scenes, seen, strict=True):
+                if query < layers[layer].shape[1]:
+                    row = layers[layer][:, query].mean(dim=0)
+                    for place, patches in enumerate(page.digits[:PLACES]):
+                        paid[place].append(float(row[patches].sum()))
+            line.append(" ".join(f"{fmean(one):.2f}" for one in paid))
+        print(f"  layer {layer}: {' | '.join(line)}", flush=True)
+
+
+def say(
+    name: str,
+    adapter: Adapter,
+    scenes: Sequence[Page],
+    seen: Sequence[Sequence[Tensor]],
+    methods: Sequence[CacheCompressor],
+    ratio: float,
+) -> None:
+    """Print one line for a compressor; `methods` has one for each scene."""
+    scores, mass = list[float](), list[float]()
+    right: list[list[float]] = [[] for _ in range(PLACES)]
+    left: list[list[float]] = [[] for _ in range(PLACES)]
+    for number, (page, layers, method) in enumerate(zip(scenes, seen, methods, strict=True)):
+        watched = Watched(inner=method)
+        answer = answered(adapter, page, number, watched, ratio)
+        scores.append(ocr_metrics(page.asked, answer)["one_minus_ned"])
+        words, truth = answer.split(), page.asked["answer"].split()
+        stays = [
+            torch.zeros(len(kept), page.digits[0].numel()).scatter_(1, kept, 1.0)
+            for kept in watched.kept
+        ]
+        for place, patches in enumerate(page.digits[:PLACES]):
+            right[place].append(float(words[place : place + 1] == truth[place : place + 1]))
+            left[place].append(fmean(float(one[:, patches].mean()) for one in stays))
+        mass += [
+            float((paid[:, 1:] * one.unsqueeze(1)).sum() / paid[:, 1:].sum())
+            for paid, one in zip(layers, stays, strict=True)
+        ]
+    figures = (" ".join(f"{fmean(one):.2f}" for one in table) for table in (right, left))
+    print(f"{name:44}{fmean(scores):.3f}  {'  '.join(figures)}  {fmean(mass):.2f}", flush=True)
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables; return 0, or 2 after one line on standard error."""
+    # Brings in transformers, which reads the variables above when it is imported.
+    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.specs.catalogue import build_method
+
+    overrides = list(sys.argv[1:] if argv is None else argv)
+    cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
+    command = read_command([*cells, "benchmark=seedling_ocr"])
+    assert command is not None  # flags of the command line are read_command's to refuse
+    specs = [build_spec(cell) for cell in command.cells]
+    adapter = load_adapter(specs[0].model)
+    scenes = list(pages())
+    seen = [looks(adapter, page) for page in scenes]
+    say_looks(scenes, seen)
+    print(f"{'':44}score  right 1 to 4         left of digits 1 to 4  attention")
+    for spec in specs:
+        method = as_compressor(build_method(spec.method.name, spec.method.params))
+        name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
+        if method is not None:
+            say(name, adapter, scenes, seen, [method] * len(scenes), spec.budget.ratio)
+    noise = torch.Generator().manual_seed(0)
+    ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {
+        "what the answer attends to": lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0),
+        "random, digits' patches never": lambda page, paid: _drawn(noise, -_own(page)),
+        "random, and their neighbours never": lambda page, paid: _drawn(noise, -_around(page)),
+        "random, digits' patches first": lambda page, paid: _drawn(noise, _own(page)),
+    }
+    for name, rank in ranks.items():
+        ranked = [
+            Told(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
+            for page, layers in zip(scenes, seen, strict=True)
+        ]
+        say(name, adapter, scenes, seen, ranked, specs[0].budget.ratio)
+    return 0
+
+
+def _drawn(noise: torch.Generator, shift: Tensor) -> Tensor:
+    """Return (N,) random scores below 1, shifted."""
+    return torch.rand(len(shift), generator=noise) + shift
+
+
+def _own(page: Page) -> Tensor:
+    """Return (N,): 1.0 where a digit is."""
+    return torch.stack(page.digits).any(dim=0).float()
+
+
+def _around(page: Page) -> Tensor:
+    """Return (N,): 1.0 where a digit is, or beside one."""
+    return max_pool2d(_own(page).view(1, SIDE, SIDE), 3, stride=1, padding=1).flatten()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

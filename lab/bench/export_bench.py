@@ -1,0 +1,97 @@
+"""`python -m lab.bench.export_bench`: seconds of an export from nothing, again, and behind a few new rows.
+
+Rows are the synthetic ones of `lab.bench.tables_bench`, each with a journal of answers and their scores. Every export
+is
+a process of its own, the last one from nothing again, whose files must be those of the one before. Seconds are of the
+processor, and by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from espalier.harness.paths import ROOT
+from espalier.harness.store.parquet_export import write_tables
+from lab.bench.tables_bench import rows
+
+#: As long as a question and an answer of a caption benchmark.
+ASKED, ANSWER = "What is shown in this picture? " * 3, "a short answer of several words " * 4
+
+
+def fill(store: Path, found: Iterable[Mapping[str, Any]], samples: int) -> None:
+    """Write rows as finished runs, each with a journal of so many answers and scores."""
+    for row in found:
+        folder = store / "runs" / row["run_key"]
+        folder.mkdir(parents=True)
+        (metric,) = row["metrics"]
+        answers = [
+            {"task": "t", "doc_id": number, "asked": ASKED, "answer": f"{ANSWER}{random.random()}"}
+            for number in range(samples)
+        ]
+        scores = [
+            {"task": "t", "doc_id": number, "scores": {metric: float(random.getrandbits(1))}}
+            for number in range(samples)
+        ]
+        lines = "".join(f"{json.dumps(entry)}\n" for entry in (*answers, *scores))
+        (folder / "journal.jsonl").write_text(lines, encoding="utf-8")
+        (folder / "row.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(name: str, store: Path, folder: Path) -> dict[str, Any]:
+    """Export a store; return what that did, and its seconds."""
+    clock, processor = time.perf_counter(), time.process_time()
+    written = write_tables(store, folder)
+    return {
+        "export": name,
+        **written._asdict(),
+        "processor_s": round(time.process_time() - processor, 2),
+        "clock_s": round(time.perf_counter() - clock, 2),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one JSON line for each export; return 1 if tables differ from those written from nothing."""
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.export_bench", description=__doc__)
+    parser.add_argument("--rows", type=int, default=5_000, help="of the store")
+    parser.add_argument("--new", type=int, default=10, help="rows that come behind them")
+    parser.add_argument("--samples", type=int, default=100, help="of each row")
+    parser.add_argument("--one", nargs=3, metavar=("NAME", "STORE", "FOLDER"), help="export it")
+    options = parser.parse_args(argv)
+    if options.one is not None:
+        name, *places = options.one
+        print(json.dumps(measure(name, *map(Path, places))))
+        return 0
+    with TemporaryDirectory() as name:
+        store, folder, full = (Path(name) / one for one in ("store", "tables", "full"))
+
+        def export(what: str, where: Path) -> None:
+            command = [sys.executable, "-m", "lab.bench.export_bench", "--one", what]
+            # A process of its own: nothing is read already.
+            subprocess.run([*command, str(store), str(where)], check=True, cwd=ROOT)
+
+        made = rows()
+        fill(store, islice(made, options.rows), options.samples)
+        export("from nothing", folder)
+        export("again", folder)
+        fill(store, islice(made, options.new), options.samples)
+        export(f"behind {options.new} new rows", folder)
+        export("from nothing", full)
+        same = all(
+            one.read_bytes() == (full / one.name).read_bytes() for one in sorted(folder.iterdir())
+        )
+    print("the same files" if same else "the files differ")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The figures that need a GPU: `python -m lab.bench.gpu_bench` (`make bench-gpu`).
+
+Large models have random weights at their real widths and depth; nothing is downloaded. Parts (`--only a,b` picks some):
+
+    engine      prefill against what FLOPs and single layers allow, machinery at ratio 0, memory; decoding against the
+                bandwidth of the memory
+    select      every selection over the similarity product at 576, 2,880 and 25,088 tokens
+    decoding    the embedded pair's answers, both sides on one GPU and on two; steps of a 7B target and a 0.5B draft
+                behind 25,088 visual tokens, and with a draft that sees a tenth of them
+
+What is measured how often is planned in `lab.bench.gpu_setup`, for ten minutes of one GPU in all. `--write
+FOLDER` leaves bench_gpu.md and .json there after every part; parts that an earlier run measured there on the same
+machine, versions and code stay. A part that fails, for want of memory say, is a line of the page. A table comes first;
+the last line of stdout is one JSON object. Exit code: 2 for bad input or no GPU, 1 if a part failed, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from espalier.harness.errors import UserError
+from lab.bench.bench_page import bench_command, parser, say
+from lab.bench.bench_setup import Figure
+from lab.bench.gpu_page import Outcome, earlier, result_of, surroundings, write
+from lab.bench.gpu_setup import SMALL, Plan, tried
+from lab.bench.speed_bench import choose, print_table
+
+if TYPE_CHECKING:
+    from lab.bench.gpu_setup import Found, Note
+
+Part = Callable[["Plan"], "Found"]
+
+
+def parts() -> Mapping[str, Part]:
+    """Return the parts by name, in their order."""
+    # The parts take two seconds to import, and --help has no use for them.
+    from lab.bench.gpu_decode import decoding
+    from lab.bench.gpu_parts import engine, select
+
+    return {"engine": engine, "select": select, "decoding": decoding}
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; targets that are missed change no exit code."""
+    options = _options(argv)
+    known = parts()
+    names = choose(options.only, known)
+    plan = plan_for(options.device)
+    here = surroundings(plan.device)
+    found = {} if options.write is None else earlier(options.write, here)
+    for name in names:
+        print(f"bench-gpu: {name}", file=sys.stderr, flush=True)
+        with contextlib.redirect_stdout(sys.stderr):
+            found[name] = measured(name, known[name], plan)
+        found = {part: found[part] for part in known if part in found}
+        if options.write is not None:
+            write(result_of(found, plan.counts(), here), options.write)
+    print_table([figure for one in found.values() for figure in one.figures])
+    for one in found.values():
+        for line in one.said():
+            print(line)
+    say(result_of(found, plan.counts(), here))
+    return 1 if any(note.failed for name in names for note in found[name].notes) else 0
+
+
+def plan_for(device: str) -> Plan:
+    """Return the plan of a device: the whole one for a GPU, the small one for the processor.
+
+    Raises:
+        UserError: this machine has no such GPU.
+    """
+    if device == "cpu":
+        return SMALL
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise UserError("bench-gpu needs a CUDA device; torch sees none on this machine")
+    return replace(Plan(), device="cuda:0", second="cuda:1" if count > 1 else None)
+
+
+def measured(name: str, part: Part, plan: Plan) -> Outcome:
+    """Run one part; what it found before it failed counts, and what it held is given back."""
+    started = perf_counter()
+    figures: list[Figure] = []
+    notes: list[Note] = []
+    for one in tried(name, part(plan)):
+        if isinstance(one, Figure):
+            figures.append(one)
+        else:
+            print(f"bench-gpu: {one.text}", file=sys.stderr, flush=True)
+            notes.append(one)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return Outcome(tuple(figures), tuple(notes), perf_counter() - started)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    known = parser("gpu", "bench_gpu")
+    known.add_argument("--only", help="comma-separated parts: engine, select, decoding")
+    # cpu: every part in seconds, to see that it runs; its figures mean nothing.
+    known.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
+    return known.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

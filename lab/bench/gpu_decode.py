@@ -1,0 +1,236 @@
+"""The part of the GPU's benchmark that concerns speculative decoding: whole answers, and single steps of large models.
+
+Both sides work on one GPU, in a stream each, and where there is a second GPU also apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.decode_bound import copy_rate, step_bytes
+from espalier.harness.decoding.speculative.acceptance import Row
+from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.draft_thread import Threads
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.forward_times import AHEAD, ROOM, WARMING, steps_of
+from espalier.harness.decoding.speculative.meter import Meter
+from espalier.harness.decoding.speculative.samplers import Sampler
+from espalier.harness.decoding.speculative.state_machine import Timed, Transport
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.engine.text.kv_cache import IndexedCache
+from espalier.harness.models.adapter import Adapter, load_adapter
+from lab.bench import speculative_bench as bench_sd
+from lab.bench.bench_setup import Figure, Setup
+from lab.bench.gpu_setup import Found, Plan, tried
+from lab.bench.step_bandwidth import against_bandwidth
+
+
+def decoding(plan: Plan) -> Found:
+    """Yield the figures of the embedded pair, then those of single steps of the large one."""
+    yield from tried("answers", answers(plan))
+    yield from tried("steps", steps(plan))
+
+
+def places(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return where drafts work, in words, each with its device and the transport of its answers."""
+    found = {f"both on {plan.device}": (plan.device, "threads")}
+    if plan.second is not None:
+        found[f"draft on {plan.second}"] = (plan.second, "processes")
+    return found
+
+
+# ---------------------------------------------------------------------- whole answers
+
+
+def answers(plan: Plan) -> Found:
+    """Yield times, speed-ups and faults of whole answers by the embedded pair."""
+    few_do = plan.answers <= min(bench_sd.CAPTIONS[1], bench_sd.LONG[1])
+    setup = Setup(quick=few_do, overrides=(f"model.device={plan.device}",))
+    kinds = [kind for kind in bench_sd.kinds(setup) if kind.name in plan.kinds]
+    for where, (device, transport) in places(plan).items():
+        there = (f"method.draft_options={{device: '{device}'}}", f"engine.transport={transport}")
+        for kind in kinds:
+            few = replace(kind, chats=kind.chats[: bench_sd.WARMING + plan.answers])
+            for setting in plan.decoders:
+                words = " ".join(setting).replace("method.params.", "").replace("method=", "")
+                name = f"{few.name}, {words}, {where}"
+                yield from tried(name, of_decoder(name, setup, few, (*setting, *there)))
+
+
+def of_decoder(name: str, setup: Setup, kind: bench_sd.Kind, setting: Sequence[str]) -> Found:
+    """Yield what one decoder's row says: steps, overlap, speed-ups with their bounds, answers that are not plain's."""
+    block = bench_sd.row_of(setup, kind, setting)["extra"]["speculative"]
+    for key, what, unit in (
+        ("target_ms", "T_p", "ms"),
+        ("draft_ms", "T_q", "ms"),
+        ("c", "c", "x"),
+        ("overlap_efficiency", "overlap efficiency", ""),
+    ):
+        if block[key] is not None:  # two streams of one GPU have no overlap of their own
+            yield Figure("answers", f"{what}, {name}", block[key], unit)
+    for key, what, bound in (
+        ("speedup_decode", "decode speed-up", block["speedup_bound"]),
+        ("speedup_end_to_end", "end-to-end speed-up", None),
+    ):
+        if block[key] is not None:
+            interval = block[f"{key}_interval"]
+            yield Figure(
+                "answers", f"{what}, {name}", block[key], "x", interval=interval, at_best=bound
+            )
+    for key in ("mismatches", "degraded"):
+        count = block[key]["answers"]
+        what = "answers unlike plain ones" if key == "mismatches" else "answers given up"
+        yield Figure("answers", f"{what}, {name}", count, "", at_most=0)
+
+
+# ---------------------------------------------------------------------- single steps
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft whose caches can be filled to any length.
+
+    Attributes:
+        target: the large model.
+        draft: the small one.
+        lengths: visual tokens that each sees.
+        name: of the pair, for its figures.
+    """
+
+    target: Adapter
+    draft: Adapter
+    lengths: tuple[int, int]
+    name: str
+
+    def sides(self) -> tuple[CachedModel, CachedModel]:
+        """Return both sides behind prompts of random content."""
+        return filled(self.target, self.lengths[0]), filled(self.draft, self.lengths[1])
+
+
+def steps(plan: Plan) -> Found:
+    """Yield the times of single steps of the large pair, wherever the draft works."""
+    target = _loaded(plan.target, plan.device)
+    rate = copy_rate(target.device, plan.copied)
+    yield Figure("steps", "bandwidth of a copy, read and written", rate / 1e9, "GB/s")
+    for where, (device, _) in places(plan).items():
+        yield from tried(f"steps, {where}", of_draft(plan, target, device, where, rate))
+
+
+def of_draft(plan: Plan, target: Adapter, device: str, where: str, rate: float) -> Found:
+    """Yield the steps of the target and of a draft on one device, which sees all visual tokens and then a few."""
+    draft = _loaded(plan.draft, device)
+    for seen in (plan.visual, plan.visual - round(plan.ratio * plan.visual)):
+        name = f"{plan.visual:,} visual tokens, {seen:,} for the draft, {where}"
+        pair = Pair(target, draft, (plan.visual, seen), name)
+        for way in WAYS:
+            yield from way(pair, rate)
+
+
+def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
+    """Yield steps of either side by itself, beside what bandwidth allows, and while the other works too."""
+    adapters = pair.target, pair.draft
+    alone = Noted(Sequential(*(Meter.of(one.devices) for one in adapters)))
+    target, draft = pair.sides()
+    by_itself = steps_of(draft, target, alone, False, 0, TOKENS)
+    times = {
+        "target": (target, [one.verifying.wall for one in alone.counted]),
+        "draft": (draft, [one.drafting.wall / AHEAD for one in alone.counted]),
+    }
+    for which, (side, seconds) in times.items():
+        n_bytes = step_bytes(side.adapter) + cached_bytes(side)
+        ms = [1e3 * one for one in seconds]
+        yield from against_bandwidth("steps", f"{which} alone, {pair.name}", ms, n_bytes, rate)
+    yield Figure("steps", f"c alone, {pair.name}", by_itself.ratio, "x")
+    target, draft = pair.sides()
+    with Threads(pair.target.devices, pair.draft.devices) as threads:
+        beside = Noted(threads)
+        at_once = steps_of(draft, target, beside, True, 0, TOKENS)
+    yield Figure("steps", f"T_p beside the draft, {pair.name}", 1e3 * at_once.target, "ms")
+    yield Figure("steps", f"T_q beside the target, {pair.name}", 1e3 * at_once.draft, "ms")
+    yield Figure("steps", f"c beside one another, {pair.name}", at_once.ratio, "x")
+    name = f"one target step and {AHEAD} drafted tokens, in turn over at once, {pair.name}"
+    yield Figure("steps", name, alone.seconds / beside.seconds, "x")
+
+
+#: How the steps of a pair are taken. Another way of stepping, such as recorded graphs, is one more function here.
+WAYS: Sequence[Callable[[Pair, float], Iterator[Figure]]] = (alone_and_beside,)
+
+#: What the answers of timed steps consist of.
+TOKENS = (5, 6)
+
+
+@dataclass
+class Noted:
+    """A transport that remembers every round."""
+
+    transport: Transport
+    rounds: list[Timed] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[Timed]:
+        """The rounds behind those that warm up."""
+        return self.rounds[WARMING:]
+
+    @property
+    def seconds(self) -> float:
+        """The median of a whole round."""
+        return median(one.seconds for one in self.counted)
+
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
+        """Draft, then verify."""
+        self.rounds.append(self.transport.in_turn(draft, rows))
+        return self.rounds[-1]
+
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
+        """Draft and verify at the same time."""
+        self.rounds.append(self.transport.at_once(draft, rows))
+        return self.rounds[-1]
+
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+        """Verify."""
+        self.rounds.append(self.transport.alone(rows))
+        return self.rounds[-1]
+
+
+def cached_bytes(side: CachedModel) -> int:
+    """Return the bytes of keys and values that a step reads, without the room behind them."""
+    text, dtype = side.adapter.facts.text, side.adapter.model.dtype
+    numbers = 2 * text.kv_heads * text.head_dim * sum(side.cache.lengths)
+    return int(numbers * dtype.itemsize)
+
+
+def filled(adapter: Adapter, length: int) -> CachedModel:
+    """Return a side behind a prompt of `length` tokens whose keys and values are random: no tower and no prefill runs.
+
+    What a step costs depends on the length of its cache, and on nothing that is in it.
+    """
+    text, device = adapter.facts.text, adapter.device
+
+    def prefill(cache: IndexedCache) -> tuple[Tensor, Tensor]:
+        chance = torch.Generator(device).manual_seed(0)
+        shape = (1, text.kv_heads, length, text.head_dim)
+        for layer in range(text.layers):
+            keys, values = (
+                torch.randn(shape, generator=chance, device=device, dtype=adapter.model.dtype)
+                for _ in range(2)
+            )
+            cache.update(keys, values, layer)
+        axes = (1, 1) if adapter.facts.rotary_axes == 1 else (adapter.facts.rotary_axes, 1, 1)
+        following = torch.full(axes, length, device=device)
+        return torch.zeros(adapter.facts.vocabulary, device=device), following
+
+    sampler = Sampler(torch.zeros(1, 1, dtype=torch.long, device=device))
+    return CachedModel(adapter, sampler, ROOM + AHEAD, prefill)
+
+
+def _loaded(overrides: Sequence[str], device: str) -> Adapter:
+    command = read_command([*overrides, f"model.device={device}"])
+    assert command is not None  # only requests for help compose nothing
+    return load_adapter(build_spec(command.cells[0]).model)

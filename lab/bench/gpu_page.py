@@ -1,0 +1,142 @@
+"""What the GPU's benchmark leaves behind: one result for all parts, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.harness.runs.environment import commit
+from lab.bench.bench_page import leave
+from lab.bench.bench_setup import Figure, table_lines
+from lab.bench.gpu_setup import Note
+from lab.bench.speed_bench import conditions
+
+SCHEMA = 1
+
+#: Figures that agree in these may stand on one page.
+SAME = ("device", "device_name", "devices", "driver", "cuda", "torch", "transformers", "commit")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one part found.
+
+    Attributes:
+        figures: in their order.
+        notes: what was left out, and what failed.
+        seconds: that it took.
+    """
+
+    figures: tuple[Figure, ...]
+    notes: tuple[Note, ...]
+    seconds: float
+
+    def said(self) -> list[str]:
+        """Return everything that is no figure."""
+        return [f"{'Failed: ' if one.failed else ''}{one.text}" for one in self.notes]
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "figures": [one.entry() for one in self.figures],
+            "notes": [asdict(one) for one in self.notes],
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> Outcome:
+        """Rebuild from the JSON form."""
+        figures = tuple(Figure.from_entry(one) for one in entry["figures"])
+        return cls(figures, tuple(Note(**one) for one in entry["notes"]), entry["seconds"])
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """Return what the figures depend on beside the code, and the code's commit."""
+    on_gpu = device.startswith("cuda")
+    return {
+        **conditions(device),
+        "devices": torch.cuda.device_count() if on_gpu else 0,
+        "memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30
+        if on_gpu
+        else None,
+        "driver": driver() if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "commit": commit(),
+    }
+
+
+def driver() -> str | None:
+    """Return the version of the GPU's driver; None where its own tool is missing or fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def result_of(
+    found: Mapping[str, Outcome], counts: Mapping[str, str], here: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the result of all parts so far."""
+    return {
+        "schema": SCHEMA,
+        "parts": {name: one.entry() for name, one in found.items()},
+        "plan": dict(counts),
+        "conditions": dict(here),
+    }
+
+
+def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
+    """Return the parts that lie in a folder and were measured in the same surroundings.
+
+    A file of another form has none.
+    """
+    try:
+        result = json.loads((folder / "bench_gpu.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+        return {}
+    if any(result["conditions"].get(name) != here[name] for name in SAME):
+        return {}
+    return {name: Outcome.from_entry(entry) for name, entry in result["parts"].items()}
+
+
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Leave the figures as JSON and as a page, each whole, however soon the run is cut off."""
+    leave(folder, "bench_gpu", "\n".join(page_lines(result)), result)
+
+
+def page_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the page: where it was measured, how often, then part after part."""
+    here = result["conditions"]
+    memory = "" if here["memory_gib"] is None else f", {here['memory_gib']:.0f} GiB"
+    lines = [
+        "# On a GPU",
+        "",
+        f"Written by `make bench-gpu` on {here['device_name']}{memory} ({here['devices']} such devices seen), "
+        f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}, transformers {here['transformers']}, "
+        f"commit {here['commit']}. Large models have random weights at their real widths and depth. Brackets hold 95 % "
+        "intervals of speed-ups and quartiles of everything else.",
+        "",
+        *(f"- {name}: {count}" for name, count in result["plan"].items()),
+    ]
+    for name, entry in result["parts"].items():
+        one = Outcome.from_entry(entry)
+        lines += ["", f"## {name}", "", f"{one.seconds:.0f} s.", ""]
+        lines += [*(f"- {said}" for said in one.said()), *([""] if one.said() else [])]
+        lines += table_lines(one.figures) if one.figures else []
+    return lines

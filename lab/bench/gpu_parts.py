@@ -1,0 +1,125 @@
+"""The parts of the GPU's benchmark that concern token reduction: the engine on a large model, and selections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.decode_bound import copy_rate, step_bytes
+from espalier.harness.specs.run_spec import RunSpec
+from lab.bench import engine_bench as bench_engine
+from lab.bench.bench_setup import Figure, Setup
+from lab.bench.engine_bench import METHODS, Instance
+from lab.bench.gpu_setup import Found, Note, Plan, tried
+from lab.bench.select_parts import ratio_row
+from lab.bench.selection_times import (
+    clock_of,
+    configured_methods,
+    in_rounds,
+    product_of,
+    questions,
+    seconds_of,
+)
+from lab.bench.step_bandwidth import against_bandwidth
+from lab.bench.synthetic_views import features
+
+#: How a machine says that its memory is full: torch on a GPU, torch and Python elsewhere.
+FULL = (torch.OutOfMemoryError, MemoryError)
+
+
+def engine(plan: Plan) -> Found:
+    """Yield what the engine's own benchmark measures, and decoding beside the bandwidth of the memory."""
+    instance = Instance.build((*plan.target, f"model.device={plan.device}"))
+    yield from bench_engine.prefill(instance, plan.ratio, plan.rounds)
+    yield from bench_engine.machinery(instance, plan.rounds)
+    yield from bench_engine.memory(instance, plan.ratio)
+    yield from decode(instance, plan)
+
+
+def decode(instance: Instance, plan: Plan) -> Found:
+    """Yield the time of a token behind the full and the reduced prompt, beside what bandwidth allows.
+
+    It is the library's `generate` in a session, as in an ordinary run, whose cache is copied at every step.
+    """
+    rate = copy_rate(instance.adapter.device, plan.copied)
+    yield Figure("decode", "bandwidth of a copy, read and written", rate / 1e9, "GB/s")
+    weights = step_bytes(instance.adapter)
+    runs = {
+        "full": instance.reducer("method=none"),
+        f"ratio {plan.ratio} at layer 2": instance.reducer(METHODS[0], f"ratio={plan.ratio}"),
+    }
+    for name, run in runs.items():
+        instance.generate(run, plan.tokens)
+        records = [instance.generate(run, plan.tokens) for _ in range(plan.answers)]
+        times = [record.times_ms["decode_per_token"] for record in records]
+        yield from against_bandwidth("decode", name, times, weights + records[0].kv_bytes, rate)
+
+
+def select(plan: Plan) -> Found:
+    """Yield each method's selection over the similarity product, at each size on the device, in fp32.
+
+    At the last size one config of each method is asked. What would take too long or does not fit is left out, and said.
+    """
+    setup = Setup()
+    names = plan.methods or configured_methods()
+    specs = [(name, setup.spec(f"method={name}")) for name in names]
+    small, before = 0, dict[str, float]()
+    for size in plan.sizes:
+        last = size == plan.sizes[-1] and len(plan.sizes) > 1
+        chosen = [(name, s) for name, s in specs if not last or name == s.method.name]
+        yield from at_size(chosen, size, plan, before, small)
+        small = size[0]
+
+
+@torch.inference_mode()
+def at_size(
+    specs: Sequence[tuple[str, RunSpec]],
+    size: tuple[int, int, int, int],
+    plan: Plan,
+    before: dict[str, float],
+    small: int,
+) -> Found:
+    """Yield the figures of one size, in which views are built one method at a time: some are as large as the product.
+
+    Args:
+        specs: configs by name.
+        size: as in `Plan.sizes`.
+        plan: the run.
+        before: milliseconds of each config at the size before, `small` tokens; those of this size take their place.
+        small: tokens of the size before.
+    """
+    n, width, share, repeats = size
+    tokens = features(n, width).to(plan.device)
+    product, clock = product_of(tokens), clock_of(tokens.device)
+    seconds_of(product, clock)
+    unit = 1e3 * median(seconds_of(product, clock) for _ in range(repeats))
+    yield Figure("selection", f"the product itself, N={n} d={width}", unit, "ms")
+    for spec in specs:
+        name = spec[0]
+        expected = before.get(name, 0.0) / 1e3 * (n / small) ** 2 if small else 0.0
+        if expected > plan.longest:
+            yield Note(f"{name} was not asked at N={n}: expected to take {expected:.0f} s")
+        else:
+            yield from tried(f"{name} at N={n}", of_method(spec, tokens, share, repeats, before))
+
+
+@torch.inference_mode()
+def of_method(
+    spec: tuple[str, RunSpec], tokens: Tensor, share: int, repeats: int, before: dict[str, float]
+) -> Found:
+    """Yield the ratio of one config's selection to the product, if it selects, and remember its time in `before`."""
+    n, width = tokens.shape[1:]
+    try:
+        asked = questions([spec], tokens, n // share)
+        pairs = in_rounds(asked, product_of(tokens), repeats, clock_of(tokens.device))[0]
+    except FULL:
+        yield Note(f"{spec[0]} does not fit the memory at N={n}")
+        return
+    for one in asked:
+        row = ratio_row(one, n, width, pairs[one.name])
+        before[one.name] = row.ms
+        name = f"{row.name}, N={n} d={width} keep={row.keep}: {row.ms:.3g} ms"
+        yield Figure("selection", name, row.ratio, "x", row.quartiles)

@@ -1,0 +1,115 @@
+"""What the parts of the GPU's benchmark are told: the device, the models, and how often each thing is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.harness.decoding.speculative.state_machine import DrafterLost
+from espalier.harness.errors import UserError
+from lab.bench.bench_setup import Figure
+
+#: What a machine can do to a part: memory that is full, drivers and kernels, missing packages, a draft that dies, and
+#: our refusals (a model that cannot fit). Anything else is a mistake of the benchmark's own.
+FAULTS = (RuntimeError, MemoryError, OSError, ImportError, DrafterLost, UserError)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence beside the figures: what was left out and why, or what failed."""
+
+    text: str
+    failed: bool = False
+
+
+#: What a part yields, each as soon as it is known.
+Found = Iterator[Figure | Note]
+
+RANDOM = ("model.weights=random", "model.dtype=bfloat16")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of the benchmark; the defaults are within ten minutes of a data-centre GPU.
+
+    Attributes:
+        device: where everything runs.
+        second: a second GPU for drafts; None: there is none.
+        target: overrides that make the large model.
+        draft: those of its draft.
+        ratio: share of the visual tokens that is dropped.
+        rounds: of a prefill, and pairs of calls with and without a session.
+        tokens: new tokens of an answer whose decoding is timed.
+        answers: such answers, and counted answers of the embedded pair of each kind.
+        sizes: visual tokens, width, one token in how many is kept, rounds; of selections.
+        methods: names in conf/method whose selection is timed; None: all.
+        longest: seconds that a selection may take by the square of the tokens and still be tried at a larger size.
+        kinds: of answers of the embedded pair (`lab.bench.speculative_bench`).
+        decoders: overrides of those that give them: in turn, at once, and at once with a pruned draft.
+        visual: visual tokens behind which single steps are timed.
+        copied: bytes of a copy that measures bandwidth.
+    """
+
+    device: str = "cuda:0"
+    second: str | None = None
+    target: tuple[str, ...] = ("model=llava_ov_7b", *RANDOM)
+    draft: tuple[str, ...] = ("model=llava_ov_0_5b", *RANDOM)
+    ratio: float = 0.9
+    rounds: int = 8
+    tokens: int = 64
+    answers: int = 12
+    sizes: tuple[tuple[int, int, int, int], ...] = (
+        (576, 4096, 9, 9),
+        (2880, 4096, 9, 5),
+        (25088, 1024, 10, 3),
+    )
+    methods: tuple[str, ...] | None = None
+    longest: float = 10.0
+    kinds: tuple[str, ...] = ("captions", "long")
+    decoders: tuple[tuple[str, ...], ...] = (
+        ("method=vanilla_sd", "method.params.gamma=3"),
+        ("method=pearl",),
+        ("method=parallelvlm", "ratio=0.5"),
+    )
+    visual: int = 25088
+    copied: int = 2**30
+
+    def counts(self) -> dict[str, Any]:
+        """Return the plan as the page states it."""
+        sizes = "; ".join(f"{n:,} of width {d:,}, {r} rounds" for n, d, _, r in self.sizes)
+        return {
+            "models": f"`{' '.join(self.target)}` and as its draft `{' '.join(self.draft)}`",
+            "prefill and machinery": f"{self.rounds} rounds at ratio {self.ratio}, one more not counted",
+            "decode": f"{self.answers} answers of {self.tokens} tokens",
+            "selection": f"{sizes}, fp32; nothing that would take more than {self.longest:g} s",
+            "embedded pair": f"{self.answers} answers of each kind, warm-up not counted",
+            "single steps": f"medians, behind {self.visual:,} visual tokens",
+        }
+
+
+def tried(what: str, found: Found) -> Found:
+    """Yield what is found; a fault ends it with a line that says what failed, and goes no further."""
+    try:
+        yield from found
+    except FAULTS as error:
+        words = " ".join(str(error).split())
+        yield Note(f"{what}: {type(error).__name__}: {words}", failed=True)
+
+
+#: For looking at the benchmark itself where there is no GPU: every part in seconds, on the embedded models.
+SMALL = Plan(
+    device="cpu",
+    target=("model=seedling",),
+    draft=("model=seedling_draft",),
+    ratio=0.5,
+    rounds=2,
+    tokens=4,
+    answers=1,
+    sizes=((36, 96, 9, 2), (64, 96, 9, 2)),
+    methods=("divprune", "fastv", "none", "random_layer2"),
+    kinds=("captions",),
+    decoders=(("method=parallelvlm", "ratio=0.5"),),
+    visual=60,
+    copied=2**20,
+)

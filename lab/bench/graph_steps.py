@@ -1,0 +1,76 @@
+"""How long a step of one token takes, launched operation by operation and as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from espalier.harness.decoding.speculative.meter import Meter
+from espalier.harness.engine.text.cuda_graphs import CudaGraphs, Graphs
+from espalier.harness.engine.text.text_only import prefilled_words
+from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.models.adapter import Adapter
+from lab.bench.bench_setup import Figure, paired
+
+PART = "graphs"
+
+#: Steps that are launched before anyone waits for the last, as a draft of so many tokens does; and how often.
+AHEAD, REPEATS = 8, 20
+
+
+@torch.inference_mode()
+def steps_with_and_without_graphs(
+    adapter: Adapter, lengths: Iterable[int], graphs: Graphs | None = None, repeats: int = REPEATS
+) -> list[Figure]:
+    """Time steps behind prompts of several lengths, both ways in turns.
+
+    Args:
+        adapter: a model wholly on one GPU.
+        lengths: of the prompts, in tokens.
+        graphs: records; None: CUDA graphs.
+        repeats: of each way and length.
+
+    Returns:
+        Four figures for each length: a step either way and the first recorded one, recording included, in ms; and how
+        many times as fast a step is as a graph.
+
+    Cost: a prefill each of two caches, and 2 x 8 x `repeats` steps, for each length.
+    """
+    recorder = graphs or CudaGraphs(adapter.device)
+    found: list[Figure] = []
+    for length in lengths:
+        plain, recorded = (_drafting(adapter, length, one) for one in (None, recorder))
+        start = perf_counter()
+        recorded()
+        first = 1000 * (perf_counter() - start)
+        pair = paired(plain, recorded, repeats)
+        ways = ("launched one by one", pair.first), ("as a graph", pair.second)
+        behind = f"behind {length} tokens"
+        found += [
+            Figure(PART, f"a step {behind}, {way}", 1000 * median(times) / AHEAD, "ms")
+            for way, times in ways
+        ]
+        found.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
+        found.append(pair.figure(PART, f"a graph's gain {behind}"))
+    return found
+
+
+def _drafting(adapter: Adapter, length: int, graphs: Graphs | None) -> Callable[[], None]:
+    """Return what runs `AHEAD` steps behind a prompt, waits for them, and goes back."""
+    stack = TextStack(adapter, AHEAD, graphs)
+    ids = torch.arange(length, device=stack.device)[None] % adapter.facts.vocabulary
+    _, stack.following = prefilled_words(adapter, ids, stack.cache)
+    meter, token = Meter.of(adapter.devices), ids[0, :1]
+    meter.rest()
+
+    def draft() -> None:
+        with stack.folding():
+            for place in range(AHEAD):
+                stack.run(token, [place])
+        meter.rest()
+        stack.cache.cut(AHEAD)
+
+    return draft

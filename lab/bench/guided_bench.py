@@ -1,0 +1,209 @@
+"""What the guidance has to keep for a draft that reads a video: `make bench-guided`, docs/guided.md.
+
+Captions of held-out clips, told by the embedded video model, which sees every token. Its draft then sees a part of the
+tokens, chosen on purpose, and predicts each word of the caption behind the words before it. The share that it predicts
+as the target did is what speculative decoding accepts of a first drafted token; no clock and no window is in it. Each
+subset stands at its own positions and with its gaps closed. Words are told apart by kind, and of each caption the first
+word that the draft gets wrong is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.errors import UserError
+from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.uvprune import Criterion, UVPrune
+from lab.bench.bench_page import bench_command, parser
+from lab.bench.clip_subsets import SeenClip, clip_subsets
+from lab.bench.guided_words import Setting, Told
+from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
+from lab.training.clip_features import acts_of, owners_of
+
+if TYPE_CHECKING:
+    from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.models.chat_media import Chat
+
+Places = Literal["original", "renumbered"]
+PLACES: tuple[Places, ...] = ("original", "renumbered")
+RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
+#: Layers before which the target chooses, and the depth-scaled default among them.
+LAYERS = (2, 4, 6)
+LIMIT, CHUNK = 512, 64
+
+
+@dataclass(frozen=True)
+class Rules(TokenReducer):
+    """Keeps everything and remembers what every criterion makes of the tokens, in `found`."""
+
+    rules: dict[str, UVPrune]
+    found: dict[str, Tensor]
+
+    @property
+    def adaptive(self) -> bool:
+        """Keep another count than asked: all."""
+        return True
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the sites of all rules, each once."""
+        found = {site: None for rule in self.rules.values() for site in rule.sites(depth)}
+        return tuple(sorted(found, key=lambda site: site.layer))
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return what the rules of the site read."""
+        wanted = (need for _, rule in self._at(site) for need in rule.needs(site))
+        return tuple(dict.fromkeys((Need("projected"), *wanted)))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep all of one prompt."""
+        del keep
+        self.found["features"] = view.signals["projected"][0].clone()
+        for name, rule in self._at(view.site):
+            self.found[name] = rule.scores(view)[0].clone()
+        return Plan(torch.arange(view.tokens.shape[1])[None])
+
+    def _at(self, site: Site) -> Iterator[tuple[str, UVPrune]]:
+        return ((name, rule) for name, rule in self.rules.items() if site.layer == rule.L)
+
+
+def rules() -> dict[str, UVPrune]:
+    """Return UV-Prune's criteria at the default layer, and its own one at later ones."""
+    criteria: dict[str, Criterion] = {
+        "UV-Prune": "similarity_variation",
+        "similarity": "similarity",
+        "attention variation": "attention_variation",
+        "attention": "attention",
+    }
+    found = {name: UVPrune(LAYERS[0], criterion) for name, criterion in criteria.items()}
+    return found | {f"UV-Prune, layer {layer}": UVPrune(layer) for layer in LAYERS[1:]}
+
+
+def measured(target: Adapter, draft: Adapter, clips: int, frames: int) -> Iterator[Told]:
+    """Yield one caption after the other. Cost: about ten seconds each on a core."""
+    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, clips, frames)
+    for number, sample in enumerate(track(asked, disable=not sys.stderr.isatty())):
+        yield _told(target, draft, sample, torch.Generator().manual_seed(number))
+
+
+def _told(
+    target: Adapter, draft: Adapter, sample: dict[str, Any], generator: torch.Generator
+) -> Told:
+    clip = sample_clip(sample)
+    chat: Chat = clip_chat(clip, sample["question"])
+    found: dict[str, Tensor] = {}
+    caption = _answer(_side(target, chat, Rules(rules(), found)))
+    owner = owners_of(clip)
+    seen = SeenClip(
+        len(owner),
+        found.pop("features"),
+        found | {"UV-Prune, sign turned": -found["UV-Prune"]},
+        torch.from_numpy(owner.ravel() >= 0),
+        torch.from_numpy(acts_of(clip, owner).ravel() > 0),
+    )
+    right: dict[Setting, list[bool]] = {}
+    shares: dict[tuple[str, float], tuple[float, float]] = {}
+    count = len(seen.features)
+    prompt = _prompt(draft, chat)
+    for ratio in (0.0, *RATIOS):
+        keep = round(count * (1 - ratio))
+        whole = {"everything": torch.arange(count)}
+        for name, kept in (clip_subsets(seen, keep, generator) if ratio else whole).items():
+            shares[name, ratio] = seen.shares(kept)
+            for places in PLACES if ratio else PLACES[:1]:
+                side = _side(draft, prompt, Given(lambda: Guidance(kept, count)), places)  # noqa: B023
+                said = side.rows([], Draft(tuple(caption)))[:-1]
+                right[name, ratio, places] = [
+                    int(one) == other for one, other in zip(said, caption, strict=True)
+                ]
+    return Told(caption, right, shares)
+
+
+def _answer(side: CachedModel) -> list[int]:
+    """Return the greedy answer, with the end of sequence."""
+    ends = side.adapter.model.generation_config.eos_token_id
+    answer: list[int] = []
+    while len(answer) < LIMIT and ends not in answer:
+        answer += side.draft(answer, CHUNK).tokens
+    return answer[: answer.index(ends) + 1] if ends in answer else answer[:LIMIT]
+
+
+def _prompt(adapter: Adapter, chat: Chat) -> Any:
+    """Return what the decoder is given, so that the tower runs once for all subsets."""
+    # The engine brings in transformers, which main first tells to stay offline.
+    from espalier.harness.engine.session import Session
+    from espalier.methods.none import NoReduction
+
+    with Session(adapter, NoReduction(), Budget("kept", 0.0), timed=False) as session:
+        return session.prompt(adapter.encode([chat]))
+
+
+def _side(
+    adapter: Adapter, prompt: Any, method: TokenReducer, places: Places = "original"
+) -> CachedModel:
+    """Return a model that answers a chat, or a prompt that was run before."""
+    # As above.
+    from espalier.harness.decoding.speculative.cached_model import CachedModel
+    from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+    from espalier.harness.engine.session import Session
+
+    inputs = adapter.encode([prompt]) if isinstance(prompt, list) else prompt
+    ids = inputs["input_ids"] if isinstance(prompt, list) else torch.zeros(1, 1, dtype=torch.long)
+    config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False})
+
+    def prefill(cache: Any) -> tuple[Tensor, Tensor]:
+        with Session(
+            adapter, method, Budget("kept", 0.0), positions=places, timed=False
+        ) as session:
+            return session.prefill(inputs, cache)
+
+    run: Prefill = prefill
+    return CachedModel(adapter, sampler_of(adapter, config, ids), LIMIT + CHUNK, run)
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and write the page if asked; return 0, or 2 for bad input."""
+    known = parser("guided")
+    known.add_argument("--clips", type=int, default=40)
+    known.add_argument("--frames", type=int, default=112)
+    known.add_argument("--write", type=Path, help="folder of the page, its figures and its picture")
+    asked = known.parse_args(argv)
+    if asked.clips < 2 or not 8 <= asked.frames <= 112:
+        raise UserError("--clips is 2 or more, --frames 8 to 112")
+    # Pictures take half a second to import, and bad input is refused without them.
+    from lab.bench.guided_page import page, write_page
+
+    target, draft = (_loaded(name) for name in ("seedling_video", "seedling_video_draft"))
+    told = list(measured(target, draft, asked.clips, asked.frames))
+    print(page(told, asked.frames))
+    if asked.write is not None:
+        write_page(told, asked.frames, asked.write)
+    return 0
+
+
+def _loaded(name: str) -> Adapter:
+    # transformers takes seconds to import, and bad input is refused without it.
+    from espalier.harness.models.adapter import load_adapter
+
+    command = read_command([f"model={name}", "method=none", "ratio=0"])
+    assert command is not None  # flags of the command line are read_command's to refuse
+    return load_adapter(build_spec(command.cells[0]).model)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What the harness costs beside answering: `python -m lab.bench.harness_overhead`, on a machine that does nothing else.
+
+How long composing and checking a sweep takes until its first cell may start, a cell and in all; how long the help
+and a refusal take, whole processes; and what composing, checking and storing a cell of 100 samples of the embedded
+model costs beside the cell's whole time, alone and as one of a sweep, which is composed at once.
+`--write <path>` writes the table as a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.runner import Runner
+from espalier.harness.runs.single_run import CellRunner
+from lab.bench.bench_page import DEVICE, LOAD, THREADS, measured_on
+from lab.bench.speed_bench import conditions
+
+RATIOS = ",".join(f"{number / 100:g}" for number in range(5, 75, 7))
+#: A thousand cells: 20 methods and readings, 10 ratios, the five benchmarks of pictures.
+SWEEP = (
+    "-m",
+    "method=none,random,random_layer2,uniform,uniform_layer2,pooled,fastv,fastv_paper,divprune,divprune_layer2,"
+    "visionzip,visionzip_official,cdpruner,cdpruner_unconditional,dart,d2pruner,d2pruner_di,sparsevlm,h2o,snapkv",
+    f"ratio={RATIOS}",
+    "benchmark=seedling_rec,seedling_caption,seedling_ocr,seedling_vqa,seedling_exist",
+    "refused=skip",
+)
+CELL = ("method=fastv", "ratio=0.75", "benchmark=seedling_rec", "engine.paired=0")
+HERE = ("model=seedling", "model.device=cpu")
+#: Whole processes: what is asked, and how each ends.
+ASKED = (("--help", 0), ("method=nosuch", 2))
+
+
+@dataclass
+class Timed(CellRunner):
+    """Notes how long rows take to be built and stored."""
+
+    storing: float = 0.0
+
+    def _store(self, *asked: Any) -> dict[str, Any]:
+        row: dict[str, Any]
+        row, seconds = timed(lambda: super(Timed, self)._store(*asked))
+        self.storing += seconds
+        return row
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a function gives and the seconds that it takes."""
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def starting(store: Path) -> list[tuple[str, str]]:
+    """Return what passes until the first of a thousand cells may start."""
+    command, composing = timed(lambda: read_command([*SWEEP, *HERE, f"store={store}"]))
+    specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
+    runner = Runner(sweep=True)
+    _, checking = timed(lambda: runner.admit(specs))
+    cells, whole = len(specs), composing + building + checking
+    return [
+        (f"composing {cells} cells", f"{composing:.2f} s, {1e3 * composing / cells:.2f} ms a cell"),
+        ("values checked", f"{building:.2f} s, {1e3 * building / cells:.2f} ms a cell"),
+        ("admitted, with their keys", f"{checking:.2f} s, {1e3 * checking / cells:.2f} ms a cell"),
+        ("until the first may start", f"{whole:.2f} s, and the imports of Python's packages"),
+    ]
+
+
+def processes() -> list[tuple[str, str]]:
+    """Return how long whole commands take that run nothing: the fastest of three."""
+    found = []
+    for asked, code in ASKED:
+        command = [sys.executable, str(ROOT / "run.py"), asked]
+        call = partial(subprocess.run, command, capture_output=True, check=False)
+        runs = [timed(call) for _ in range(3)]
+        assert {done.returncode for done, _ in runs} == {code}
+        found.append((f"run.py {asked}", f"{min(seconds for _, seconds in runs):.2f} s"))
+    return found
+
+
+def beside(store: Path) -> list[tuple[str, str]]:
+    """Return what cells of 100 samples cost beside their answers; models and packages are loaded before."""
+    warm, _ = prepared(store, [*CELL, "limit=1"])
+    warm.run(warm.jobs[0][0])
+    ratios = [f"{number / 100:g}" for number in range(50, 80)]
+    return [
+        ("a cell of 100 samples alone", share_of(store, [*CELL, "limit=100"])),
+        (
+            f"one of {len(ratios)} cells of a sweep",
+            share_of(store, ["-m", *CELL, f"ratio={','.join(ratios)}", "limit=100"]),
+        ),
+    ]
+
+
+def share_of(store: Path, asked: Sequence[str]) -> str:
+    """Return what cells cost each beside their answers, and the share of their time, in words."""
+    with tempfile.TemporaryDirectory(dir=store) as folder:
+        runner, own = prepared(Path(folder), asked)
+        runner.cells = cells = Timed(board=runner.board)
+        running = sum(timed(partial(runner.run, spec))[1] for spec, _ in runner.jobs)
+    own["store"] = cells.storing
+    costs, count = sum(own.values()), len(runner.jobs)
+    whole = costs + running - cells.storing
+    parts = ", ".join(f"{name} {seconds / count:.3f}" for name, seconds in own.items())
+    return (
+        f"{costs / count:.3f} s of {whole / count:.2f} s are the harness's, "
+        f"{costs / whole:.1%} ({parts})"
+    )
+
+
+def prepared(store: Path, asked: Sequence[str]) -> tuple[Runner, dict[str, float]]:
+    """Return a runner that has admitted cells, and the seconds that this took."""
+    command, composing = timed(lambda: read_command([*asked, *HERE, f"store={store}"]))
+    specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
+    runner = Runner(sweep=len(specs) > 1)
+    _, checking = timed(lambda: runner.admit(specs))
+    return runner, {"compose": composing, "check and key": building + checking}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.harness_overhead")
+    parser.add_argument("--write", type=Path, help="file of the page")
+    asked = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [*processes(), *starting(Path(folder)), *beside(Path(folder))]
+    here = conditions("cpu")
+    page = (
+        f"Written by `python -m lab.bench.harness_overhead` on {measured_on(here, DEVICE, THREADS, LOAD)}.\n\n"
+        "| what | how long |\n| --- | --- |\n"
+    )
+    page += "".join(f"| {what} | {how_long} |\n" for what, how_long in lines)
+    print(page, end="")
+    if asked.write is not None:
+        asked.write.write_text(
+            f"# What the harness costs beside answering\n\n{page}", encoding="utf-8"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

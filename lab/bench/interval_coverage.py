@@ -1,0 +1,271 @@
+"""Coverage and width of the confidence intervals: `python -m lab.bench.interval_coverage --write docs`.
+
+Populations (lab/bench/populations.py) have a loss that is known; of each, many samples are drawn, and the share
+whose 95 % interval holds the truth is counted. The percentile bootstrap, which resamples what was seen, stands beside
+it. `--runs` says how many draws; `--write <folder>` writes `coverage.md` and `coverage.json` there. With
+`--journal <file>` every population is kept as soon as it is done, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from espalier.harness.stats import (
+    Interval,
+    average_retention,
+    difference_interval,
+    mean_interval,
+    paired_pvalue,
+    retention_interval,
+)
+from espalier.harness.stats.interval import is_binary
+from espalier.harness.stats.likelihood import tail_root
+from espalier.harness.stats.score_intervals import Parts, of_difference, of_mean, of_retention
+from lab.bench.bench_page import leave
+from lab.bench.populations import POPULATIONS, Array, Population
+
+RUNS, SIZES, LOSSES = 1000, (100, 500), (0.0, 0.002, 0.01, 0.05, 0.2)
+
+#: Below this share of covering draws an interval does not hold what it says.
+GOAL = 0.93
+
+#: Resamples of the percentile bootstrap, and benchmarks in an average.
+RESAMPLES, BENCHMARKS = 2000, 5
+
+#: What stands in the place of a population for averages.
+AVERAGE = f"{BENCHMARKS} benchmarks"
+
+#: Draws for averages, which cost far more.
+AVERAGED = 200
+
+#: Draws whose interval's ends are found, for the width; of all others only whether it holds the truth.
+MEASURED = 50
+
+#: Ends of a standard normal's 95 %.
+NORMAL = 1.959964
+
+Rule = Callable[[Array, Array], Interval]
+Split = Callable[[Array, Array], tuple[Parts, Parts]]
+
+
+def mean_of_first(ours: Array, _: Array) -> Interval:
+    """Return the interval of the mean of one of two."""
+    return mean_interval(ours)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One population, number of samples and loss: coverage and mean width of one interval, and of the bootstrap."""
+
+    kind: str
+    population: str
+    samples: int
+    loss: float
+    interval: str
+    coverage: float
+    width: float
+    bootstrap_coverage: float | None = None
+    bootstrap_width: float | None = None
+
+
+def simulated(population: Population, n: int, loss: float, runs: int) -> Iterator[Cell]:
+    """Yield the coverage of retention, difference and mean over draws of one population."""
+    rng = np.random.default_rng([n, round(1000 * loss)])
+    drawn = [population.draw(rng, n, loss) for _ in range(runs)]
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
+    ours, full = (np.array(side).T for side in zip(*drawn, strict=True))
+    kept = 1 - loss
+    score = population.full
+    intervals: dict[str, tuple[float, Rule, Split, Array]] = {
+        "retention": (kept, retention_interval, of_retention, (weights @ ours) / (weights @ full)),
+        "difference": (-loss * score, difference_interval, of_difference, weights @ (ours - full)),
+        "mean": (
+            kept * score,
+            mean_of_first,
+            lambda x, _: of_mean(x),
+            weights @ ours,
+        ),
+    }
+    for name, (truth, interval, parts, means) in intervals.items():
+        found = [interval(*pair) for pair in drawn[:MEASURED]]
+        covered, width = _covered([one.low for one in found], [one.high for one in found], truth)
+        held = [_holds(interval, parts, pair, truth) for pair in drawn]
+        if abs(np.mean(held[:MEASURED]) - covered) > 1e-9:
+            raise AssertionError(f"ends and roots differ: {population.name}, {n}, {loss}, {name}")
+        low, high = np.quantile(means, (0.025, 0.975), axis=0)
+        yield Cell(
+            *(population.kind, population.name, n, loss, name),
+            *(float(np.mean(held)), width),
+            *_covered(low, high, truth),
+        )
+
+
+def _holds(interval: Rule, parts: Split, pair: tuple[Array, Array], truth: float) -> bool:
+    """Say whether an interval holds a value by the root there, which is what its ends are found by.
+
+    Means of answers right or wrong have ends of their own, which cost little.
+    """
+    if interval is mean_of_first and is_binary(pair[0]):
+        found = interval(*pair)
+        return found.low - 1e-9 <= truth <= found.high + 1e-9
+    lower, upper = (_root(*part, truth) for part in parts(*pair))
+    return lower <= NORMAL and upper >= -NORMAL
+
+
+def _root(above: Array, below: Array, truth: float) -> float:
+    """Return the normal number of the probability that the ratio is above the truth."""
+    gaps, counts = np.unique(above - truth * below, return_counts=True)
+    return tail_root(gaps, counts.astype(np.float64))
+
+
+def averages(n: int, loss: float, runs: int) -> Cell:
+    """Return the coverage of the mean retention over benchmarks, one of each of some populations."""
+    chosen = [one for one in POPULATIONS if one.kind != "corpus"][:BENCHMARKS]
+    rng = np.random.default_rng([n, round(1000 * loss)])
+    found = [
+        average_retention([population.draw(rng, n, loss) for population in chosen], resamples=1000)
+        for _ in range(runs)
+    ]
+    return Cell(
+        *("average", AVERAGE, n, loss, "average retention"),
+        *_covered([one.low for one in found], [one.high for one in found], 1 - loss),
+    )
+
+
+def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
+    """Return the processor's seconds for a table: score, retention and difference of each cell; and p-values."""
+    rng = np.random.default_rng(0)
+    chosen = [POPULATIONS[place % len(POPULATIONS)] for place in range(cells)]
+    pairs = [population.draw(rng, n, 0.05) for population in chosen]
+    begun = time.process_time()
+    for ours, full in pairs:
+        mean_interval(ours)
+        retention_interval(ours, full)
+        difference_interval(ours, full)
+    between = time.process_time()
+    for pair in pairs:
+        paired_pvalue(*pair)
+    return {"intervals": between - begun, "pvalues": time.process_time() - between}
+
+
+def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
+    """Return the Markdown page."""
+    least = min(cell.coverage for cell in cells)
+    lines = [
+        "# Do the intervals hold what they say?\n",
+        "`python -m lab.bench.interval_coverage --write docs` writes this page: share of simulated runs "
+        "whose 95 % interval "
+        f"holds the true value, and behind the stroke its mean width in points, over {runs:,} draws of each cell "
+        f"({math.ceil(runs * AVERAGED / RUNS)} of averages; widths over {min(runs, MEASURED)}). "
+        "Small: the percentile bootstrap over samples, which this harness used before. "
+        f"The lowest coverage of all {len(cells)} cells is {least:.3f}; {GOAL} is the goal.\n",
+        "A coverage of 1.000 at a loss of 0 or 0.2 % is no mistake: with hardly a changed answer to be seen an "
+        "interval can only say how much could have gone unseen, and a bound of 3.7 / n is always true there.\n",
+        "A table of 100 cells of 500 samples (score, retention and difference of each) takes "
+        f"{seconds['intervals']:.2f} s, its p-values {seconds['pvalues']:.2f} s of the processor, on one thread.\n",
+    ]
+    for name in dict.fromkeys(cell.interval for cell in cells):
+        lines += [f"## {name[0].upper()}{name[1:]}\n", *_table(cells, name), ""]
+    return "\n".join(lines)
+
+
+def _table(cells: Sequence[Cell], name: str) -> Iterator[str]:
+    ours = [cell for cell in cells if cell.interval == name]
+    losses = sorted({cell.loss for cell in ours})
+    yield f"| population | n | {' | '.join(f'loss {100 * loss:g} %' for loss in losses)} |"
+    yield "| --- | ---: |" + " ---: |" * len(losses)
+    for place in dict.fromkeys((cell.kind, cell.population, cell.samples) for cell in ours):
+        row = {
+            cell.loss: cell for cell in ours if (cell.kind, cell.population, cell.samples) == place
+        }
+        texts = " | ".join(_text(row[loss]) for loss in losses)
+        yield f"| {place[0]}: {place[1]} | {place[2]} | {texts} |"
+
+
+def _text(cell: Cell) -> str:
+    mark = "**" if cell.coverage < GOAL else ""
+    told = f"{mark}{cell.coverage:.3f}{mark} / {100 * cell.width:.2f}"
+    if cell.bootstrap_coverage is None or cell.bootstrap_width is None:
+        return told
+    return f"{told} <sub>{cell.bootstrap_coverage:.3f} / {100 * cell.bootstrap_width:.2f}</sub>"
+
+
+def _covered(
+    low: Sequence[float] | Array, high: Sequence[float] | Array, truth: float
+) -> tuple[float, float]:
+    """Return the share of intervals that hold the truth, within rounding, and their mean width."""
+    lows, highs = np.asarray(low), np.asarray(high)
+    covered = (lows <= truth + 1e-9) & (truth - 1e-9 <= highs)
+    return float(covered.mean()), float((highs - lows).mean())
+
+
+def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
+    """Yield all cells; what a journal of as many draws has is read from it, what it lacks is appended.
+
+    Args:
+        runs: draws of a cell.
+        journal: a file with a line for each population, number of samples and loss; None: nothing is kept.
+    """
+    done = {} if journal is None else read_journal(journal, runs)
+    for n in SIZES:
+        for loss in LOSSES:
+            for population in (*POPULATIONS, None):
+                name = AVERAGE if population is None else population.name
+                if (name, n, loss) not in done:
+                    found = (
+                        [averages(n, loss, math.ceil(runs * AVERAGED / RUNS))]
+                        if population is None
+                        else list(simulated(population, n, loss, runs))
+                    )
+                    done[name, n, loss] = found
+                    if journal is not None:
+                        line = {"runs": runs, "cells": [asdict(one) for one in found]}
+                        with journal.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(line) + "\n")
+                yield from done[name, n, loss]
+
+
+def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cell]]:
+    """Return the cells that a journal has of `runs` draws, by population, samples and loss; a torn line is none."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            told = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if told["runs"] == runs:
+            cells = [Cell(**one) for one in told["cells"]]
+            found[cells[0].population, cells[0].samples, cells[0].loss] = cells
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print the page, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench.interval_coverage", description=__doc__
+    )
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"draws of a cell (default: {RUNS})")
+    parser.add_argument("--write", type=Path, help="folder for coverage.md and coverage.json")
+    parser.add_argument("--journal", type=Path, help="file of what is done, to go on from")
+    options = parser.parse_args(argv)
+    seconds = table_seconds()
+    cells = list(grid(options.runs, options.journal))
+    places = {one.name: place for place, one in enumerate(POPULATIONS)}
+    cells.sort(key=lambda cell: places.get(cell.population, 0))
+    text = page(cells, options.runs, seconds)
+    print(text)
+    told = {"runs": options.runs, "seconds": seconds, "cells": [asdict(one) for one in cells]}
+    leave(options.write, "coverage", text, told)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,118 @@
+"""What a method keeps of scenes whose objects are known: `python -m lab.bench.kept_objects method=fastv ratio=0.75`.
+
+Of the patches that show an object, of those that show the object asked about, and of those that show none, the share
+that is alive in the last layer, over 100 held-out scenes with a grounding question each; and the share of scenes whose
+object asked about is lost, not one of its patches alive. A method that looks at nothing keeps 1 - ratio of each kind.
+Every method by default; everything else is a config override as for run.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.tools.calibration.calibration_images import question
+from espalier.methods.none import NoReduction
+from lab.bench.bench_page import bench_command
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.runs.preflight import Job
+    from espalier.harness.specs.run_spec import RunSpec
+
+SCENES, BATCH = 100, 50
+KINDS = ("objects", "asked", "ground", "lost")
+
+
+def shown(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
+    """Return (side^2,) booleans: the patches of a square raster that a box (x0, y0, x1, y1) covers by half or more."""
+    edge = pixels / side
+    found = torch.zeros(side, side, dtype=torch.bool)
+    low = torch.arange(side) * edge
+    for x0, y0, x1, y1 in boxes:
+        across = (torch.clamp(low + edge, max=x1) - low.clamp(min=x0)).clamp(min=0)
+        down = (torch.clamp(low + edge, max=y1) - low.clamp(min=y0)).clamp(min=0)
+        found |= down[:, None] * across[None] >= edge**2 / 2
+    return found.flatten()
+
+
+def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
+    """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
+    # These bring in transformers: seconds, and main first tells it to stay offline.
+    from espalier.harness.engine.session import Session
+    from espalier.harness.kinds.lookup import as_reducer
+
+    spec, found = job.spec, {kind: list[float]() for kind in KINDS}
+    asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
+    prior = prior_for(spec.model, job.method, spec.store)
+    method = as_reducer(job.method) or NoReduction()  # a decoder leaves the model's tokens alone
+    with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
+        for first in range(0, len(asked), BATCH):
+            part = asked[first : first + BATCH]
+            scenes = [sample_scene(one) for one in part]
+            chats = [
+                question(scene.to_pil(), one["question"])
+                for scene, one in zip(scenes, part, strict=True)
+            ]
+            names = [str(first + place) for place in range(len(part))]
+            records = session.generate(
+                adapter.encode(chats), names, max_new_tokens=1, do_sample=False
+            ).records
+            for one, scene, record in zip(part, scenes, records, strict=True):
+                side, pixels = round(record.visual**0.5), scene.image.shape[0]
+                alive = torch.zeros(record.visual, dtype=torch.bool)
+                alive[record.origin] = True
+                objects = shown([item.box for item in sample_objects(one)], side, pixels)
+                target = shown([one["box"]], side, pixels)
+                for kind, patches in zip(KINDS, (objects, target, ~objects), strict=False):
+                    found[kind].append(float(alive[patches].float().mean()))
+                found["lost"].append(float(not alive[target].any()))
+    return {kind: fmean(values) for kind, values in found.items()}
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one line for each cell; return 0, or 2 after one line on standard error."""
+    # Brings in transformers, which reads the variables above when it is imported.
+    from espalier.harness.models.adapter import load_adapter
+
+    overrides = list(sys.argv[1:] if argv is None else argv)
+    # The questions are this module's own, so one benchmark is enough.
+    cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
+    command = read_command(cells)
+    assert command is not None  # flags of the command line are read_command's to refuse
+    specs = [build_spec(cell) for cell in command.cells]
+    adapter, digests = load_adapter(specs[0].model), Digests()
+    print(f"{'':56}{'  '.join(KINDS)}")
+    for spec in specs:
+        name = f"{spec.method.title} {label_of(spec)} {spec.budget.ratio:g}"
+        print(f"{name:56}{_line(spec, adapter, digests)}", flush=True)
+    return 0
+
+
+def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
+    """Return the shares of one cell, or why it cannot run."""
+    # The checks know the adapters, and so bring in transformers.
+    from espalier.harness.runs.preflight import check
+
+    try:
+        shares = kept_shares(check(spec, digests), adapter)
+    except Refused as error:
+        return str(error)
+    return "  ".join(f"{shares[kind]:{len(kind)}.2f}" for kind in KINDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What answers in the benchmark of cache compression, and what is noted of it: time of scores, bytes while evicting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+from torch import Tensor
+
+from espalier.harness.cost.free_memory import DeviceMemory
+from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
+from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.evictor import Eviction
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.record import Generated
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
+from espalier.harness.evaluation.synthetic_prompts import composed, parts
+from espalier.harness.kinds.lookup import as_compressor
+from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.reducer import WHOLE
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.none import NoReduction
+
+MS = 1e3
+
+#: What a length of prompts is measured for: decoding steps against what bytes allow, or scores against the prefill.
+Asked = Literal["steps", "scores"]
+
+
+@dataclass
+class Noted:
+    """What one pass told: seconds of scores and of evicting, and bytes above the whole cache meanwhile."""
+
+    scoring: float = 0.0
+    evicting: float = 0.0
+    above: int = 0
+
+
+@dataclass
+class WatchedEviction:
+    """Implements Eviction: another one, timed, with its peak of memory."""
+
+    inner: Eviction
+    noted: Noted
+
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """As the other has them."""
+        return self.inner.held
+
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries likewise."""
+        return self.inner.held_special
+
+    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Score a layer."""
+        started = perf_counter()
+        self.inner.look(layer, query, key, scaling)
+        self.noted.scoring += perf_counter() - started
+
+    def carry_out(self, cache: Any) -> list[Stage]:
+        """Evict."""
+        reset_resident_peak()
+        before, started = DeviceMemory("cpu").used(), perf_counter()
+        stages = self.inner.carry_out(cache)
+        self.noted.evicting = perf_counter() - started
+        self.noted.above = max(resident_peak() - before, 0)
+        return stages
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Implements Evicting: a compressor with its budget, every pass of which is noted."""
+
+    budget: CacheBudget
+    passes: list[Noted] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """As the budget has it."""
+        return self.budget.ratio
+
+    def begin(self, prefill: Any, depth: int) -> WatchedEviction:
+        """Begin a pass."""
+        self.passes.append(Noted())
+        return WatchedEviction(self.budget.begin(prefill, depth), self.passes[-1])
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model behind the whole cache, or behind what a compressor leaves of it. Implements Generator."""
+
+    name: str
+    ratio: float
+    adapter: Adapter
+    watched: Watched | None
+
+    @classmethod
+    def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
+        """Return the side of a run."""
+        method = as_compressor(build_method(spec.method.name, spec.method.params))
+        if method is None:
+            return cls("whole cache", 0.0, adapter, None)
+        name = " ".join(filter(None, (spec.method.name, label_of(spec))))
+        ratio = spec.budget.ratio
+        return cls(name, ratio, adapter, Watched(CacheBudget(method, ratio)))
+
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
+    ) -> Generated:
+        """Answer in a session of its own."""
+        with Session(self.adapter, NoReduction(), WHOLE, evicting=self.watched) as session:
+            return session.generate(inputs, samples, **generation)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one side took at one length, medians over its turns.
+
+    Attributes:
+        tokens, visual: of the prompt, and those of pictures.
+        name, ratio: of the side.
+        prefill_ms, scoring_ms, evicting_ms, step_ms: of one prompt, all scores, all evictions, one token.
+        kv_bytes: of the cache behind the prefill.
+        visual_share: visual entries that it holds, of all.
+        above_bytes: largest above the whole cache while evicting.
+        allowed: gain of a step that bytes allow.
+        gain: measured beside the whole cache, geometric mean over the rounds with its 95 % interval.
+        weights, rate: bytes of weights that a step reads; bytes a second of a copy.
+        bound_ms: shortest step by these.
+        instance: overrides of the model.
+        asked: what it was measured for.
+    """
+
+    tokens: int
+    visual: int
+    name: str
+    ratio: float
+    prefill_ms: float
+    scoring_ms: float
+    evicting_ms: float
+    step_ms: float
+    kv_bytes: int
+    visual_share: float
+    above_bytes: int
+    allowed: float
+    gain: Gain
+    weights: int
+    rate: float
+    bound_ms: float
+    instance: str = ""
+    asked: Asked = "steps"
+
+    @property
+    def scoring_share(self) -> float:
+        """Scores over the prefill without them."""
+        return self.scoring_ms / (self.prefill_ms - self.scoring_ms)
+
+    @property
+    def reached(self) -> float:
+        """Measured over allowed gain."""
+        return self.gain.ratio / self.allowed
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "scoring_share": self.scoring_share, "reached": self.reached}
+
+
+def rows_of(
+    adapter: Adapter,
+    sides: Sequence[Side],
+    tokens: int,
+    rounds: int,
+    warmup: int,
+    new_tokens: int,
+) -> list[Row]:
+    """Let all sides answer one prompt in turns; the first one has the whole cache."""
+    made = composed(lambda one: tokens_of(adapter.encode, one, 0), tokens)
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": part}
+        for part in parts(made, 0, 0)
+    ]
+    inputs = adapter.encode([[{"role": "user", "content": content}]])
+    keyed = {f"{side.name} {side.ratio:g}": side for side in sides}
+    found = in_turns(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
+    reads = Reads.of(adapter)
+    whole = found[next(iter(keyed))]
+    return [_row(side, found[key], whole, reads, rounds, new_tokens) for key, side in keyed.items()]
+
+
+def _row(
+    side: Side,
+    turns: Sequence[Turn],
+    whole: Sequence[Turn],
+    reads: Reads,
+    rounds: int,
+    new_tokens: int,
+) -> Row:
+    record = turns[0].records[0]
+    noted = [Noted()] if side.watched is None else side.watched.passes[-rounds:]
+    return Row(
+        tokens=record.visual + record.text,
+        visual=record.visual,
+        name=side.name,
+        ratio=side.ratio,
+        prefill_ms=median(one.prefill for one in turns),
+        scoring_ms=MS * median(one.scoring for one in noted),
+        evicting_ms=MS * median(one.evicting for one in noted),
+        step_ms=median(one.step for one in turns),
+        kv_bytes=turns[0].kv_bytes,
+        visual_share=record.kv_entries / sum(record.entering),
+        above_bytes=max(one.above for one in noted),
+        allowed=reads.bound(whole[0], new_tokens) / reads.bound(turns[0], new_tokens),
+        gain=Gain.of_pairs([one.step for one in whole], [one.step for one in turns]),
+        weights=reads.weights,
+        rate=reads.rate,
+        bound_ms=reads.bound(turns[0], new_tokens),
+    )

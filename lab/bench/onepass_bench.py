@@ -1,0 +1,231 @@
+"""What does a sweep in one pass save? `python -m lab.bench.onepass_bench` (`make bench-onepass`).
+
+30 cells (6 methods at 5 ratios) are run cell by cell and in one pass (`engine.share=prefix`), in turns in one process,
+each time into an empty store, with the model loaded: reading, answers, scores and rows included. What one pass can
+spare follows from the times of the N cells that ran alone, layers being those before a method's first site:
+
+    at best = 1 - (N - 1) / N * (reading + vision + layers) / whole
+
+`--write FOLDER` leaves `bench_onepass.json` and `bench_onepass.md` there; `--only seedling` picks a model,
+`--limit` the samples of a cell, `--turns` how often each way is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.engine.shared_prefill import untouched
+from espalier.harness.kinds.lookup import in_front
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.runner import Runner
+from espalier.harness.store import Store
+from lab.bench.bench_page import bench_command, finish, parser
+from lab.bench.speed_bench import choose, conditions
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import RunSpec
+
+SCHEMA = 1
+
+#: By chance, before the decoder by tokens and by the tower's attention, behind layers, in stages, and out of the cache.
+METHODS = "random,divprune,visionzip,fastv,pyramiddrop,snapkv"
+RATIOS = "0.5,0.6,0.7,0.8,0.9"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A model and a benchmark.
+
+    Attributes:
+        overrides: of the command line.
+        limit: samples of a cell.
+        target: largest share of the cell-by-cell time.
+    """
+
+    overrides: tuple[str, ...]
+    limit: int
+    target: float
+
+
+INSTANCES: Mapping[str, Instance] = {
+    "seedling": Instance(("model=seedling", "benchmark=seedling_rec"), 100, 0.45),
+    # The adapter, the views and the vocabulary of LLaVA-NeXT around a tower and a text stack that a processor runs.
+    "llava_next": Instance(
+        (
+            "model=llava_next_7b",
+            "benchmark=seedling_rec",
+            "model.weights=random",
+            "model.dtype=float32",
+            "model.device=cpu",
+            "+model.architecture.text.head_dim=64",
+            "model.facts.text={layers: 8, hidden: 256, intermediate: 688, heads: 4, kv_heads: 4, head_dim: 64}",
+            "model.facts.tower={layers: 8, hidden: 256, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}",
+            "model.facts.projector=[256, 256, 256]",
+            "+benchmark.generation.max_new_tokens=8",
+        ),
+        4,
+        0.5,
+    ),
+}
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    options = _options(argv)
+    names = choose(options.only, INSTANCES)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = {
+            name: measured(INSTANCES[name], options.limit or INSTANCES[name].limit, options.turns)
+            for name in names
+        }
+        result = {"schema": SCHEMA, "instances": found, "conditions": conditions("cpu")}
+    text = page(result)
+    print(text)
+    finish(options.write, "bench_onepass", text, result)
+    return 0
+
+
+def measured(instance: Instance, limit: int, turns: int) -> dict[str, Any]:
+    """Return the seconds of both ways, and what the arithmetic allows."""
+    pool = Pool()
+    asked = (
+        f"method={METHODS}",
+        f"ratio={RATIOS}",
+        f"limit={limit}",
+        "engine.paired=0",
+        # A pass warms nothing up: what a cell by itself spends on that is none of its savings.
+        "engine.warmup=0",
+        "json=false",
+    )
+    alone: list[float] = []
+    together: list[float] = []
+    sweep(pool, [*instance.overrides, *asked, "limit=2"], "none")  # loads and warms up
+    spent: dict[str, float] = {}
+    for turn in range(turns):
+        for share in ("none", "prefix") if turn % 2 == 0 else ("prefix", "none"):
+            seconds, phases = sweep(pool, [*instance.overrides, *asked], share)
+            (alone if share == "none" else together).append(seconds)
+            spent = phases or spent
+    whole, one = min(alone), min(together)
+    best = 1 - sum(spent[name] for name in ("reading", "vision", "layers")) / whole
+    return {
+        "overrides": list(instance.overrides),
+        "limit": limit,
+        "cells": len(specs_of([*instance.overrides, *asked])),
+        "alone_s": alone,
+        "together_s": together,
+        "ratio": one / whole,
+        "target": instance.target,
+        "spared_s": spent,
+        "at_best": best,
+    }
+
+
+def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict[str, float]]:
+    """Run a sweep into an empty store.
+
+    Returns:
+        The seconds, and of cells that ran alone those that one pass need not spend again, by what they went into.
+    """
+    with TemporaryDirectory(prefix="espalier-onepass-") as folder:
+        specs = specs_of([*overrides, f"engine.share={share}", f"store={folder}"])
+        runner = Runner(sweep=True, pool=pool)
+        runner.admit(specs)
+        started = time.perf_counter()
+        for spec in specs:
+            runner.run(spec)
+        seconds = time.perf_counter() - started
+        return seconds, spared(runner, Path(folder)) if share == "none" else {}
+
+
+def specs_of(overrides: Sequence[str]) -> list[RunSpec]:
+    """Return the cells of a sweep."""
+    command = read_command(["-m", *overrides])
+    assert command is not None
+    return [build_spec(cell) for cell in command.cells]
+
+
+def spared(runner: Runner, store: Path) -> dict[str, float]:
+    """Return the seconds of a sweep cell by cell that one pass spends once, less that once."""
+    vision, layers, reading, cells = 0.0, 0.0, 0.0, 0
+    for spec, job in runner.jobs:
+        entries = Store(store).run(job.key).journal.entries()
+        times = [entry["record"]["times_ms"] for entry in entries if "record" in entry]
+        row = next(row for row in runner.rows if row["run_key"] == job.key)
+        answering = len(times) / row["extra"]["samples_per_second"] * 1e3
+        phases = {name: sum(one[name] for one in times) for name in ("vision", "prefill", "decode")}
+        vision += phases["vision"]
+        reading += answering - sum(phases.values())
+        layers += phases["prefill"] * _untouched(spec, row)
+        cells += 1
+    once = (cells - 1) / cells / 1e3
+    return {"reading": reading * once, "vision": vision * once, "layers": layers * once}
+
+
+def _untouched(spec: RunSpec, row: Mapping[str, Any]) -> float:
+    """Return the share of a prefill's FLOPs that lies before the first site."""
+    facts = spec.model.facts
+    reducer = in_front(method_of(spec.method))
+    assert reducer is not None
+    depth = facts.text.layers
+    leaves = untouched(reducer.all_sites(facts.tower.layers, depth), depth)
+    return min(1.0, leaves / depth / float(row["flops"]["share_of_full"]))
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page that docs/ holds."""
+    here = result["conditions"]
+    lines = [
+        "# One pass against cell by cell",
+        "",
+        f"Written by `make bench-onepass`: torch {here['torch']}, transformers {here['transformers']}, "
+        f"{here['threads']} threads, load {here['load_average']:.1f} at the end. Methods `{METHODS}` at ratios "
+        f"`{RATIOS}`; the best of the turns of each way, model loaded, from checked cells to committed rows.",
+        "",
+        "| model | cells | samples | cell by cell s | one pass s | share | target | at best |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, one in result["instances"].items():
+        verdict = "" if one["ratio"] <= one["target"] else " missed"
+        lines.append(
+            f"| {name} | {one['cells']} | {one['limit']} | {min(one['alone_s']):.1f} | {min(one['together_s']):.1f} | "
+            f"{one['ratio']:.3f} | {one['target']:g}{verdict} | {one['at_best']:.3f} |"
+        )
+    lines += ["", "Of the cell-by-cell time one pass can spare:", ""]
+    for name, one in result["instances"].items():
+        whole = min(one["alone_s"])
+        parts = ", ".join(f"{part} {spent / whole:.1%}" for part, spent in one["spared_s"].items())
+        lines.append(f"- {name}: {parts}. `{' '.join(one['overrides'])}`")
+    lines += [
+        "",
+        "`reading` is what answering takes beside the engine's phases: documents, chats, pixels and encoding; the "
+        "journal's writes are in it and stay, so the bound is a little low. Decoding steps and shortened layers are "
+        "each cell's own: batches of several cells would be padded, and their answers could differ in rounding.",
+    ]
+    return "\n".join(lines)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    known = parser("onepass", "bench_onepass")
+    known.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
+    known.add_argument(
+        "--limit", type=int, help="samples of a cell, in place of the instance's own"
+    )
+    known.add_argument("--turns", type=int, default=2, help="how often each way is run")
+    return known.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""What reading ahead hides: `python -m lab.bench.prefetch_bench` (`make bench-feeding`).
+
+Whole evaluations of pictures of 12 megapixels and of mp4 files, with `engine.prefetch=0` and 2 in turns. The model is
+real in shape and small in width, with random weights, and computes on one core, as a model on an accelerator leaves the
+others free; its answers are as long as makes them take a little longer than the reading. What is hidden is
+
+    share = (seconds in turn - seconds ahead) / seconds of reading and preprocessing in turn,
+
+of which the first batch, which nothing comes before, can be no part.
+
+`--write FOLDER` leaves bench_feeding.md and .json there. A table comes first; the last line of stdout is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from scipy import stats
+
+from espalier.harness.store import Store
+from lab.bench.bench_page import (
+    CORES,
+    LOAD,
+    bench_command,
+    leave,
+    measured_on,
+    parser,
+    say,
+    verdict,
+)
+from lab.bench.bench_setup import Setup, reducer
+from lab.bench.prefetch_files import write_benchmark, write_pictures, write_videos
+from lab.bench.selection_times import one_thread
+from lab.bench.speed_bench import choose, conditions
+
+if TYPE_CHECKING:
+    from espalier.harness.evaluation.evaluate import Evaluation
+
+SCHEMA = 1
+#: Batches ahead, the share to be hidden, and how much longer answers take than the reading.
+AHEAD, TARGET, LONGER = 2, 0.9, 1.3
+#: A decoder and a tower of these widths stand in the places of those of 7 billion parameters.
+NARROW = (
+    *("model.weights=random", "model.dtype=float32", "model.scale.layers=2"),
+    "model.scale.tower_layers=1",
+    "++model.facts.text={hidden: 256, intermediate: 688, heads: 4, kv_heads: 4, head_dim: 64}",
+    "++model.facts.tower={hidden: 256, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}",
+    "++model.facts.projector=[256, 256, 256]",
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is read, by which model.
+
+    Attributes:
+        kind: how a chat calls it.
+        write: writes so many files into a folder.
+        overrides: of the config, the model first.
+    """
+
+    kind: str
+    write: Callable[[Path, int], list[Path]]
+    overrides: tuple[str, ...]
+
+
+SIDES: Mapping[str, Side] = {
+    "pictures": Side(
+        "image",
+        write_pictures,
+        ("model=llava15_7b", *NARROW),
+    ),
+    "videos": Side(
+        "video",
+        write_videos,
+        ("model=llava_ov_7b", *NARROW, "model.video.frames=8"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of file.
+
+    Attributes:
+        name: of the kind.
+        files: read in one evaluation, each a batch of its own.
+        rounds: evaluations of each way.
+        new_tokens: of an answer.
+        reading: seconds of reading and preprocessing one file, in turn; of `ahead` in the thread, beside the model.
+        answering: seconds of answering it, in turn.
+        in_turn, ahead: seconds of one evaluation, means.
+        share: of the reading that is hidden, mean over rounds and 95 % interval (Student's t).
+        waited: seconds that an answer still waited, mean.
+        equal: whether all evaluations gave the same answers to the byte.
+    """
+
+    name: str
+    files: int
+    rounds: int
+    new_tokens: int
+    reading: tuple[float, float]
+    answering: float
+    in_turn: float
+    ahead: float
+    share: tuple[float, float, float]
+    waited: float
+    equal: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether the share reaches the target, and answers are the same."""
+        return self.equal and self.share[0] >= TARGET
+
+
+class Evaluations:
+    """Whole evaluations of one side, over files that lie below a folder.
+
+    Args:
+        name: of the side.
+        folder: for the files.
+        files: how many.
+    """
+
+    def __init__(self, name: str, folder: Path, files: int) -> None:
+        side = SIDES[name]
+        model, *overrides = side.overrides
+        written = write_benchmark(
+            folder / name, f"feeding_{name}", side.kind, side.write(folder, files)
+        )
+        common = ("method=none", "ratio=0", "engine.batch_size=1", "engine.paired=0")
+        given = (*overrides, *written, *common, "model.device=cpu")
+        self._setup = Setup(model=model.partition("=")[2], overrides=given)
+        self._folder = folder
+        self._done = 0
+
+    def run(self, ahead: int, tokens: int) -> Evaluation:
+        """Evaluate once, with answers of so many tokens."""
+        # Brings in transformers and lmms-eval, which main first tells to stay offline.
+        from espalier.harness.evaluation.evaluate import evaluate
+
+        lengths = (f"+benchmark.generation.{key}_new_tokens={tokens}" for key in ("min", "max"))
+        spec = self._setup.spec(f"engine.prefetch={ahead}", *lengths)
+        self._done += 1
+        journal = Store(self._folder / "store").run(f"{spec.benchmark.name}_{self._done}").journal
+        return evaluate(spec, self._setup.adapter, reducer(spec), journal)
+
+
+def measure(name: str, folder: Path, files: int, rounds: int) -> Row:
+    """Find a length of answers that takes a little longer than the reading, then evaluate both ways in turns."""
+    evaluations = Evaluations(name, folder, files)
+    tokens = _length(evaluations)
+    turns: dict[int, list[Evaluation]] = {0: [], AHEAD: []}
+    for number in range(rounds):
+        for ahead in list(turns)[:: 1 if number % 2 else -1]:
+            turns[ahead].append(evaluations.run(ahead, tokens))
+            print(f"{name} prefetch={ahead}: {turns[ahead][-1].seconds:.2f} s", flush=True)
+    plain, fed = turns.values()
+    shares = [
+        (one.seconds - other.seconds) / (files * _ms(one)["took"] / 1e3)
+        for one, other in zip(plain, fed, strict=True)
+    ]
+    reading = fmean(_ms(one)["took"] / 1e3 for one in plain)
+    in_turn = fmean(one.seconds for one in plain)
+    return Row(
+        name=name,
+        files=files,
+        rounds=rounds,
+        new_tokens=tokens,
+        reading=(reading, fmean(_ms(one)["took"] / 1e3 for one in fed)),
+        answering=in_turn / files - reading,
+        in_turn=in_turn,
+        ahead=fmean(one.seconds for one in fed),
+        share=_interval(shares),
+        waited=fmean(_ms(one)["waited"] / 1e3 for one in fed),
+        equal=len({_answers(one) for one in (*plain, *fed)}) == 1,
+    )
+
+
+def _length(evaluations: Evaluations) -> int:
+    """Return the new tokens of an answer that takes `LONGER` times its file's reading, from two evaluations."""
+    few, many = 8, 40
+    runs = {tokens: evaluations.run(0, tokens) for tokens in (few, many)}
+    answer = {n: one.seconds / one.n_samples - _ms(one)["took"] / 1e3 for n, one in runs.items()}
+    token = max((answer[many] - answer[few]) / (many - few), 1e-4)
+    wanted = LONGER * _ms(runs[many])["took"] / 1e3
+    return max(few, round(few + (wanted - answer[few]) / token))
+
+
+def _ms(done: Evaluation) -> Mapping[str, float]:
+    assert done.reading_ms is not None  # nothing comes from a journal here
+    return done.reading_ms
+
+
+def _answers(done: Evaluation) -> tuple[str | None, ...]:
+    return tuple(sample.raw for sample in done.samples)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float, float]:
+    middle, error = fmean(values), float(stats.sem(values))
+    low, high = stats.t.interval(0.95, len(values) - 1, middle, error)
+    return middle, float(low), float(high)
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    options = _options(argv)
+    rows: list[Row] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(sys.stderr),
+        one_thread(),
+    ):
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
+        for name in choose(options.only, SIDES):
+            rows.append(measure(name, Path(folder), options.files, options.rounds))
+        here = conditions("cpu")
+    told = [asdict(row) | {"met": row.met} for row in rows]
+    result: dict[str, Any] = {"schema": SCHEMA, "rows": told, "conditions": here}
+    print("\n".join(table(result["rows"])))
+    if options.write is not None:
+        write(result, options.write)
+    say(result)
+    return 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table in Markdown."""
+    lines = [
+        "| files | answers of | reading a file | beside the model | answering it | all in turn | read ahead "
+        "| hidden of the reading | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for row in rows:
+        first, beside = row["reading"]
+        share = "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
+        lines.append(
+            f"| {row['files']} {row['name']} | {row['new_tokens']} tokens | {first:.3f} s | {beside:.3f} s "
+            f"| {row['answering']:.3f} s | {row['in_turn']:.2f} s | {row['ahead']:.2f} s | {share} "
+            f"| {verdict(row['met'])} |"
+        )
+    return lines
+
+
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Leave the figures as JSON and as a page."""
+    machine = measured_on(result["conditions"], f"{CORES}, of which the model takes one", LOAD)
+    rounds = min(row["rounds"] for row in result["rows"])
+    lines = [
+        "# Reading ahead: what of it the answers hide",
+        "",
+        f"Written by `make bench-feeding` on {machine}. JPEGs of "
+        "12 megapixels and mp4 files of ten seconds (1280 x 720, 8 frames of each), one a batch, through whole "
+        f"evaluations with `engine.prefetch=0` and {AHEAD} in turns, {rounds} rounds. The models have the shapes of "
+        "LLaVA-1.5 and LLaVA-OneVision at small widths, with random weights; answers are as long as takes a little "
+        "longer than the reading. Seconds are means; the share hidden is what reading ahead saves over what reading "
+        f"takes, mean and 95 % interval (Student's t over rounds). To be met: {TARGET}, with equal answers; of n files "
+        "the first has nothing to hide behind, so (n - 1) / n is all there is.",
+        "",
+        *table(result["rows"]),
+    ]
+    leave(folder, "bench_feeding", "\n".join(lines), result)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    known = parser("feeding", "bench_feeding")
+    known.add_argument("--files", type=int, default=40, help="of each kind")
+    known.add_argument("--rounds", type=int, default=6, help="evaluations of each way")
+    known.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
+    return known.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""The two parts of the selection benchmark: ratios to the product at the usual sizes, and growth to long videos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import log
+from statistics import mean, median, quantiles
+from time import process_time
+
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.free_memory import free_memory
+from espalier.harness.cost.peak_memory import peak_memory, resident_peak
+from espalier.methods.select.cosines import memory_limit
+from lab.bench.bench_setup import Setup
+from lab.bench.selection_times import (
+    Question,
+    configured_methods,
+    in_rounds,
+    product_of,
+    questions,
+    seconds_of,
+)
+from lab.bench.synthetic_views import features
+
+MIB = 2**20
+
+#: Tokens, width, rounds.
+RATIOS = ((576, 4096, 15), (2880, 4096, 5))
+RATIO_KEEP = 9
+GROWTH = (2880, 25088)
+GROWTH_WIDTH = 1024
+GROWTH_KEEP = 10
+
+#: Nothing is started at the large size that would take longer by the square of the tokens, in seconds, or more than
+#: this share of the free memory.
+LONGEST, LARGEST = 60.0, 0.5
+#: By config or by method: what a ratio may be at 2,880 tokens and more, and a growth exponent.
+PRODUCTS = ("divprune", "d2pruner", "tome")
+DETERMINANTS = ("cdpruner",)
+THIN = ("visionzip",)
+SCORES = (
+    "d2pruner_di", "dart", "fastervlm", "fastv", "fitprune", "globalcom2", "hired", "pyramiddrop",
+    "random", "specvlm", "uniform", "uvprune",
+)  # fmt: skip
+#: Configs that are measured with an N x N matrix and without one.
+BOTH_WAYS = ("divprune", "d2pruner", "d2pruner_localization")
+#: Peak memory on top of what was there, without a matrix.
+PEAK_MIB = 300.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: the config.
+        n: visual tokens.
+        width: their width.
+        keep: how many stay.
+        way: `held` or `computed`, where a method may hold the matrix of cosines or not; else empty.
+        ms: median processor time.
+        ratio: median of time over the product's.
+        quartiles: of the ratio, where there are several rounds.
+        at_most: the target of the ratio.
+        growth: exponent of time in N, from the smaller size of the part.
+        growth_at_most: its target.
+        peak_mib: peak resident memory over that before.
+        peak_at_most: its target.
+    """
+
+    name: str
+    n: int
+    width: int
+    keep: int
+    way: str
+    ms: float
+    ratio: float
+    quartiles: tuple[float, float] | None = None
+    at_most: float | None = None
+    growth: float | None = None
+    growth_at_most: float | None = None
+    peak_mib: float | None = None
+    peak_at_most: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all targets are met; None without one."""
+        pairs = (
+            (self.ratio, self.at_most),
+            (self.growth, self.growth_at_most),
+            (self.peak_mib, self.peak_at_most),
+        )
+        held = [value <= most for value, most in pairs if value is not None and most is not None]
+        return all(held) if held else None
+
+
+def ratio_target(asked: Question, n: int, way: str = "") -> float | None:
+    """Return what the ratio may be for this method at this size, or None."""
+    if asked.name in SCORES or asked.method in SCORES:
+        return 0.1 if n >= 2880 else None
+    if asked.method in THIN:
+        return 0.2 if n >= 2880 else None
+    if asked.method in DETERMINANTS:
+        return 1.5 if n == 2880 else None
+    if asked.method in PRODUCTS:
+        large = 2.5 if way == "computed" else 1.5
+        return 1.3 if n <= 2880 else large
+    return None
+
+
+def growth_target(asked: Question) -> float | None:
+    """Return what the growth exponent may be, or None."""
+    if asked.name in SCORES or asked.method in SCORES:
+        return 1.3
+    return 2.15 if asked.method in PRODUCTS else None
+
+
+def ratios(setup: Setup) -> list[Row]:
+    """Time all configs at the usual sizes, round after round."""
+    specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
+    rows: list[Row] = []
+    for n, width, repeats in RATIOS:
+        tokens = features(n, width)
+        asked = questions(specs, tokens, n // RATIO_KEEP)
+        found, products = in_rounds(asked, product_of(tokens), setup.repeats(repeats, 2))
+        rows.append(Row("X X^T", n, width, n, "", median(products) * 1e3, 1.0))
+        rows += [ratio_row(one, n, width, found[one.name], ratio_target(one, n)) for one in asked]
+    return rows
+
+
+def ratio_row(
+    asked: Question,
+    n: int,
+    width: int,
+    pairs: Sequence[tuple[float, float]],
+    target: float | None = None,
+) -> Row:
+    """Return the row of one question out of its rounds, (seconds, the product's seconds) each."""
+    shares = [seconds / product for seconds, product in pairs]
+    low, _, high = quantiles(shares, n=4, method="inclusive")
+    ms = median(seconds for seconds, _ in pairs) * 1e3
+    return Row(asked.name, n, width, asked.keep, "", ms, median(shares), (low, high), target)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One call by itself: processor time, peak memory over what was there, and what was kept."""
+
+    seconds: float
+    peak: int
+    kept: Tensor
+
+
+def growth(setup: Setup) -> tuple[list[Row], list[str]]:
+    """Time one config of each method at both sizes; return also, in words, what was compared and what left out."""
+    small, large = GROWTH
+    specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
+    chosen = [(name, s) for name, s in specs if name == s.method.name or name in BOTH_WAYS]
+    short, long = (questions(chosen, features(n, GROWTH_WIDTH), n // GROWTH_KEEP) for n in GROWTH)
+    product = product_of(features(large, GROWTH_WIDTH))
+    products = [seconds_of(product), seconds_of(product)]
+    rows: list[Row] = []
+    notes: list[str] = []
+    for one, other in zip(short, long, strict=True):
+        before = [alone(one, way, 5) for way in ways(one)]
+        reason = too_large(before, (large / small) ** 2)
+        if reason:
+            notes.append(f"{one.name} was not measured at {large} tokens: {reason}.")
+            continue
+        after = [alone(other, way, 1) for way in ways(other)]
+        if sum(run.seconds for run in after) > products[-1] / 5:
+            products.append(seconds_of(product))
+        unit = mean(products[-2:])
+        rows += [
+            _grown(other, way, run, earlier, unit)
+            for way, run, earlier in zip(ways(other), after, before, strict=True)
+        ]
+        if len(after) > 1:
+            same = torch.equal(after[0].kept, after[1].kept)
+            verdict = "the same tokens" if same else "DIFFERENT tokens"
+            notes.append(
+                f"{one.name} at {large} tokens keeps {verdict} with the matrix held and without."
+            )
+    unit = median(products)
+    return [Row("X X^T", large, GROWTH_WIDTH, large, "", unit * 1e3, 1.0), *rows], notes
+
+
+def ways(asked: Question) -> tuple[str, ...]:
+    """Return how a config is measured: with the matrix and without, or as it comes."""
+    return ("held", "computed") if asked.name in BOTH_WAYS else ("",)
+
+
+def alone(asked: Question, way: str, repeats: int) -> Alone:
+    """Time a method by itself and watch the resident set of the process."""
+    limits = {"held": 2**62, "computed": 0}
+    with memory_limit(limits[way]) if way else nullcontext():
+        with peak_memory() as peak:
+            resident, started = resident_peak(), process_time()
+            kept = asked.ask()
+            times = [process_time() - started]
+        times += [seconds_of(asked.ask) for _ in range(repeats - 1)]
+    return Alone(median(times), peak.bytes - resident, kept)
+
+
+def too_large(runs: Sequence[Alone], factor: float) -> str:
+    """Return why a method is not started at the large size, judging by the small one; empty if it is."""
+    seconds = factor * sum(run.seconds for run in runs)
+    n_bytes = factor * max(run.peak for run in runs)
+    if seconds > LONGEST:
+        return f"by the square of the tokens it would take {seconds:.0f} s"
+    if n_bytes > LARGEST * free_memory():
+        return f"by the square of the tokens it would take {n_bytes / 2**30:.0f} GiB"
+    return ""
+
+
+def _grown(asked: Question, way: str, run: Alone, before: Alone, unit: float) -> Row:
+    small, large = GROWTH
+    return Row(
+        asked.name,
+        large,
+        GROWTH_WIDTH,
+        asked.keep,
+        way,
+        run.seconds * 1e3,
+        run.seconds / unit,
+        at_most=ratio_target(asked, large, way),
+        growth=log(run.seconds / before.seconds) / log(large / small),
+        growth_at_most=growth_target(asked),
+        peak_mib=run.peak / MIB,
+        peak_at_most=PEAK_MIB if way == "computed" else None,
+    )

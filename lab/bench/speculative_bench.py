@@ -1,0 +1,377 @@
+"""What speculative decoding gains: `python -m lab.bench.speculative_bench` (`make bench-sd`).
+
+One process measures every decoder on the embedded pairs of models, one thread a side, each answer also decoded plainly
+right before or after it by the same loop, cache and clock. Three kinds of answers:
+
+    video      112 frames, everything that happens in them, to the end of sequence; the pair for video
+    captions   one picture, every object of it, to the end of sequence
+    long       two pictures, as frames of a video, and exactly 160 tokens
+
+Every speed-up has a 95 % bootstrap interval over answers in pairs, and a target is met or missed if the whole interval
+says so. A speed-up whose interval lies above what its own rounds allow is not believable, whatever it reaches.
+
+Beside them the cost of the state machine by itself. `--write FOLDER` leaves bench_sd.md and .json there; with `--only`
+other kinds stay as the folder has them, and the page says where each was measured. A table comes first; the
+last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from espalier.harness.decoding.speculative.acceptance import Greedy, Row
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
+from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+from espalier.harness.decoding.speculative.state_machine import Machine
+from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import as_decoder
+from espalier.harness.reports.curves.speculative_table import figures, headings
+from espalier.harness.runs import preflight
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
+from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
+from espalier.harness.store.files.digests import Digests
+from lab.bench.bench_page import CORES, LOAD, bench_command, leave, measured_on, parser, say
+from lab.bench.bench_setup import Setup
+from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
+from lab.bench.selection_times import one_thread
+from lab.bench.speculative_goals import targets
+from lab.bench.speed_bench import conditions
+
+SCHEMA = 2
+
+KINDS = ("video", "captions", "long")
+
+#: Decoders by the overrides that make them. Windows of plain speculative decoding around its best one.
+SETTINGS: tuple[tuple[str, ...], ...] = (
+    ("method=vanilla_sd", "method.params.gamma=2"),
+    ("method=vanilla_sd", "method.params.gamma=3"),
+    ("method=vanilla_sd", "method.params.gamma=5"),
+    ("method=sd_tree",),
+    ("method=std", "ratio=0.5"),
+    ("method=onsd",),
+    ("method=specvlm_sd", "ratio=0.5"),
+    ("method=pearl",),
+    ("method=parallelvlm", "ratio=0"),
+    ("method=parallelvlm", "ratio=0.5", "method.params.guidance=uniform"),
+    ("method=parallelvlm", "ratio=0.5"),
+    ("method=parallelvlm", "ratio=0.5", "method.params.gamma=best"),
+    ("method=parallelvlm", "ratio=0.9"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.gamma=best"),
+)
+
+#: The same for the pair for video, with all ratios of the paper and even tokens beside its choice.
+VIDEO_SETTINGS: tuple[tuple[str, ...], ...] = (
+    ("method=vanilla_sd", "method.params.gamma=3"),
+    ("method=vanilla_sd", "method.params.gamma=5"),
+    ("method=sd_tree",),
+    ("method=std", "ratio=0.9"),
+    ("method=specvlm_sd", "ratio=0.9"),
+    ("method=pearl",),
+    ("method=parallelvlm", "ratio=0"),
+    ("method=parallelvlm", "ratio=0.5"),
+    ("method=parallelvlm", "ratio=0.9"),
+    ("method=parallelvlm", "ratio=0.95"),
+    ("method=parallelvlm", "ratio=0.9", "method.params.guidance=uniform"),
+)
+
+#: Answers to pictures that are not counted: kernels, caches and the pipe warm up.
+WARMING = 3
+
+#: Answers of each kind that are counted; few in a quick run.
+VIDEO, CAPTIONS, LONG = (6, 2), (32, 6), (24, 4)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Answers of one kind.
+
+    Attributes:
+        name: of the kind.
+        chats: what is asked.
+        generation: the settings of generation.
+        settings: decoders, by the overrides that make them.
+        model: the target, a name in conf/model; empty: the one of the command line.
+        warming: answers in front that are not counted.
+    """
+
+    name: str
+    chats: Sequence[Any]
+    generation: Mapping[str, Any]
+    settings: tuple[tuple[str, ...], ...] = SETTINGS
+    model: str = ""
+    warming: int = 1
+
+
+@bench_command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    options = _options(argv)
+    setup = Setup(model=options.model, quick=options.quick)
+    with contextlib.redirect_stdout(sys.stderr), one_thread():
+        asked = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
+        rows = [row for kind in asked for row in rows_of(setup, kind)]
+        overhead = 1000 * machine_seconds(setup.repeats(20, 5))
+        here = conditions("cpu")
+    before = earlier(options.write) if options.only else {}
+    rows, places = joined(rows, here, before)
+    result = {
+        "schema": SCHEMA,
+        "rows": rows,
+        "machine_ms": overhead,
+        "targets": targets(rows, overhead),
+        "conditions": here,
+        "conditions_of": places,
+    }
+    lines = page_lines(result)
+    print("\n".join(lines))
+    if options.write is not None:
+        write(result, lines, options.write)
+    say(result)
+    return 0
+
+
+def earlier(folder: Path | None) -> Mapping[str, Any]:
+    """Return the figures that a folder has, empty where it has none.
+
+    Raises:
+        UserError: they are of another form.
+    """
+    path = None if folder is None else folder / "bench_sd.json"
+    if path is None or not path.exists():
+        return {}
+    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path}: schema {found.get('schema')}; valid: {SCHEMA}, or a run without --only"
+        )
+    return found
+
+
+def joined(
+    rows: Sequence[dict[str, Any]], here: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Return rows with earlier ones of kinds that were not measured again, and where each kind was measured.
+
+    Args:
+        rows: those of this run.
+        here: its machine.
+        before: earlier figures, or nothing.
+    """
+    fresh = {row["kind"] for row in rows}
+    kept = [row for row in before.get("rows", ()) if row["kind"] not in fresh]
+    places = before.get("conditions_of", {})
+    found = {kind: here for kind in fresh}
+    found |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
+    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), found
+
+
+def kinds(setup: Setup) -> tuple[Kind, ...]:
+    """Return the kinds of answers, those of :data:`KINDS` in its order."""
+    clips, count, more = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
+    long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
+    short = {"max_new_tokens": 160, "do_sample": False}
+    told = {"max_new_tokens": 512, "do_sample": False}
+    return (
+        Kind("video", clip_chats(clips + 1), told, VIDEO_SETTINGS, "seedling_video"),
+        Kind(
+            "captions",
+            [chat_of((index,)) for index in range(count + WARMING)],
+            short,
+            warming=WARMING,
+        ),
+        Kind(
+            "long", [chat_of((i, i + 1000)) for i in range(more + WARMING)], long, warming=WARMING
+        ),
+    )
+
+
+def clip_chats(count: int) -> list[list[dict[str, Any]]]:
+    """Return chats that ask for all that happens in held-out clips. Cost: drawing them."""
+    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
+    return [clip_chat(sample_clip(sample), sample["question"]) for sample in asked]
+
+
+def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a chat that asks for all objects of held-out scenes, in as many pictures."""
+    found = [Scenes().scene("test", 0, index) for index in scenes]
+    images = [{"type": "image", "image": scene.to_pil()} for scene in found]
+    question = questions_for(found[0], {"caption": 1})[0].text
+    return [{"role": "user", "content": [*images, {"type": "text", "text": question}]}]
+
+
+def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
+    """Measure every decoder on one kind of answers."""
+    setup = Setup(kind.model, setup.quick) if kind.model else setup
+    found = []
+    for setting in kind.settings:
+        print(f"bench-sd: {kind.name} {' '.join(setting)}", file=sys.stderr, flush=True)
+        found.append(row_of(setup, kind, setting))
+    return found
+
+
+def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
+    """Decode all chats of one kind by one decoder and return its figures."""
+    # Two seconds for the models of transformers, which --help can do without.
+    from espalier.harness.decoding.speculative.speculation import Speculation
+
+    job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())
+    decoder = as_decoder(job.method)
+    assert decoder is not None  # by SETTINGS
+    decodings: list[Mapping[str, Any]] = []
+    with Speculation(job.spec, setup.adapter, decoder) as both:
+        for number, chat in enumerate(kind.chats):
+            answer = both.generate(both.encode([chat]), [str(number)], **kind.generation)
+            decodings += [one.decoding for one in answer.records if one.decoding is not None]
+    block = speculative_block(decodings[kind.warming :], decoder.overlap)
+    return {
+        "kind": kind.name,
+        "method": " ".join(part.removeprefix("method=") for part in setting).replace(
+            "method.params.", ""
+        ),
+        "answers": len(decodings) - kind.warming,
+        "tokens": sum(one["spent"]["tokens"] for one in decodings[kind.warming :]),
+        # Of each answer the seconds of plain decoding and its own, for intervals over pairs of answers.
+        "seconds": [
+            [plain.total, one.spent.total]
+            for one in map(DecodingRecord.from_entry, decodings[kind.warming :])
+            if (plain := one.plain) is not None
+        ],
+        "extra": {"speculative": block},
+    }
+
+
+class Known:
+    """Both sides of a run whose answer is known beforehand: all time is the machine's."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = tuple(answer)
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Return the next tokens; every seventh is wrong."""
+        start = len(tokens)
+        part = self._answer[start : start + count]
+        return Draft(tuple(token + (place % 7 == 0) for place, token in enumerate(part, start + 1)))
+
+    def rows(self, tokens: Sequence[int], draft: Draft) -> list[Row]:
+        """Return the rows of greedy decoding."""
+        start = len(tokens)
+        return list(self._answer[start : start + len(draft.tokens) + 1])
+
+
+def machine_seconds(repeats: int) -> float:
+    """Return the seconds of one round in which neither side has anything to compute, drafting two tokens at once."""
+    answer = [number * 37 % 1009 for number in range(600)]
+    found = []
+    for _ in range(repeats):
+        sides = Known(answer)
+        machine = Machine(sides, sides, Greedy(), Sequential(), 2, True)
+        start = time.perf_counter()
+        trace = machine.run(500)
+        found.append((time.perf_counter() - start) / len(trace.rounds))
+    return median(found)
+
+
+PAGE = """# Speculative decoding on the embedded models
+
+Written by `make bench-sd`, one thread a side, fp32, batch 1. Every answer is also decoded plainly, by the same loop,
+cache and clock, with the target on the same core; speed-ups are totals over totals, with bootstrap intervals over pairs
+of answers. Columns are defined in [speculative.md](speculative.md). A draft that works beside the target has a core of
+its own: `per device` divides by the cores used.
+"""
+
+#: What a page says of each kind that it has.
+ABOUT = {
+    "video": "`video`: seedling_video (8 layers) tells clips of 4,032 visual tokens; its draft has 3 layers.",
+    "captions": "`captions`: seedling (6 layers) tells one picture; its draft has 2 layers.",
+    "long": "`long`: the same pair goes on to 160 tokens behind two pictures, whatever is left to say.",
+}
+
+
+def page_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return both tables in Markdown."""
+    head = ["answers", "method", "n", *headings(), "decode, 95 %", "end to end, 95 %", "bound"]
+    rows = [
+        [row["kind"], row["method"], str(row["answers"]), *figures(row), *_sure(row)]
+        for row in result["rows"]
+    ]
+    asked = [
+        [
+            goal["kind"],
+            goal["method"],
+            goal["what"],
+            f"{goal['value']:.3g}",
+            _range(goal["interval"]),
+            f"{'>=' if goal['least'] else '<'} {goal['asked']:g}",
+            goal["verdict"],
+        ]
+        for goal in result["targets"]
+    ]
+    note = f"One round of the state machine alone takes {result['machine_ms']:.3f} ms."
+    return [
+        *_table(head, rows),
+        "",
+        note,
+        "",
+        *_table(
+            ["answers", "method", "target of parallel decoding", "measured", "95 %", "asked", ""],
+            asked,
+        ),
+    ]
+
+
+def _sure(row: Mapping[str, Any]) -> list[str]:
+    """Return the intervals of a row's speed-ups, and what decoding cannot exceed."""
+    block = row["extra"]["speculative"]
+    ends = [_range(block[f"speedup_{name}_interval"]) for name in ("decode", "end_to_end")]
+    return [*ends, f"{block['speedup_bound']:.2f}"]
+
+
+def _range(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
+    """Leave the figures as JSON and as a page."""
+    places = result["conditions_of"]
+    about = [
+        f"- {said} On {measured_on(places[kind], CORES, LOAD)}."
+        for kind, said in ABOUT.items()
+        if kind in places
+    ]
+    page = "\n".join([PAGE, *about, "", *lines])
+    leave(folder, "bench_sd", page, result)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    known = parser("sd", "bench_sd")
+    known.add_argument("--quick", action="store_true", help="few answers")
+    known.add_argument(
+        "--only",
+        choices=KINDS,
+        action="append",
+        help="kinds of answers, with those that the folder has of others; all otherwise",
+    )
+    known.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
+    return known.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What parallel decoding has to reach in `make bench-sd`, and whether it does, as far as intervals can say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from espalier.harness.stats import rate_ratio_interval
+
+#: Overlap at least, share of what is predicted at least, and time of the state machine over T_p at most.
+OVERLAP, REACHED, OVERHEAD = 0.8, 0.85, 0.02
+
+
+def targets(rows: Sequence[Mapping[str, Any]], overhead: float) -> list[dict[str, Any]]:
+    """Return what parallel decoding has to reach, and whether it does."""
+    found = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        plain_sd = [row for row in own if row["method"].startswith("vanilla_sd")]
+        best = max(plain_sd, key=lambda row: row["extra"]["speculative"]["speedup_end_to_end"])
+        for row in own:
+            if row["extra"]["speculative"]["overlap"]:
+                found += [
+                    {"kind": kind, "method": row["method"], **asdict(goal), "verdict": goal.verdict}
+                    for goal in goals(row, best, overhead)
+                ]
+    return found
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Something to be reached.
+
+    Attributes:
+        what: in words.
+        value: as measured.
+        asked: at least so much, or with `least` False less.
+        interval: of the value, None where it has none.
+        bound: what the value cannot exceed, where that is known.
+        least: whether more is better.
+    """
+
+    what: str
+    value: float
+    asked: float
+    interval: tuple[float, float] | None = None
+    bound: float | None = None
+    least: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """Say `met`, `missed`, `open` where the interval holds what is asked, or `not believable`."""
+        low, high = self.interval or (self.value, self.value)
+        if self.bound is not None and low > self.bound:
+            return "not believable"
+        if not self.least:
+            return "met" if high < self.asked else "missed" if low >= self.asked else "open"
+        return "met" if low >= self.asked else "missed" if high < self.asked else "open"
+
+
+def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> list[Goal]:
+    """Return what one parallel row has to reach.
+
+    Args:
+        row: the row.
+        best: that of the best window of plain speculative decoding, on the same answers.
+        overhead: milliseconds of a round of the state machine alone.
+    """
+    block, other = row["extra"]["speculative"], best["extra"]["speculative"]
+    decode, bound = block["speedup_decode_interval"], block["speedup_bound"]
+    over = rate_ratio_interval(
+        [[*ours, *theirs] for ours, theirs in zip(row["seconds"], best["seconds"], strict=True)]
+    )
+    found = [
+        Goal("decode over plain decoding", block["speedup_decode"], 1.0, decode, bound),
+        Goal(
+            "end to end over plain decoding",
+            block["speedup_end_to_end"],
+            1.0,
+            block["speedup_end_to_end_interval"],
+            # The prefill, which no draft shortens, only takes away from what decoding gains.
+            max(bound, 1.0),
+        ),
+        Goal(
+            "end to end over the best vanilla SD",
+            block["speedup_end_to_end"] / other["speedup_end_to_end"],
+            1.0,
+            (over.low, over.high),
+        ),
+        Goal("machine over T_p", overhead / block["target_ms"], OVERHEAD, least=False),
+    ]
+    if block["overlap_efficiency"] is not None:  # two streams of one GPU cannot tell
+        found.append(Goal("overlap", block["overlap_efficiency"], OVERLAP))
+    for name, promised in (("", "speedup_predicted"), (" by windows", "speedup_predicted_window")):
+        scaled = tuple(end / block[promised] for end in decode)
+        value = block["speedup_decode"] / block[promised]
+        found.append(Goal(f"measured over predicted{name}", value, REACHED, scaled))
+    return found

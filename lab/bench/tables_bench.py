@@ -1,0 +1,148 @@
+"""`python -m lab.bench.tables_bench`: seconds and peak memory of reading a store of synthetic rows.
+
+Two readers: all published tables rebuilt in all formats, and `results.load`. Each reads twice, in a process of its own
+each time: first the files, making the index of the store, then the index. Rows are those of the tables' runs, over and
+over, each as large as a stored one. Seconds are of the processor, and by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from espalier.harness.paths import ROOT
+from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
+from espalier.harness.reports.tables.cell_settings import compared
+from espalier.harness.reports.tables.published_tables import read_paper
+from espalier.harness.reports.tables.rebuild import asked, rebuild
+from espalier.harness.reports.tables.table_formats import FORMATS
+from espalier.harness.reports.tables.table_presets import runs_of
+from espalier.harness.store.column_index import NAME as INDEX
+from espalier.harness.store.parquet_tables import read_rows
+
+#: Rows whose blocks the synthetic ones have.
+TEMPLATES = ROOT / "results" / "demo"
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield rows of the tables' runs, over and over, with the blocks of stored ones."""
+    stored = read_rows(TEMPLATES)[0]
+    runs = [run for slug, number in asked("all", []) for run in runs_of(read_paper(slug), number)]
+    for number, run in enumerate(cycle(runs)):
+        name, variant, params = method_of(Wanted(run, "", 1.0))
+        metric = choice("benchmark", run["benchmark"])["headline"]
+        settings, extra = stored["settings"], stored["extra"]
+        # Numbers that no two rows of a store share.
+        value = random.random()
+        times = {name: random.random() for name in stored["time"]}
+        yield {
+            **stored,
+            "run_key": f"{number:016x}",
+            "model": run["model"],
+            "method": name,
+            "variant": variant,
+            "benchmark": run["benchmark"],
+            "ratio": float(run["ratio"]),
+            "budget_rule": run["budget"],
+            "seed": number // len(runs),
+            "metrics": {metric: {"value": value, "stderr": value / 50}},
+            "time": times,
+            "memory": {**stored["memory"], "peak_bytes": random.getrandbits(33)},
+            "extra": {
+                **extra,
+                "samples_per_second": random.random(),
+                "time_iqr": {name: [time, time + 1] for name, time in times.items()},
+                "answers": {
+                    "number": stored["n_samples"],
+                    "sha256": f"{random.getrandbits(256):064x}",
+                },
+            },
+            "settings": {
+                **settings,
+                **_compared(run),
+                "method": {"params": dict(params)},
+            },
+        }
+
+
+def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that tables compare of a run, by section."""
+    found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
+    for key, value in compared(Wanted(run, "", 1.0)).values.items():
+        section, _, name = key.partition(".")
+        found.setdefault(section, {})[name] = value
+    return found
+
+
+def tables(folder: Path) -> int:
+    """Rebuild all tables from a store in every format; return how many there are."""
+    found, _ = rebuild(asked("all", []), [folder])
+    for table in found:
+        for text in FORMATS.values():
+            text(table)
+    return len(found)
+
+
+def load(folder: Path) -> int:
+    """Load a store with `results.load`; return how many lines it has."""
+    # Imported here: the tables need neither pandas nor torch, which is half of this reader's memory.
+    from espalier.harness.reports import results
+
+    return len(results.load(folder))
+
+
+READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load}
+
+
+def measure(reader: str, folder: Path) -> dict[str, Any]:
+    """Return what a reader gives, its seconds, and the peak memory of this process in MiB."""
+    there = (folder / INDEX).exists()
+    clock, processor = time.perf_counter(), time.process_time()
+    given = READERS[reader](folder)
+    return {
+        "reader": reader,
+        "index": "there" if there else "made",
+        "given": given,
+        "processor_s": round(time.process_time() - processor, 2),
+        "clock_s": round(time.perf_counter() - clock, 2),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one JSON line for each reader."""
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.tables_bench", description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000, help="of the store")
+    parser.add_argument("--reader", choices=sorted(READERS), help="this one alone, of --store")
+    parser.add_argument("--store", type=Path, help="a store that is there already")
+    options = parser.parse_args(argv)
+    if options.reader is not None and options.store is not None:
+        print(json.dumps(measure(options.reader, options.store)))
+        return 0
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for row in islice(rows(), options.rows):
+            path = folder / "runs" / row["run_key"]
+            path.mkdir(parents=True)
+            (path / "row.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
+        command = [sys.executable, "-m", "lab.bench.tables_bench", "--store", name, "--reader"]
+        for reader in READERS:
+            (folder / INDEX).unlink(missing_ok=True)
+            for _ in ("cold", "warm"):
+                # A process of its own: its peak is its own, and nothing is read already.
+                subprocess.run([*command, reader], check=True, cwd=ROOT, stdin=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

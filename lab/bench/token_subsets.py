@@ -1,0 +1,86 @@
+"""Subsets of one scene's visual tokens that are chosen on purpose, and what each consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from espalier.methods.select.topk import top
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the target saw of one scene.
+
+    Attributes:
+        features: (N, D) visual tokens as they entered the decoder, N a square.
+        closer: (N,) how far the target's first layer moved each towards the words, UV-Prune's score.
+        objects: (N,) which of them show an object.
+    """
+
+    features: Tensor
+    closer: Tensor
+    objects: Tensor
+
+
+def subsets(seen: Seen, other: Seen, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return (keep,) ascending visual tokens by what they were chosen for.
+
+    Args:
+        seen: the scene.
+        other: another one, whose choice has the same shape here and shows something else.
+        keep: tokens of each subset.
+        generator: the only source of chance.
+    """
+    count = len(seen.closer)
+    chance = torch.rand(count, generator=generator)
+    objects = seen.objects.float()
+    unit = normalize(seen.features.float(), dim=-1)
+    centre = int(torch.randint(count, (), generator=generator))
+    side = round(count**0.5)
+    raster = torch.stack([torch.arange(count) // side, torch.arange(count) % side], dim=1)
+    away = (raster - raster[centre]).abs().sum(1)
+    rank = seen.closer.argsort().argsort() / count  # in [0, 1): breaks ties of whole numbers
+    mixed = chance.clone()
+    mixed[_top(seen.closer, keep // 2)] = 2.0
+    return {
+        "random": _top(chance, keep),
+        "uniform": torch.arange(keep) * count // keep,
+        "uvprune": _top(seen.closer, keep),
+        "uvprune, sign turned": _top(-seen.closer, keep),
+        "uvprune of another scene": _top(other.closer, keep),
+        "half uvprune, half random": _top(mixed, keep),
+        "objects, then random": _top(objects + chance / 2, keep),
+        "objects, then uvprune": _top(objects + rank / 2, keep),
+        "objects, then sign turned": _top(objects - rank / 2, keep),
+        "no object, random": _top(chance / 2 - objects, keep),
+        "next to one place": _top(-away - chance / 2, keep),
+        "alike one token": _top(unit @ unit[centre], keep),
+    }
+
+
+def make_up(kept: Tensor, seen: Seen) -> dict[str, float]:
+    """Return of what a subset (K,) consists: objects kept, neighbours kept, mean cosine of two kept tokens."""
+    count = len(seen.closer)
+    side = round(count**0.5)
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[kept] = True
+    square = mask.view(side, side)
+    pairs = [(square[1:], square[:-1]), (square[:, 1:], square[:, :-1])]
+    touching = sum(int((one & two).sum()) for one, two in pairs)
+    # Of each kept token the neighbours that the raster has.
+    present = sum(int(one.sum() + two.sum()) for one, two in pairs)
+    unit = normalize(seen.features[kept].float(), dim=-1)
+    alike = (unit.sum(0).square().sum() - len(kept)) / (len(kept) * (len(kept) - 1))
+    return {
+        "objects": float(mask[seen.objects].float().mean()),
+        "neighbours": 2 * touching / present,
+        "alike": float(alike),
+    }
+
+
+def _top(scores: Tensor, keep: int) -> Tensor:
+    return top(scores[None], keep)[0]

@@ -1,0 +1,204 @@
+"""How what deciders look at moves from step to step: `python -m lab.pages.denoising_page --write docs/diffusion`.
+
+The digits of a held-out scene are read by `seedling_diffusion` with D3ToM, a place a step. Each picture shows the
+scores by which that step chose, the tokens that it kept, and the answer as it stood. Writes `steps.png` and `.svg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.engine.record import Record
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.reports.curves.curve_files import RESOLUTION
+from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scene, Scenes
+from espalier.harness.specs.commands import command
+from espalier.harness.store.files.folder_checks import check_folder
+from espalier.methods.base import Plan, View
+from espalier.methods.d3tom import D3ToM
+
+MODEL = "seedling_diffusion"
+#: Places of the answer, one unveiled a step.
+PLACES = 8
+#: In inches, one step; steps in a row.
+PANEL, COLUMNS = (1.9, 2.3), 4
+#: What stands in a place that says nothing yet, and behind the answer's end.
+MASKED, ENDED = "·", "∎"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one step chose by: scores (N,) of the visual tokens, and those kept (K,)."""
+
+    scores: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True)
+class Watched(D3ToM):
+    """D3ToM that remembers what each step chose by, of a single row."""
+
+    seen: dict[int, Seen] = field(default_factory=dict, compare=False)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Plan as D3ToM does."""
+        plan = super().plan(view, keep)
+        self.seen[view.step] = Seen(view.signals["decider_attention"][0], plan.kept[0])
+        return plan
+
+
+class NotingSession(DenoisingSession):
+    """A session that keeps the answer as each step finds it."""
+
+    found: list[Answering]
+
+    def denoise(
+        self, prompt: Prompt, answer: Answering, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[Record, ...]]:
+        """Run one step."""
+        self.found.append(answer)
+        return super().denoise(prompt, answer, samples, budget)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One step as it is drawn: the word in each place, the places that decide, and what was chosen by them.
+
+    `seen` is None of the first step, at which nobody decides.
+    """
+
+    words: tuple[str, ...]
+    deciders: tuple[bool, ...]
+    seen: Seen | None
+
+
+def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[Shown], str]:
+    """Read a scene's digits; return the steps, and the answer."""
+    method, budget = Watched(), Budget("kept", ratio)
+    (question,) = questions_for(scene, {"ocr": 1})
+    parts: list[dict[str, Any]] = [
+        {"type": "image", "image": scene.to_pil()},
+        {"type": "text", "text": question.text},
+    ]
+    inputs = adapter.encode([[{"role": "user", "content": parts}]])
+    session = NotingSession(adapter, method, budget)
+    session.found = []
+    with session:
+        denoiser = Denoiser(session, adapter, method, budget)
+        found = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
+    shown = [
+        Shown(
+            tuple(_words(adapter, answer.ids[0].tolist())),
+            tuple(answer.deciders[0].tolist()),
+            method.seen.get(answer.step) if answer.deciders.any() else None,
+        )
+        for answer in session.found
+    ]
+    return shown, adapter.decode(found.ids)[0]
+
+
+def _words(adapter: Adapter, ids: Sequence[int]) -> list[str]:
+    facts = adapter.facts.diffusion
+    assert facts is not None  # the model denoises
+    special = {facts.mask_id: MASKED, **dict.fromkeys(facts.end_ids, ENDED)}
+    return [special.get(one) or adapter.processor.tokenizer.decode([one]).strip() for one in ids]
+
+
+def draw(scene: Scene, steps: Sequence[Shown]) -> Figure:
+    """Return the figure: what is looked at stays, the rest fades; kept tokens are outlined.
+
+    Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
+    """
+    rows = math.ceil(len(steps) / COLUMNS)
+    size = (PANEL[0] * COLUMNS, PANEL[1] * rows)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.04))
+    pixels = np.asarray(scene.to_pil())
+    for number, axes in enumerate(figure.subplots(rows, COLUMNS, squeeze=False).flat):
+        axes.set_axis_off()
+        if number < len(steps):
+            _draw_step(axes, pixels, number, steps[number])
+    return figure
+
+
+def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: Shown) -> None:
+    edge = len(pixels)
+    axes.imshow(pixels, extent=(0, edge, edge, 0))
+    axes.set_title(f"step {number + 1}", loc="left", fontsize=9, pad=3)
+    if step.seen is not None:
+        scores = step.seen.scores.float().cpu()
+        side = math.isqrt(len(scores))
+        share = (scores / scores.max()).sqrt().view(side, side).numpy()
+        fog = np.ones((side, side, 4))
+        fog[..., 3] = 0.9 * (1 - share)
+        axes.imshow(fog, extent=(0, edge, edge, 0), interpolation="nearest")
+        patch = edge / side
+        for token in step.seen.kept.tolist():
+            row, column = divmod(token, side)
+            corner = (column * patch + 0.6, row * patch + 0.6)
+            size = patch - 1.2
+            axes.add_patch(
+                Rectangle(corner, size, size, fill=False, color="#000000", linewidth=0.9)
+            )
+    for place, (word, decides) in enumerate(zip(step.words, step.deciders, strict=True)):
+        axes.text(
+            edge * (place + 0.5) / len(step.words),
+            edge * 1.04,
+            word,
+            ha="center",
+            va="top",
+            fontsize=9.5,
+            bbox={"facecolor": "white", "edgecolor": "#000000", "pad": 1.6} if decides else None,
+        )
+    axes.set_ylim(edge * 1.16, 0)
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the picture; exit code 2 and one line if that cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m lab.pages.denoising_page", description=__doc__)
+    parser.add_argument("--write", type=Path, required=True, help="folder of the picture")
+    parser.add_argument("--scene", type=int, default=3, help="number of the held-out scene")
+    parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
+    options = parser.parse_args(argv)
+    check_folder("--write", options.write)
+    command = read_command([f"model={MODEL}", "model.device=cpu"])
+    assert command is not None  # only requests for help compose nothing
+    adapter = load_adapter(build_spec(command.cells[0]).model)
+    scene = Scenes().scene("test", 0, options.scene)
+    steps, answer = steps_of(adapter, scene, options.ratio)
+    options.write.mkdir(parents=True, exist_ok=True)
+    png, svg = options.write / "steps.png", options.write / "steps.svg"
+    with rc_context(STYLE):
+        figure = draw(scene, steps)
+        figure.savefig(png, dpi=RESOLUTION)
+        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        figure.savefig(svg, metadata={"Date": None})
+    print(f"scene {options.scene}: {answer}")
+    print(f"{png}\n{svg}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

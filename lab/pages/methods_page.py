@@ -1,0 +1,269 @@
+"""docs/methods.md, written from the code: `python -m lab.pages.methods_page [--write docs/methods.md]`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from types import ModuleType
+
+from omegaconf import OmegaConf
+
+from espalier.harness.config.compose import CONF
+from espalier.harness.kinds.lookup import as_compressor, as_decoder, as_reducer
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.commands import command
+from espalier.methods.base import Decoder, Method, Site, TokenReducer
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer, as_denoiser
+from lab.pages.page_writer import print_or_write, table
+from lab.pages.proofs import Subject, kinds_of
+
+#: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
+BLOCKS, DEPTH = 23, 32
+
+HEAD = """\
+# Methods
+
+Written by `python -m lab.pages.methods_page --write docs/methods.md` from the code and the config files; a test holds
+this page to them. Each method's file says what was read in which source, and what was decided where sources are silent.
+
+Where a method acts is printed for its default settings on a tower of {blocks} blocks and a decoder of {depth} layers,
+as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
+method reads is explained in `methods/signals.py`. Costs are those of choosing, beside what the model computes anyway.
+
+Every method of the first table but `none` goes through three shared files: the contract (`tests/methods/test_all.py`:
+counts, order, batches, half precision, ties, values that are not finite), the matrix (`tests/methods/test_matrix.py`:
+three model families, three budget rules, dropping against emulation) and, if it has a score, planted scores
+(`tests/methods/test_signals.py`). The last column is what its own tests hold it against beside them, read off the code
+of each test that runs the method: a slow version (the same steps, written out in the test), worked examples, figures
+that were published, a planted signal, tiny models of real architectures.
+"""
+
+DECODERS = """\
+## Decoders
+
+These leave the target's tokens alone and its answers as they are: somebody drafts, the target verifies. The ratio is
+the share of visual tokens that the draft does without, where it does without any. `in turn`: the target waits for the
+draft; `at once`: the draft goes on while the target verifies. A window is what is drafted in a round, auto as many
+tokens as fit into one step of the target. Sites and signals are those at which the target is read, of {depth} layers;
+layer {depth} is behind the last. L: decoder layers. Costs are those of choosing what the draft sees.
+
+`tests/methods/test_decoders.py` tests them all, `tests/methods/test_decoders_choice.py` those that choose.
+"""
+
+COMPRESSORS = """\
+## Cache compressors
+
+These leave the prompt alone: the whole prefill runs, so that the first token of an answer knows all of it. Then each
+layer's keys and values are gathered into new storage, without the visual entries that score lowest; words stay. The
+ratio is the share of visual entries that goes, on average over layers. A score and a budget go together as they come:
+`method=h2o method.params.allocation=lorenz`. `method.params.scope=prompt` lets words go too, all but the first and
+last slots that the last column names. L: tokens of the prompt, w and E: of a window.
+
+`tests/methods/test_compressors.py` holds scores against whole attention maps and budgets against worked examples,
+`tests/engine/test_eviction.py` answers against those of the whole cache with the rest hidden, in six families.
+"""
+
+DENOISERS = """\
+## Denoising: visual tokens that leave anew at each step
+
+For models that denoise their answers (`model.facts.diffusion`). A site inside a layer (`block`) lies between its
+attention, which still sees every token, and its MLP. The ratio is the mean over all steps but the first, which runs
+whole; that of `pyramiddrop_denoising` sets the shares of its stages, at every step. Methods of the first table act at
+every step on such a model, the first one included, if they act behind the projector ([more](diffusion.md)).
+
+`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `test_denoising.py` what a
+ratio means, `tests/diffusion` steps of the engine against those written out in double precision and whole answers
+against a loop written out.
+"""
+
+CONFIGS = """\
+## Config files
+
+`python run.py method=<file>`; `official` is what the authors released, `paper` what they wrote, or both where they
+agree.
+"""
+
+
+def page(root: Path = ROOT) -> str:
+    """Return the page: a table of methods that remove tokens, one of each other kind, and one of config files."""
+    folder = root / "tests" / "methods"
+    tests = {
+        path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py"))
+    }
+    reducers = [_reducer_row(name, tests) for name in names_of(TokenReducer)]
+    head = ("method", "acts at", "reads", "cost", "paper", "own tests")
+    decoders = [_decoder_row(name) for name in names_of(Decoder)]
+    compressors = [_compressor_row(name) for name in names_of(CacheCompressor)]
+    denoisers = [_reducer_row(name, tests) for name in names_of(DenoisingReducer)]
+    evicts = ("compressor", "budgets", "heads choose", "cost", "paper", "first, last slots")
+    ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
+    files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
+    return "\n".join(
+        [
+            HEAD.format(blocks=BLOCKS, depth=DEPTH),
+            table(head, reducers),
+            DECODERS.format(depth=DEPTH),
+            table((*ways, "cost", "paper"), decoders),
+            COMPRESSORS,
+            table(evicts, compressors),
+            DENOISERS,
+            table(head, denoisers),
+            CONFIGS,
+            table(("file", "method", "variant", "what it is"), files),
+        ]
+    )
+
+
+def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
+    built = build_method(name, {})
+    method = as_reducer(built) or as_denoiser(built)
+    assert method is not None  # by its name
+    sites = method.all_sites(BLOCKS, DEPTH)
+    step = method.decode_site(DEPTH)
+    every = (*sites, step) if step else sites
+    module = _module(method)
+    return (
+        _link(name, module),
+        places(every),
+        _signals(method, every),
+        _cost(type(method).plan),
+        _paper(module),
+        _own_tests(Subject(name, type(method).__name__), module, tests),
+    )
+
+
+def _decoder_row(name: str) -> tuple[str, ...]:
+    method = as_decoder(build_method(name, {}))
+    assert method is not None  # by its name
+    alone = method.source == "nobody"
+    levels = f"tree of {len(method.tree)} on {method.window} levels"
+    rounds = "at once" if method.overlap else "in turn"
+    sites = method.sites(DEPTH)
+    return (
+        _link(name, _module(method)),
+        {"nobody": "nobody", "model": "a draft model", "cache": "the target"}[method.source],
+        "-" if alone else rounds,
+        "-" if alone else levels if method.tree else str(method.window),
+        "-" if alone else _seen(method),
+        places(sites),
+        _signals(method, sites),
+        _cost(type(method).choose),
+        _paper(_module(method)),
+    )
+
+
+def _compressor_row(name: str) -> tuple[str, ...]:
+    method = as_compressor(build_method(name, {}))
+    assert method is not None  # by its name
+    first, last = method.exempt
+    return (
+        _link(name, _module(method)),
+        method.allocation.replace("_", " "),
+        "apart" if method.by_head else "together",
+        _cost(type(method).score),
+        _paper(_module(method)),
+        f"{first}, {last}",
+    )
+
+
+def _seen(method: Decoder) -> str:
+    if method.text_only:
+        return "words alone"
+    if method.guided:
+        return "words, and what the target chooses" + " in each layer" * (method.source == "cache")
+    return "what it keeps by itself" if method.reducer else "everything"
+
+
+def _module(method: Method) -> ModuleType:
+    module = inspect.getmodule(type(method))
+    assert module is not None
+    return module
+
+
+def _link(name: str, module: ModuleType) -> str:
+    return f"[{name}](../{module.__name__.replace('.', '/')}.py)"
+
+
+def _signals(method: Method, sites: Iterable[Site]) -> str:
+    reads = {need.signal for site in sites for need in method.needs(site)}
+    return ", ".join(f"`{signal}`" for signal in sorted(reads)) or "-"
+
+
+def places(sites: Iterable[Site]) -> str:
+    """Return sites in words: `vision`, `layers 8, 16, 24`, `tower 0 to 22`; those of one kind together."""
+    parts = []
+    for where, group in groupby(sites, key=lambda site: site.where):
+        layers = [site.layer for site in group]
+        if where in ("vision", "prefix"):
+            parts.append(where)
+            continue
+        word = "decoding from layer" if where == "decode" else where
+        plural = "s" if where == "layer" and len(layers) > 1 else ""
+        parts.append(f"{word}{plural} {_run_of(layers)}")
+    return ", ".join(parts) or "-"
+
+
+def _run_of(layers: Sequence[int]) -> str:
+    steps = {after - before for before, after in pairwise(layers)}
+    if len(layers) > 4 and len(steps) == 1:
+        (step,) = steps
+        by = "" if step == 1 else f" by {step}"
+        return f"{layers[0]} to {layers[-1]}{by}"
+    return ", ".join(map(str, layers))
+
+
+def _cost(rule: Callable[..., object]) -> str:
+    found = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(rule) or "", re.S)
+    return " ".join(found[1].split()).rstrip(".") if found else "-"
+
+
+def _paper(module: ModuleType) -> str:
+    """Return the title's sentence up to the brackets' end, with a link to arXiv where it names one."""
+    first = (inspect.getdoc(module) or "").split("\n\n")[0]
+    found = re.search(
+        r"\(([^()]*\b(?:19|20)\d\d[^()]*|[^()]*arXiv[^()]*)\)", " ".join(first.split())
+    )
+    if found is None:
+        return "control"
+    number = r"arXiv (\d{4}\.\d{5})"
+    return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", found[1])
+
+
+def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:
+    """Return the test files of the method, each with what it holds the method against.
+
+    They bear its name; methods without such a file are tested together, in the files that import them.
+    """
+    named = f"test_{module.__name__.rpartition('.')[2]}"
+    imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
+    own = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
+    own = own or [file for file in ("test_rules.py",) if imported.search(tests[file])]
+    cells = []
+    for file in own:
+        kinds = ", ".join(kinds_of(tests[file], subject))
+        cells.append(f"[{file}](../tests/methods/{file})" + (f": {kinds}" if kinds else ""))
+    return "; ".join(cells) or "-"
+
+
+def _config_row(path: Path) -> tuple[str, ...]:
+    part = OmegaConf.load(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    comment = " ".join(line.lstrip("# ") for line in lines[:count])
+    return f"`{path.stem}`", part.name, part.variant, comment
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the page, or write it."""
+    return print_or_write(page, "lab.pages.methods_page", __doc__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Run notebooks from the top to the bottom, without Jupyter: `python -m lab.pages.run_notebooks notebooks/*.ipynb`.
+
+Cells are plain Python. Each notebook has a process's worth of its own names, the repository as its working directory
+and figures that go nowhere, or with `--figures <folder>` into PNG files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.commands import command
+
+
+def cells(path: Path) -> list[str]:
+    """Return the code of a notebook, cell by cell.
+
+    Raises:
+        UserError: the file is no notebook of version 4.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in found["cells"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is no notebook ({error}); valid: an .ipynb of version 4"
+        ) from error
+    return [source for kind, source in kinds if kind == "code"]
+
+
+def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
+    """Run all cells and return the names that they leave; an error of a cell is raised as it is.
+
+    Args:
+        path: of the notebook.
+        figures: where its figures go; nowhere by default.
+    """
+    matplotlib.use("Agg")
+    # The backend has to be chosen first.
+    import matplotlib.pyplot as plt
+
+    before = Path.cwd()
+    names: dict[str, object] = {"__name__": "__main__"}
+    os.chdir(ROOT)
+    try:
+        for place, source in enumerate(cells(path)):
+            exec(compile(source, f"{path.name}, code cell {place + 1}", "exec"), names)
+        for number in plt.get_fignums():
+            if figures is not None:
+                figures.mkdir(parents=True, exist_ok=True)
+                plt.figure(number).savefig(figures / f"{path.stem}_{number}.png", dpi=120)
+    finally:
+        plt.close("all")
+        os.chdir(before)
+    return names
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run notebooks; exit code 2 and one line if a file is none."""
+    parser = argparse.ArgumentParser(prog="python -m lab.pages.run_notebooks", description=__doc__)
+    parser.add_argument("notebooks", type=Path, nargs="+")
+    parser.add_argument("--figures", type=Path, help="folder for figures as PNG")
+    options = parser.parse_args(argv)
+    for path in options.notebooks:
+        execute(path.resolve(), options.figures and options.figures.resolve())
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Trains the seedling models: ``python -m lab.training STAGE [--out runs/seedling]``.
+
+Every stage resumes from its checkpoint in the run folder. "all" leaves out "subsets", a branch kept for
+comparison only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from lab.training.denoising_gate import gate_denoiser
+from lab.training.denoising_stage import train_denoising
+from lab.training.draft_stage import train_draft
+from lab.training.language_stage import FORKS, train_language
+from lab.training.release_stage import export, gate
+from lab.training.stage_runtime import Worker, load_recipe, run_workers
+from lab.training.tower_stage import train_tower
+from lab.training.video_draft_stage import train_video_draft
+from lab.training.video_gate import export_video, gate_video
+from lab.training.video_stage import CHECKPOINT, TOP_CHECKPOINT, train_video
+from lab.training.video_top_stage import train_video_top
+
+STAGES = (
+    "tower",
+    "language",
+    "mixtures",
+    "draft",
+    "export",
+    "denoising",
+    "export",
+    "gate",
+    "gate_denoising",
+)
+VIDEO_TRAININGS = {
+    "video": train_video,
+    "video_top": train_video_top,
+    "video_draft": train_video_draft,
+}
+GOES_ON_FROM = {"video_top": (CHECKPOINT,), "video_draft": (TOP_CHECKPOINT, CHECKPOINT)}
+"""Files of the run folder, one of which a stage begins with."""
+VIDEO_STAGES = (*VIDEO_TRAININGS, "export_video", "gate_video")
+
+
+def run_stage(stage: str, options: argparse.Namespace) -> None:
+    """Runs one stage of the recipe, with the recipe's number of processes unless told otherwise."""
+    recipe, out = load_recipe(continued=options.continued), options.out
+    workers = options.workers or recipe["workers"]
+    if stage == "tower":
+        run_workers(train_tower, workers, recipe, out)
+    elif stage in ("language", *FORKS):
+        branch = "full" if stage == "language" else stage
+        run_workers(train_language, workers, recipe, out, branch)
+    elif stage == "draft":
+        run_workers(train_draft, workers, recipe, out)
+    elif stage == "denoising":
+        run_workers(train_denoising, workers, recipe, out)
+    elif train := VIDEO_TRAININGS.get(stage):
+        if options.device == "cpu":
+            run_workers(train, workers, recipe, out)
+        else:
+            train(Worker(0, 1, options.device, options.feeders), recipe, out)
+    elif stage == "export_video":
+        export_video(recipe, out, options.unfinished)
+    elif stage == "gate_video":
+        gate_video(recipe, options.split)
+    elif stage == "export":
+        export(recipe, out, options.unfinished)
+    elif stage == "gate_denoising":
+        gate_denoiser(recipe, options.split)
+    else:
+        gate(recipe, out, options.split)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs one stage, or all of them in order."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", *VIDEO_STAGES, "all"])
+    parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
+    parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
+    parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="of the stages that train video models; cuda has one worker",
+    )
+    parser.add_argument(
+        "--feeders", type=int, default=2, help="processes that draw clips for --device cuda"
+    )
+    parser.add_argument(
+        "--continued",
+        action="store_true",
+        help="train the video models on from the shipped weights, by the recipe's 'continued' parts",
+    )
+    parser.add_argument(
+        "--unfinished", action="store_true", help="export checkpoints before their last step too"
+    )
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and options.stage not in VIDEO_TRAININGS:
+        stages = ", ".join(VIDEO_TRAININGS)
+        parser.error(f"--device cuda is of the stages {stages}, not {options.stage}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no such device here; valid: cpu")
+    needed = GOES_ON_FROM.get(options.stage, ())
+    if options.continued and options.stage == "video_top":
+        needed = ()  # it may go on from the shipped model
+    if needed and not any((options.out / name).exists() for name in needed):
+        parser.error(f"{options.stage} goes on from {options.out / CHECKPOINT}: run video first")
+    chosen = STAGES if options.stage == "all" else (options.stage,)
+    for stage in chosen:
+        run_stage(stage, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""A loss on attention: a word of an answer looks at the visual tokens that show what it tells.
+
+Answers are looked up among thousands of tokens. A head that looks at all of them alike learns from the answer alone
+only after it has hit the right ones by chance for long; told where to look it learns in a fraction of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES
+from espalier.harness.seedling.video.story import STRIDE
+from espalier.harness.seedling.video_model import FRAME_TOKENS
+from lab.training.clip_features import Seen, Shown
+from lab.training.dialogue_packs import IGNORE, Packed
+from lab.training.video_drills import Talk
+from lab.training.video_packs import Read
+
+_BARE = frozenset(["at", "time", "the", "a", "with", "from", "to", "there", ";", "is"])
+"""Words of captions that show nothing."""
+
+
+Things = tuple[tuple[int, int], ...]
+"""(frame, number of the track) of each."""
+
+
+class Look(NamedTuple):
+    """What the heads that look are to find for one word: the first of them, and the others.
+
+    Attributes:
+        early: In all layers that look but the last.
+        late: In the last.
+    """
+
+    early: tuple[Things, Things]
+    late: tuple[Things, Things]
+
+
+def shown_by(talk: Talk) -> list[Look | None]:
+    """Returns where to look for each word of an answer; None where it tells nothing to be seen.
+
+    Before an order is said, its two events are looked at by a head each, so that the next layers can compare their
+    times. What comes next after an event is found in two steps: first that event, then what follows it; and the next
+    of the objects that are counted among all of them. A place without one shows nothing.
+    """
+    words = talk.answer.split()
+    if talk.family == "caption":
+        return [
+            what for one in zip(_sentences(words), talk.shows, strict=True) for what in _told(*one)
+        ]
+    if talk.family == "digits":
+        return [_same((what,)) for what in talk.shows for _ in ("time", "digit")]
+    if talk.family == "order" and len(talk.shows) == 2:
+        first, second = ((what,) for what in talk.shows)
+        if words[-1] in ("before", "after"):
+            return [_same(first), _same(second), Look((first, second), (first, second))]
+        then = Look((first, first), (second, second))
+        return [_same(first), then, *[_same(second)] * (len(words) - 2)]
+    if talk.family == "how_many" and talk.shows:
+        return [*_counted(words[:-1], talk.shows), _same(talk.shows)]
+    return [_same(talk.shows) if talk.shows else None] * len(words)
+
+
+def _counted(words: Sequence[str], shows: Things) -> list[Look | None]:
+    """Returns what `shown_by` does, of the places that are gone through."""
+    looks: list[Look | None] = []
+    coming = iter(shows)
+    for word in words:
+        if word in COLOUR_NAMES:
+            what = next(coming)
+        told = word in (*COLOUR_NAMES, *SHAPES, "frame")
+        looks.append(_among((what,), shows) if told else None)
+    return looks
+
+
+def _among(things: Things, others: Things) -> Look:
+    return Look((others, things), (things, things))
+
+
+def _same(things: Things) -> Look:
+    return Look((things, things), (things, things))
+
+
+def _sentences(words: Sequence[str]) -> list[list[str]]:
+    ends = [place + 1 for place, word in enumerate(words) if word == ";"]
+    return [list(words[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _told(words: Sequence[str], shown: tuple[int, int]) -> list[Look | None]:
+    """Returns what `shown_by` does, of one sentence; where a move leads is seen at its end."""
+    frame, track = shown
+    goal = words.index("to") if "moves" in words else len(words)
+    return [
+        None if word in _BARE else _same(((frame + (STRIDE - 1) * (place > goal), track),))
+        for place, word in enumerate(words)
+    ]
+
+
+def tokens_of(one: Seen, chosen: np.ndarray, frame: int, track: int) -> np.ndarray:
+    """Returns which of the shown tokens ``(V,)`` show an object in a frame, or where it was if it has just gone."""
+    here: np.ndarray = chosen // FRAME_TOKENS == frame
+    owned: np.ndarray = here & (one.owner[chosen] == track)
+    begun: np.ndarray = here & (one.act[chosen] > 0)
+    return owned if owned.any() else begun
+
+
+class Looks(NamedTuple):
+    """Rows of a batch of B clips that look, at most R in one, and the right tokens among the V shown of each.
+
+    What several rows look for is kept once: U sets of tokens. Rows that fill up a clip are worth nothing.
+
+    Attributes:
+        places: Their places ``(B, R)``, from the first word or the first visual token on.
+        sets: Sets of tokens ``(B, U, V)``, boolean; the first holds all.
+        wanted: The set that each row looks for, early and late, of the first head and of the others ``(B, R, 2, 2)``.
+        worth: Weight of each row ``(B, R)``.
+    """
+
+    places: torch.Tensor
+    sets: torch.Tensor
+    wanted: torch.Tensor
+    worth: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Looks:
+        """Returns the same on a device."""
+        return Looks(*(one.to(device) for one in self))
+
+    def right(self, late: bool, first: bool) -> torch.Tensor:
+        """Returns the right tokens of each row ``(B, R, V)``, in the last layer or before, of the first head or not."""
+        lines = torch.arange(len(self.sets), device=self.sets.device)[:, None]
+        return self.sets[lines, self.wanted[:, :, int(late), int(not first)]]
+
+
+class _Row(NamedTuple):
+    place: int
+    wanted: Sequence[Hashable]
+    worth: float
+
+
+def _looks(
+    lines: Sequence[Sequence[_Row]], known: Sequence[dict[Any, np.ndarray]], shown: int
+) -> Looks:
+    """Returns the rows of each clip, filled up to the longest; `known` are its sets of tokens by name."""
+    most = max(map(len, lines))
+    sets = np.zeros((len(lines), 1 + max(map(len, known)), shown), bool)
+    sets[:, 0] = True
+    places = np.zeros((len(lines), most), np.int64)
+    wanted, worth = np.zeros((*places.shape, 2, 2), np.int64), np.zeros(places.shape, np.float32)
+    for line, (rows, named) in enumerate(zip(lines, known, strict=True)):
+        number = {name: place for place, name in enumerate(named, start=1)}
+        for place, tokens in enumerate(named.values(), start=1):
+            sets[line, place] = tokens
+        for place, row in enumerate(rows):
+            places[line, place], worth[line, place] = row.place, row.worth
+            wanted[line, place] = np.reshape([number[name] for name in row.wanted], (2, 2))
+    return Looks(*map(torch.from_numpy, (places, sets, wanted, worth)))
+
+
+def evidence(
+    talks: Sequence[Sequence[Talk]], packed: Packed, seen: Sequence[Seen], shown: Shown
+) -> Looks:
+    """Returns the words of answers that some shown token shows, and those tokens; a look is worth what its word is.
+
+    Args:
+        talks: Per clip.
+        packed: The same, packed.
+        seen: The clips.
+        shown: The tokens shown.
+    """
+    lines: list[list[_Row]] = []
+    sets: list[dict[Things, np.ndarray]] = []
+    for line, items in enumerate(talks):
+        rows: list[_Row] = []
+        known: dict[Things, np.ndarray] = {}
+        segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
+        for number, talk in enumerate(items):
+            places = np.flatnonzero((segments == number) & (labels != IGNORE))
+            # Behind the answer its end is predicted, except in drills.
+            for place, look in zip(places.tolist(), shown_by(talk), strict=False):
+                if look is None:
+                    continue
+                wanted = [*look.early, *look.late]
+                for things in wanted:
+                    if things not in known:
+                        known[things] = _union(seen[line], shown.chosen[line], things)
+                if all(known[things].any() for things in wanted):
+                    rows.append(_Row(place, wanted, float(packed.weights[line, place])))
+        lines.append(rows)
+        sets.append(known)
+    return _looks(lines, sets, shown.chosen.shape[1])
+
+
+def of_times(
+    looks: Looks, talks: Sequence[Sequence[Talk]], packed: Packed, families: Collection[str]
+) -> Looks:
+    """Returns the rows of `looks` that look for a time in answers of some families."""
+    labels = packed.labels.gather(1, looks.places)
+    segments = packed.segments.gather(1, looks.places)
+    asked = torch.tensor(
+        [
+            [number >= 0 and talks[line][number].family in families for number in row]
+            for line, row in enumerate(segments.tolist())
+        ]
+    )
+    times = (labels >= FIRST_TIME) & (labels < FIRST_TIME + MOST_FRAMES)
+    worth = looks.worth * (asked.view_as(times) & times)
+    kept = worth.any(0)
+    return Looks(looks.places[:, kept], looks.sets, looks.wanted[:, kept], worth[:, kept])
+
+
+def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
+    union: np.ndarray = np.any([tokens_of(one, chosen, *what) for what in things], axis=0)
+    return union
+
+
+def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
+    """Returns the visual tokens in which something begins, and those of the time that they name.
+
+    What comes next is hard to find from a time: the search is for the smallest of all that are larger. A token that
+    knows when the last event was can be found by that time, as all else is. So can a token in which a digit begins to
+    be shown, by the time of the digit before.
+
+    Args:
+        seen: The clips.
+        shown: The tokens shown.
+        since_what: "since" or "since_digit".
+    """
+    lines: list[list[_Row]] = []
+    sets: list[dict[int, np.ndarray]] = []
+    for one, chosen in zip(seen, shown.chosen, strict=True):
+        frame, since = chosen // FRAME_TOKENS, getattr(one, since_what)[chosen]
+        begins = since >= 0
+        # Before the first event there is the first frame.
+        told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
+        known = {before: told & (frame == before) for before in set(since[begins].tolist())}
+        known = {before: tokens for before, tokens in known.items() if tokens.any()}
+        lines.append(
+            [
+                _Row(place, [int(since[place])] * 4, 1.0)
+                for place in np.flatnonzero(begins).tolist()
+                if int(since[place]) in known
+            ]
+        )
+        sets.append(known)
+    return _looks(lines, sets, shown.chosen.shape[1])
+
+
+def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> torch.Tensor:
+    """Returns the mean of :func:`gaze_loss` of words over the layers that look.
+
+    `plan` is the recipe's "gaze".
+    """
+    heads, last = range(plan["heads"]), max(plan["layers"])
+    losses = [
+        gaze_loss(model, read, layer, heads, looks, of_words=True, late=layer == last)
+        for layer in plan["layers"]
+    ]
+    return torch.stack(losses).mean()
+
+
+def time_heads_loss(
+    model: Any, read: Read, plan: dict[str, Any], looks: dict[str, Looks]
+) -> torch.Tensor:
+    """Returns the mean over layers of :func:`gaze_loss` of heads that look for times alone, summed over their kinds.
+
+    Args:
+        model: The video model.
+        read: What it made of the batch.
+        plan: The recipe's "time_heads": by kind of time, "families" of answers and "heads", one by layer.
+        looks: By kind, as :func:`of_times` returns them.
+    """
+    losses = []
+    for name, one in plan.items():
+        last = max(one["heads"])
+        found = [
+            gaze_loss(
+                *(model, read, layer, range(head, head + 1), looks[name]),
+                of_words=True,
+                late=layer == last,
+            )
+            for layer, head in one["heads"].items()
+        ]
+        losses.append(torch.stack(found).mean())
+    return torch.stack(losses).sum()
+
+
+def looking_back_loss(
+    model: Any, read: Read, plan: dict[str, int], looks: dict[str, Looks]
+) -> torch.Tensor:
+    """Returns :func:`gaze_loss` of visual tokens that look at the event before, and by other heads at the digit before.
+
+    Args:
+        model: The video model.
+        read: What it made of the batch.
+        plan: The recipe's "looking_back": the layer, how many of its heads look for events, and how many for digits.
+        looks: By what is named, as :func:`looking_back` returns them.
+    """
+    events, digits = plan["heads"], plan.get("digit_heads", 0)
+    heads = {"since": range(events), "since_digit": range(events, events + digits)}
+    losses = [
+        gaze_loss(model, read, plan["layer"], heads[name], found, of_words=False)
+        for name, found in looks.items()
+        if heads[name]
+    ]
+    return torch.stack(losses).sum()
+
+
+def gaze_loss(
+    model: Any,
+    read: Read,
+    layer: int,
+    heads: range,
+    looks: Looks,
+    of_words: bool,
+    late: bool = False,
+) -> torch.Tensor:
+    """Returns the weighted mean of -log of the attention that the right tokens get together.
+
+    Args:
+        model: The video model.
+        read: What it made of the batch.
+        layer: Number of the layer that looks.
+        heads: Which of its heads, in a row.
+        looks: The rows that look.
+        of_words: Whether they are words; else they are visual tokens.
+        late: Whether the layer is the last that looks.
+    """
+    language = model.model.language_model
+    block = language.layers[layer]
+    attention, hidden = block.self_attn, block.input_layernorm(read.layers[layer].float())
+    width = slice(heads.start * attention.head_dim, heads.stop * attention.head_dim)
+    cos, sin = language.rotary_emb(hidden, read.positions)
+    places = looks.places + (read.prefix if of_words else read.visual.start)
+    lines = torch.arange(len(hidden), device=hidden.device)[:, None]
+
+    def rotary(projection: Any, states: torch.Tensor, there: Any) -> torch.Tensor:
+        found = torch.nn.functional.linear(states, projection.weight[width], projection.bias[width])
+        found = found.unflatten(-1, (len(heads), attention.head_dim))
+        low, high = found.chunk(2, dim=-1)
+        rotated = torch.cat([-high, low], dim=-1)
+        turned: torch.Tensor = found * cos[there][..., None, :] + rotated * sin[there][..., None, :]
+        return turned
+
+    queries = rotary(attention.q_proj, hidden[lines, places], (lines, places))
+    keys = rotary(attention.k_proj, hidden, ...)
+    scores = torch.einsum("brhd,bshd->hbrs", queries, keys) * attention.scaling
+    scores = scores + read.bias(places, of_words)
+    right = [looks.right(late, first=head == 0) for head in range(len(heads))]
+    found = scores[..., read.visual].masked_fill(~torch.stack(right), float("-inf"))
+    lost = (scores.logsumexp(-1) - found.logsumexp(-1)) * looks.worth
+    mean: torch.Tensor = lost.sum() / (len(heads) * looks.worth.sum()).clamp(min=1e-6)
+    return mean

@@ -1,0 +1,259 @@
+"""Clips as the video model sees them in training: pooled features, labels of tokens, and which of them are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from espalier.harness.seedling.patch_targets import GRID
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.seedling_model import normalise
+from espalier.harness.seedling.seedling_tower import patch_features
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.story import STRIDE
+from espalier.harness.seedling.video_model import FRAME_TOKENS
+from lab.training.dialogue_packs import PREFIX
+
+_Patches = TypeVar("_Patches", np.ndarray, torch.Tensor)
+
+ACTS = ("no", "enters", "leaves", "moves", "turns", "covered", "seen", "changes")
+"""Words that tell what begins in a token's frame; the first: nothing."""
+_KINDS = ("", "enter", "leave", "move", "turn", "cover", "uncover", "change")
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A clip and what the tower makes of it; N is 36 tokens for each of T frames.
+
+    Attributes:
+        clip: The clip.
+        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16; None where the tower
+            has not run over it.
+        owner: Number of the object in each token, -1 for none ``(N,)``.
+        kind: The digit, or 10 and the number of the shape, in each token; -1 where none is seen ``(N,)``.
+        colour: Number of its colour, -1 where none is seen ``(N,)``.
+        act: Which of :data:`ACTS` begins there ``(N,)``.
+        was_kind: What it begins with, as `kind`, of the object as it was before; -1 where nothing begins ``(N,)``.
+        was_colour: The colour of that object before, as `colour` ``(N,)``.
+        since: Frame of the last event before the one that begins there, 0 for the first; -1 where nothing
+            begins ``(N,)``.
+        since_digit: Frame of the last digit before the one that begins to be shown there, 0 for the first; -1 where
+            none does ``(N,)``.
+    """
+
+    clip: Clip
+    features: torch.Tensor | None
+    owner: np.ndarray
+    kind: np.ndarray
+    colour: np.ndarray
+    act: np.ndarray
+    was_kind: np.ndarray
+    was_colour: np.ndarray
+    since: np.ndarray
+    since_digit: np.ndarray
+
+
+def blocks(patches: _Patches) -> _Patches:
+    """Regroups patches ``(T, 144, ...)`` into tokens of 2 x 2 ``(T, 36, 4, ...)``, in raster order."""
+    frames, rest, half = len(patches), patches.shape[2:], GRID // 2
+    grid = patches.reshape(frames, half, 2, half, 2, *rest).swapaxes(2, 3)
+    return grid.reshape(frames, half * half, 4, *rest)
+
+
+def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
+    """Draws a clip, runs the frozen tower over its frames and labels its tokens."""
+    drawn = clip(split, seed, index, frames)
+    features = features_of(tower, torch.from_numpy(drawn.frames))
+    return replace(labelled(drawn), features=features.cpu())
+
+
+@torch.no_grad()
+def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
+    """Returns what the tower makes of frames ``(T, 96, 96, 3)`` uint8, as tokens ``(N, 4, 128)``, bfloat16.
+
+    A processor's cache holds few frames at a time, and an accelerator wants many.
+    """
+    device = next(tower.parameters()).device
+    parts = frames.split(16 if device.type == "cpu" else 1024)
+    found = [
+        blocks(patch_features(tower, normalise(part.to(device)))[:, 1:]).bfloat16()
+        for part in parts
+    ]
+    return torch.cat(found).flatten(0, 1)
+
+
+def labelled(drawn: Clip) -> Seen:
+    """Labels the tokens of a clip over which the tower has not run."""
+    owner = owners_of(drawn)
+    kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
+    for number, track in enumerate(drawn.tracks):
+        for frame in np.flatnonzero((track.colour >= 0) & ~track.covered).tolist():
+            mine = owner[frame] == number
+            digit = int(track.digit[frame])
+            kind[frame, mine] = digit if digit >= 0 else 10 + SHAPES.index(track.thing)
+            colour[frame, mine] = track.colour[frame]
+    act = acts_of(drawn, owner)
+    was_kind, was_colour = subjects_of(drawn, act)
+    arrays = (
+        *(owner, kind, colour, act, was_kind, was_colour),
+        *(events_before(drawn, act), digits_before(drawn, act)),
+    )
+    return Seen(drawn, None, *(one.ravel() for one in arrays))
+
+
+def owners_of(drawn: Clip) -> np.ndarray:
+    """Returns the object that has most patches of each token ``(T, 36)``, -1 for none."""
+    patches = blocks(drawn.patches)
+    owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
+    for number in range(len(drawn.tracks)):
+        count = (patches == number).sum(-1)
+        owner[count > most] = number
+        most = np.maximum(most, count)
+    return owner
+
+
+def acts_of(drawn: Clip, owner: np.ndarray) -> np.ndarray:
+    """Returns which of :data:`ACTS` begins in each token ``(T, 36)``, by the owners of tokens."""
+    act = np.zeros(owner.shape, np.int64)
+    for event in drawn.events:
+        if event.kind in _KINDS:
+            # What has left is seen by where it was.
+            frame = event.frame - (event.kind == "leave")
+            act[event.frame, owner[frame] == event.track] = _KINDS.index(event.kind)
+    return act
+
+
+def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns digit or shape, and colour, of what an event begins with, before it, in its tokens ``(T, 36)``."""
+    kind, colour = np.full(act.shape, -1), np.full(act.shape, -1)
+    for event in drawn.events:
+        if event.kind in _KINDS:
+            mine = act[event.frame] > 0
+            kind[event.frame, mine] = int(event.digit or 10 + SHAPES.index(event.thing))
+            colour[event.frame, mine] = COLOUR_NAMES.index(event.colour)
+    return kind, colour
+
+
+def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+    """Returns the frame of the event before the one that begins in each token ``(T, 36)``, -1 where none does."""
+    frames = sorted({event.frame for event in drawn.events})
+    before = np.zeros(len(act), np.int64)
+    before[frames[1:]] = frames[:-1]
+    since: np.ndarray = np.where(act > 0, before[:, None], -1)
+    return since
+
+
+def digits_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+    """Returns the frame of the digit before the one that begins to be shown in each token ``(T, 36)``, else -1."""
+    since = np.full(act.shape, -1)
+    last = 0
+    for event in drawn.events:
+        if event.kind == "change" or (event.kind == "enter" and event.digit):
+            since[event.frame, act[event.frame] > 0] = last
+            last = event.frame
+    return since
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The visual tokens that a batch of B clips shows, V of each.
+
+    Attributes:
+        chosen: Their numbers ``(B, V)``, ascending.
+        features: Tower features of their patches ``(B, V, 4, 128)``; none where the tower has not run.
+        first: Frame whose time and place the clips' first frame takes.
+        frames: T of the clips.
+    """
+
+    chosen: np.ndarray
+    features: torch.Tensor | None
+    first: int
+    frames: int
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position ids ``(B, V)``."""
+        return torch.from_numpy(self.chosen) + len(PREFIX) + FRAME_TOKENS * self.first
+
+    @property
+    def end(self) -> int:
+        """Position of the newline behind the video."""
+        return len(PREFIX) + FRAME_TOKENS * (self.first + self.frames)
+
+    def labels(self, values: Sequence[np.ndarray]) -> torch.Tensor:
+        """Returns the chosen tokens' entries of one array a clip ``(B, V)``."""
+        return torch.from_numpy(np.take_along_axis(np.stack(values), self.chosen, 1))
+
+
+def needed(one: Seen, shows: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Returns which tokens ``(N,)`` show what is told: objects from the frame before to the end of a move.
+
+    Args:
+        one: The clip.
+        shows: (frame, number of the track) of each thing told.
+    """
+    owner, act = (values.reshape(-1, FRAME_TOKENS) for values in (one.owner, one.act))
+    found = np.zeros(owner.shape, bool)
+    for frame, track in shows:
+        around = slice(max(frame - 1, 0), frame + STRIDE)
+        found[around] |= owner[around] == track
+        # What has left is seen by where it was.
+        found[frame] |= act[frame] > 0
+    return found.ravel()
+
+
+def show(
+    seen: Sequence[Seen],
+    keep: int,
+    tilt: float,
+    rng: np.random.Generator,
+    first: int = 0,
+    needs: Sequence[np.ndarray] = (),
+) -> Shown:
+    """Chooses visual tokens, at their original places.
+
+    Args:
+        seen: Clips of equal length.
+        keep: Tokens to keep of each.
+        tilt: Largest preference for objects; each clip draws its own below it. 0 is plainly random
+            and 1 goes up to objects first.
+        rng: Source of choices.
+        first: See :class:`Shown`.
+        needs: Tokens ``(N,)`` of each clip that are kept before all others, however many they are.
+    """
+    inside = np.stack([one.owner >= 0 for one in seen])
+    score = rng.random(inside.shape)
+    score += tilt * rng.random((len(seen), 1)) * inside
+    if needs:
+        score += (1 + tilt) * np.stack(needs)
+        keep = max(keep, *(int(tokens.sum()) for tokens in needs))
+    chosen = np.sort(np.argsort(-score, axis=1)[:, :keep], axis=1)
+    known = [one.features for one in seen if one.features is not None]
+    features = taken(torch.stack(known), chosen) if known else None
+    return Shown(chosen, features, first, len(seen[0].clip.frames))
+
+
+def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
+    """Returns the features ``(B, V, 4, 128)`` of some tokens ``(B, V)`` of those of all ``(B, N, 4, 128)``."""
+    places = torch.from_numpy(chosen).to(features.device)
+    return features[torch.arange(len(places), device=places.device)[:, None], places].float()
+
+
+def visual_tokens(model: Any, shown: Shown) -> torch.Tensor:
+    """Projects the patches of the tokens shown and pools four to a token ``(B, V, D)``.
+
+    The mean of 2 x 2 is what the model's bilinear pooling of an even grid comes to.
+
+    Raises:
+        ValueError: The tower has not run over the clips.
+    """
+    if shown.features is None:
+        raise ValueError("these tokens have no features; see() runs the tower, labelled() does not")
+    features = shown.features.to(model.device)
+    tokens: torch.Tensor = model.model.multi_modal_projector(features).mean(-2)
+    return tokens

@@ -1,0 +1,89 @@
+"""Answers of a model trained by denoising, all places of an answer at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from espalier.harness.seedling.vocabulary import EOS, MASK, VOCABULARY
+from lab.training.denoising import Noised, text_hidden, without_mask
+from lab.training.dialogue_packs import PREFIX, TEXT_START
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Unmasks the places that the model is surest of, step by step (low-confidence remasking).
+
+    Slow and plain: every step runs the whole prompt again.
+
+    Attributes:
+        steps_per_token: Steps for each place of an answer; 0.5 unmasks two places a step.
+        alone: Whether the image sees question and answer, see :mod:`~lab.training.denoising`.
+        opened: Whether the prompt sees the answer.
+    """
+
+    steps_per_token: float = 0.5
+    alone: bool = True
+    opened: bool = True
+
+    @torch.no_grad()
+    def decode(
+        self,
+        model: Any,
+        visual: torch.Tensor,
+        positions: torch.Tensor,
+        questions: torch.Tensor,
+        room: int,
+    ) -> list[str]:
+        """Answers questions of equal length.
+
+        Args:
+            model: A LLaVA model whose text stack uses denoising attention.
+            visual: Projected visual tokens ``(B, V, D)``.
+            positions: Their position ids ``(B, V)``.
+            questions: Question ids ending in ``ASSISTANT:`` ``(B, Q)``.
+            room: Places of an answer.
+
+        Returns:
+            The answers as words, up to the first ``<eos>``.
+        """
+        asked = questions.shape[1]
+        batch = _all_masked(questions, room, self.opened)
+        visible = batch.visible(len(PREFIX) + visual.shape[1], self.alone)
+        tokens = batch.tokens
+        for count in reveals(room, max(1, round(self.steps_per_token * room))):
+            hidden = text_hidden(model, visual, tokens, batch.positions, visible, positions)
+            shares = without_mask(model.lm_head(hidden[:, asked:])).softmax(-1)
+            sure, words = shares.max(-1)
+            masked = tokens[:, asked:] == MASK
+            best = sure.masked_fill(~masked, -1.0).topk(count, dim=1).indices
+            tokens[:, asked:].scatter_(1, best, words.gather(1, best))
+        return [_words(row) for row in tokens[:, asked:].tolist()]
+
+
+def reveals(room: int, steps: int) -> list[int]:
+    """Returns how many places each step unmasks: equally many, the first steps one more."""
+    return [room // steps + (number < room % steps) for number in range(steps)]
+
+
+def _all_masked(questions: torch.Tensor, room: int, opened: bool) -> Noised:
+    rows, asked = questions.shape
+    shape = (rows, asked + room)
+    answers = (torch.arange(asked + room) >= asked).expand(shape)
+    return Noised(
+        tokens=torch.cat([questions, torch.full((rows, room), MASK)], dim=1),
+        targets=torch.zeros(shape, dtype=torch.long),
+        weights=torch.ones(shape),
+        shares=torch.ones(shape),
+        positions=torch.arange(TEXT_START, TEXT_START + asked + room).expand(shape),
+        segments=torch.zeros(shape, dtype=torch.long),
+        answers=answers,
+        opened=torch.full(shape, opened),
+    )
+
+
+def _words(row: list[int]) -> str:
+    end = row.index(EOS) if EOS in row else len(row)
+    return " ".join(VOCABULARY[token] for token in row[:end])

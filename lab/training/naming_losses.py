@@ -1,0 +1,151 @@
+"""Losses of naming: visual tokens name what they show, when, and what begins there; words name what they look for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
+from espalier.harness.seedling.video_model import FRAME_TOKENS
+from lab.training.clip_features import ACTS, Seen, Shown
+from lab.training.video_labels import PARTS
+from lab.training.video_packs import Read
+
+WIDTH_OF_TEXT = 192
+_LOOKS = [TOKEN_ID[word] for word in (*map(str, range(10)), *SHAPES)]
+_COLOURS = [TOKEN_ID[word] for word in COLOUR_NAMES]
+_ACTS = [TOKEN_ID[word] for word in ACTS]
+
+LAST = ("since", "since_digit")
+"""What names the time of the event, and of the digit, before."""
+
+
+def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
+    """Returns the labels ``(B, V)`` of the tokens shown, those of :class:`Seen` and "frame", by name.
+
+    Frames are counted from the start of the longer video that the clips stand in.
+    """
+    labels = {
+        name: shown.labels([getattr(one, name) for one in seen])
+        for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour")
+    }
+    for name in LAST:
+        since = shown.labels([getattr(one, name) for one in seen])
+        labels[name] = torch.where(since >= 0, since + shown.first, -1)
+    labels["frame"] = torch.from_numpy(shown.chosen // FRAME_TOKENS + shown.first)
+    return labels
+
+
+class Namers(nn.Module):
+    """Asks visual tokens to name what they are, when they are shown and what begins there, and words what they seek.
+
+    They name with the word embeddings, each by a learned scale; an object as it was before an event, and the times
+    of the event and of the digit before, are read through matrices of their own, so that a token can say what it was
+    and what it is. This stands in for the language alignment a tower would bring along, and for the time that
+    positions alone do not say.
+
+    Words of answers name the time named last and the parts of the event asked about, each through a matrix of its own:
+    a word cannot look for what it does not know.
+    """
+
+    def __init__(self) -> None:
+        """Starts with scale 1 for each, the identity, and directions apart from those of a token's own time."""
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(5))
+        self.before = nn.Parameter(torch.eye(WIDTH_OF_TEXT))
+        self.asked_gain = nn.Parameter(torch.ones(1 + len(PARTS)))
+        for name in (*LAST, "last", *PARTS):
+            apart = nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT))
+            self.register_parameter(name, nn.Parameter(apart))
+
+    def losses(
+        self,
+        model: Any,
+        read: Read,
+        layers: dict[str, int],
+        labels: dict[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Returns the loss terms "look", "time", "act" and "before", and of the others those that `layers` has.
+
+        Args:
+            model: The video model.
+            read: What it made of the batch.
+            layers: Behind how many layers all but "look" and "before" are named.
+            labels: Those of the tokens shown, see :func:`labels_of`, and those of the words, see
+                :func:`~lab.training.video_labels.asked_for`.
+        """
+        words = model.model.language_model.embed_tokens.weight
+        hidden = [layer[:, read.visual] for layer in read.layers.values()]
+        kind, colour, act = labels["kind"], labels["colour"], labels["act"]
+        owner, was_kind, was_colour = labels["owner"], labels["was_kind"], labels["was_colour"]
+        inside, owned = kind >= 0, (owner >= 0) | (act > 0)
+        look = self._unit(hidden[0][inside], 0)
+        when = self._unit(hidden[layers["time"]], 1).flatten(0, 1)
+        begun = self._unit(hidden[layers["act"]][owned], 2) @ words[_ACTS].T
+        error = F.cross_entropy(begun, act[owned], reduction="none")
+        worth = torch.where(act[owned] > 0, 4.0, 1.0)
+        events = act > 0
+        was = self._unit(hidden[layers["act"]][events], 2) @ self.before
+        count = events.sum().clamp(min=1)
+        times = words[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
+        found = {
+            "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
+            + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
+            "time": F.cross_entropy(when @ times.T, labels["frame"].flatten()),
+            "act": (error * worth).sum() / worth.sum(),
+            # A short clip may show no token of any event.
+            "before": (
+                F.cross_entropy(was @ words[_LOOKS].T, was_kind[events], reduction="sum")
+                + F.cross_entropy(was @ words[_COLOURS].T, was_colour[events], reduction="sum")
+            )
+            / count,
+        }
+        for which, name in enumerate(LAST, start=3):
+            if name in layers:
+                since, told = labels[name], labels[name] >= 0
+                rows = self._unit(hidden[layers[name]][told], which)
+                last = rows @ self.get_parameter(name) @ times.T
+                error = F.cross_entropy(last, since[told], reduction="sum")
+                found[name] = error / told.sum().clamp(min=1)
+        if "last" in layers:
+            told = read.layers[layers["last"]][:, read.prefix :]
+            found["last"] = self._sought(words, told, labels["last"][..., None], ("last",), 0)
+        if "asked" in layers:
+            told = read.layers[layers["asked"]][:, read.prefix :]
+            found["asked"] = self._sought(words, told, labels["asked"], PARTS, 1)
+        return found
+
+    def _sought(
+        self,
+        words: torch.Tensor,
+        told: torch.Tensor,
+        wanted: torch.Tensor,
+        parts: Sequence[str],
+        first: int,
+    ) -> torch.Tensor:
+        """Returns the loss of naming words, the mean of each of P parts, summed.
+
+        Args:
+            words: Embeddings ``(W, D)``.
+            told: What the words of dialogues hold ``(B, L, D)``.
+            wanted: Numbers of the words to name, -1 for none ``(B, L, P)``.
+            parts: Names of the matrices.
+            first: Number of the first one's gain.
+        """
+        losses = []
+        for slot, part in enumerate(parts):
+            known = wanted[..., slot] >= 0
+            rows = F.rms_norm(told[known], told.shape[-1:], eps=1e-6)
+            scores = self.asked_gain[first + slot] * rows @ self.get_parameter(part) @ words.T
+            error = F.cross_entropy(scores, wanted[..., slot][known], reduction="sum")
+            losses.append(error / known.sum().clamp(min=1))
+        return torch.stack(losses).sum()
+
+    def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:
+        return self.gain[which] * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)

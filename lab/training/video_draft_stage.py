@@ -1,0 +1,160 @@
+"""Distils the video model into a draft of few language layers, which often sees a part of the tokens only.
+
+The draft's tokens name what the target's do, and its last layer is told where to look, as the target is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from espalier.harness.seedling.video_model import build_video_model, video_weights_dir
+from lab.training.attention_loss import looking_loss
+from lab.training.clip_features import Shown, visual_tokens
+from lab.training.dialogue_packs import IGNORE, Packed
+from lab.training.fast_math import use_fast_products
+from lab.training.language_losses import answer_loss
+from lab.training.naming_losses import Namers
+from lab.training.release_stage import load_exported
+from lab.training.stage_runtime import (
+    TrainingLog,
+    Worker,
+    load_checkpoint,
+    make_optimiser,
+    save_checkpoint,
+    set_lr,
+)
+from lab.training.tower_stage import tower_of
+from lab.training.video_lessons import Feed, Lesson
+from lab.training.video_packs import video_hidden
+from lab.training.video_stage import (
+    learn,
+    prepared,
+    restarted_lr,
+    stage_of,
+    validate_video,
+    video_target,
+)
+
+DRAFT_CHECKPOINT = "video_draft.pt"
+
+
+def video_draft_from(target: Any, layers: list[int], start: str = "target") -> Any:
+    """Builds a draft from the target's tower, projector, words and some of its layers, or loads a shipped one.
+
+    Args:
+        target: The target.
+        layers: Layers of the target to take.
+        start: "target", or the shipped draft to go on with.
+    """
+    if start != "target":
+        return prepared(load_exported(video_weights_dir(start)))
+    draft = build_video_model("seedling_video_draft", len(layers))
+    source = target.state_dict()
+    state = {}
+    for key in draft.state_dict():
+        wanted = key
+        for number, layer in enumerate(layers):
+            here = f"language_model.layers.{number}."
+            if here in key:
+                wanted = key.replace(here, f"language_model.layers.{layer}.")
+        state[key] = source[wanted]
+    draft.load_state_dict(state)
+    return prepared(draft)
+
+
+def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
+    """Trains the draft to agree with the target on answers; resumes from ``out/video_draft.pt``.
+
+    At first it learns from right answers alone, which is cheaper. The target always sees the whole clip, the draft in a
+    share of the steps a part of it.
+
+    Args:
+        worker: This process.
+        recipe: The whole recipe.
+        out: Run folder with ``video.pt``.
+    """
+    plan, seed = {**recipe["video"], **recipe["video_draft"]}, recipe["seed"]
+    torch.manual_seed(seed)
+    target, namers = video_target(out), Namers()
+    draft = video_draft_from(target, plan["target_layers"], plan["start"])
+    use_fast_products(draft.model.multi_modal_projector, worker.device)
+    use_fast_products(draft.model.language_model, worker.device)
+    for one in (target, draft, namers):
+        one.to(worker.device)
+    parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
+    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
+    log = TrainingLog(out / "log.jsonl", stage_of("video_draft", plan))
+    first_step = 0
+    if checkpoint := load_checkpoint(out / DRAFT_CHECKPOINT):
+        draft.load_state_dict(checkpoint["model"])
+        namers.load_state_dict(checkpoint["namers"])
+        optimiser.load_state_dict(checkpoint["optimiser"])
+        first_step = checkpoint["step"]
+    lessons = Feed(worker, plan, seed).lessons(tower_of(draft), first_step)
+    sums: dict[str, torch.Tensor] = {}
+    for step in range(first_step, plan["steps"]):
+        set_lr(optimiser, restarted_lr(step, plan))
+        optimiser.zero_grad()
+        for lesson, whole in islice(lessons, plan["parts"]):
+            asked = target if step >= plan["distilled_from"] else None
+            learn(_losses(draft, asked, namers, plan, lesson, whole), plan, sums)
+        worker.average_gradients(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+
+        done = step + 1
+        if not worker.leads:
+            continue
+        if done % plan["log_every"] == 0:
+            log.write(
+                step=done, **{name: one.item() / plan["log_every"] for name, one in sums.items()}
+            )
+            sums = {}
+        if done % plan["save_every"] == 0 or done == plan["steps"]:
+            state = {"model": draft.state_dict(), "namers": namers.state_dict(), "step": done}
+            save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
+        if done % plan["validate_every"] == 0 or done == plan["steps"]:
+            log.write(step=done, val=validate_video(draft, plan["validation"]))
+
+
+def _losses(
+    draft: Any,
+    target: Any,
+    namers: Namers,
+    plan: dict[str, Any],
+    lesson: Lesson,
+    whole: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Returns the loss terms of a lesson, "target" among them where there is one to agree with."""
+    shown, packed = lesson.shown, lesson.packed
+    answered = packed.labels != IGNORE
+    labels, weights = packed.labels[answered], packed.weights[answered]
+    read = video_hidden(draft, visual_tokens(draft, shown), shown, packed)
+    logits = draft.lm_head(read.words[answered])
+    terms = namers.losses(draft, read, plan["named_after"], lesson.labels)
+    terms["gaze"] = looking_loss(draft, read, plan["gaze"], lesson.looks)
+    terms["answers"] = plan["answer_weight"] * answer_loss(logits, labels, weights)
+    if target is not None:
+        wanted = _wanted(target, whole, shown, packed)
+        distance = F.kl_div(
+            logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
+        ).sum(-1)
+        terms["target"] = (distance * weights).sum() / weights.sum()
+    return terms
+
+
+@torch.no_grad()
+def _wanted(target: Any, whole: torch.Tensor, shown: Shown, packed: Packed) -> torch.Tensor:
+    """Returns the target's logits of the answers' words, behind all tokens of the same clips ``(B, N, 4, 128)``."""
+    every = np.tile(np.arange(whole.shape[1]), (len(whole), 1))
+    shown = replace(shown, chosen=every, features=whole.float())
+    words = video_hidden(target, visual_tokens(target, shown), shown, packed).words
+    logits: torch.Tensor = target.lm_head(words[packed.labels != IGNORE])
+    return logits

@@ -1,0 +1,137 @@
+"""Dialogues about clips for training: those of the benchmarks, and one-hop lookups that come before them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.video.captions import clause
+from espalier.harness.seedling.video.clip_vocabulary import PLACES, time_word
+from espalier.harness.seedling.video.clips import Clip
+from espalier.harness.seedling.video.dialogues import dialogues, named_once
+
+_OFFSET = 5_000_011
+"""Keeps these draws apart from those of clips and of the benchmarks' questions."""
+_DRAWS = 4096
+
+
+class Talk(NamedTuple):
+    """A question and its answer, in words; of the family "drill" a key and what follows from it.
+
+    What the answer tells is shown by (frame, number of the track), as in a dialogue. The answer may go on behind words
+    that are `told` already, right or not.
+    """
+
+    family: str
+    question: str
+    answer: str
+    shows: tuple[tuple[int, int], ...] = ()
+    told: str = ""
+
+
+def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
+    """Returns dialogues about a clip: another choice at each visit.
+
+    Args:
+        clip: The clip.
+        visit: How often the clip has been shown before.
+        counts: Questions of each family; "goes_on" are captions and digits that go on behind what is told already.
+        drills: Lookups of each kind.
+    """
+    address = clip.index * 64 + visit
+    if len(named_once(clip)) < 2:  # a short clip may have too little to ask about
+        counts = {f: n for f, n in counts.items() if f not in ("order", "when", "find")}
+    stream = DrawStream(draws(clip.seed + _OFFSET, clip.split, [address], _DRAWS)[0])
+    talks = [Talk(*found[:3], found.shows) for found in dialogues(clip, stream, counts)]
+    for number in range(counts.get("goes_on", 0)):
+        family = ("caption", "digits")[number % 2]
+        (found,) = dialogues(clip, stream, {family: 1})
+        talks.append(_gone_on(Talk(*found[:3], found.shows), stream))
+    for _ in range(drills):
+        talks += [_object_at(clip, stream), _place_at(clip, stream), _begins_at(clip, stream)]
+    return talks
+
+
+def _gone_on(talk: Talk, stream: DrawStream) -> Talk:
+    """Cuts a long answer and damages what stands in front of the cut: only what was told last says what is next.
+
+    A model that has only read right answers loses its place with its first mistake: it goes back in time, or tells one
+    event until the words run out. Of the parts in front of the last one a third is missing and a sixth is there twice,
+    and in a quarter of all parts one word but the time is another's.
+    """
+    words = talk.answer.split()
+    size = 2 if talk.family == "digits" else 0
+    ends = (
+        range(size, len(words) + 1, size)
+        if size
+        else [place + 1 for place, word in enumerate(words) if word == ";"]
+    )
+    parts = [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    cut = 1 + stream.below(len(parts))
+    told: list[str] = []
+    for number, part in enumerate(parts[:cut]):
+        fate = stream.below(12)
+        if number < cut - 1 and fate < 4:
+            continue
+        copies = 1 + (fate in (4, 5))
+        said = _misread(part, parts, stream) if stream.below(4) == 0 else part
+        told += said * copies
+    rest = [word for part in parts[cut:] for word in part]
+    return talk._replace(answer=" ".join(rest), shows=talk.shows[cut:], told=" ".join(told))
+
+
+def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> list[str]:
+    """Returns a part in which one word, not the time, stands as in another part at the same place."""
+    time = next(place for place, word in enumerate(part) if word[0] == "t" and word[1:].isdigit())
+    other = stream.pick(parts)
+    places = range(time + 1, min(len(part), len(other)) - (part[-1] == ";"))
+    if not places:
+        return part
+    place = stream.pick(places)
+    return [*part[:place], other[place], *part[place + 1 :]]
+
+
+def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
+    """Draws a (frame, track) of an object that can be seen and does not move."""
+    still = np.array([(track.place >= 0) & ~track.covered for track in clip.tracks])
+    tracks, frames = np.nonzero(still)
+    chosen = stream.below(len(tracks))
+    return int(frames[chosen]), int(tracks[chosen])
+
+
+def _object_at(clip: Clip, stream: DrawStream) -> Talk:
+    """Time and colour, then what has that colour and where it is; "no" for a colour that is not seen."""
+    frame, number = _resting(clip, stream)
+    seen = {int(t.colour[frame]) for t in clip.tracks if t.there(frame)}
+    if stream.below(4) == 0:
+        absent = stream.pick([c for c in range(len(COLOUR_NAMES)) if c not in seen])
+        return Talk("drill", f"{time_word(frame)} {COLOUR_NAMES[absent]}", "no")
+    track = clip.tracks[number]
+    digit = f" {track.digit[frame]}" if track.digit[frame] >= 0 else ""
+    place = PLACES[track.place[frame]]
+    key = f"{time_word(frame)} {COLOUR_NAMES[track.colour[frame]]}"
+    return Talk("drill", key, f"{track.thing}{digit} {place}", ((frame, number),))
+
+
+def _place_at(clip: Clip, stream: DrawStream) -> Talk:
+    """Time and place, then what is there."""
+    frame, number = _resting(clip, stream)
+    track = clip.tracks[number]
+    key = f"{time_word(frame)} {PLACES[track.place[frame]]}"
+    return Talk("drill", key, track.name(frame), ((frame, number),))
+
+
+def _begins_at(clip: Clip, stream: DrawStream) -> Talk:
+    """Time, then the event that begins; "no" where none does."""
+    later = [event for event in clip.events if event.kind != "present"]
+    if stream.below(3) == 0:
+        busy = {event.frame for event in later}
+        calm = [frame for frame in range(1, clip.length) if frame not in busy]
+        if calm:
+            return Talk("drill", f"{time_word(stream.pick(calm))} happens", "no")
+    event = stream.pick(later)
+    key = f"{time_word(event.frame)} happens"
+    return Talk("drill", key, clause(event), ((event.frame, event.track),))

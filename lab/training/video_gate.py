@@ -1,0 +1,248 @@
+"""Exports the video models and holds them to the recipe's targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from espalier.harness.seedling.video.clip_scores import caption_score, concluded, digits_score
+from espalier.harness.seedling.video.clip_vocabulary import WORDS, encode
+from espalier.harness.seedling.video_model import (
+    build_video_model,
+    save_video_model,
+    video_weights_dir,
+)
+from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
+from lab.training.clip_features import Seen, Shown, see, show, taken, visual_tokens
+from lab.training.dialogue_packs import PREFIX
+from lab.training.release_stage import LOG, load_exported, merged_log, record_sums
+from lab.training.stage_runtime import load_checkpoint
+from lab.training.tower_stage import tower_of
+from lab.training.video_draft_stage import DRAFT_CHECKPOINT
+from lab.training.video_drills import Talk, talks_about
+from lab.training.video_stage import CHECKPOINT, TOP_CHECKPOINT
+
+SOURCES = (
+    ("seedling_video", CHECKPOINT, "video"),
+    ("seedling_video", TOP_CHECKPOINT, "video_top"),
+    ("seedling_video_draft", DRAFT_CHECKPOINT, "video_draft"),
+)
+SHORT = ("what", "where", "how_many", "order", "when")
+
+
+def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
+    """Writes the trained video models to the package's weights folder, with checksums and the log.
+
+    A model whose checkpoint is missing, or unfinished and not asked for, keeps its present files.
+
+    Args:
+        recipe: The whole recipe.
+        out: Run folder.
+        unfinished: Whether checkpoints from before the stage's last step are taken too.
+    """
+    for name, file, stage in SOURCES:
+        state = load_checkpoint(out / file)
+        if state is None or not (unfinished or state["step"] == recipe[stage]["steps"]):
+            continue
+        model = build_video_model(name)
+        model.load_state_dict(state["model"])
+        save_video_model(model, video_weights_dir(name))
+        record_sums()
+        LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
+
+
+class Watched:
+    """One clip that a video model has seen, to be asked about as often as one likes.
+
+    Args:
+        model: A video model with ordinary attention.
+        shown: The visual tokens of one clip.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any, shown: Shown) -> None:
+        """Runs the model over the clip. Cost: most of an answer's, for a long clip."""
+        # transformers takes half a second to import, and most of this file does without.
+        from transformers import DynamicCache
+
+        self._model, self._shown = model, shown
+        language = model.model.language_model
+        self._cache = DynamicCache(config=language.config)
+        parts = [
+            language.embed_tokens(torch.tensor([PREFIX])),
+            visual_tokens(model, shown),
+            model.model.image_newline[None, None],
+        ]
+        places = [torch.arange(len(PREFIX))[None], shown.positions, torch.tensor([[shown.end]])]
+        self._run(torch.cat(parts, dim=1), torch.cat(places, dim=1))
+        self._length = self._cache.get_seq_length()
+
+    @torch.no_grad()
+    def answer(self, question: str, room: int) -> list[int]:
+        """Answers a question word by word.
+
+        Args:
+            question: Its words.
+            room: Most words of the answer.
+
+        Returns:
+            Token ids, ``<eos>`` included where it came.
+        """
+        if asked_before := self._cache.get_seq_length() - self._length:
+            self._cache.crop(-asked_before)
+        embed = self._model.model.language_model.embed_tokens
+        asked = torch.tensor([[*encode(question), ASSISTANT]])
+        rows = embed(asked)
+        positions = self._shown.end + 1 + torch.arange(asked.shape[1])[None]
+        answer: list[int] = []
+        while len(answer) < room:
+            hidden = self._run(rows, positions)
+            answer.append(int(self._model.lm_head(hidden[:, -1]).argmax()))
+            if answer[-1] == EOS:
+                break
+            rows, positions = embed(torch.tensor([answer[-1:]])), positions[:, -1:] + 1
+        return answer
+
+    def _run(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self._model.model.language_model(
+            inputs_embeds=rows,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        return output
+
+
+def _text(tokens: list[int]) -> str:
+    return " ".join(WORDS[token] for token in tokens if token != EOS)
+
+
+def _score(talk: Talk, answer: str, seen: Seen) -> float:
+    if talk.family == "caption":
+        return caption_score(answer, seen.clip.events).recall
+    if talk.family == "digits":
+        return digits_score(answer, talk.answer)
+    return float(concluded(talk.family, answer) == concluded(talk.family, talk.answer))
+
+
+def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> dict[str, float]:
+    """Returns the mean score of each family over clips of one length, all tokens shown."""
+    scores: dict[str, list[float]] = {}
+    for index in range(plan["clips"][frames]):
+        seen = see(tower_of(model), split, 1, index, frames)
+        watched = Watched(model, _all(seen))
+        for talk in talks_about(seen.clip, 0, plan["questions"], 0):
+            room = len(encode(talk.answer)) + plan["spare"]
+            answer = _text(watched.answer(talk.question, room))
+            scores.setdefault(talk.family, []).append(_score(talk, answer, seen))
+    means = {family: float(np.mean(values)) for family, values in scores.items()}
+    means["questions"] = float(np.mean([means[family] for family in SHORT]))
+    return means
+
+
+def accepted(
+    target: Any, draft: Any, plan: dict[str, Any], split: str, frames: int, keep: float
+) -> float:
+    """Returns the share of the target's greedy caption words that the draft, led by them, predicts too.
+
+    Args:
+        target: Sees all tokens.
+        draft: Sees a share of them.
+        plan: The recipe's "gate_video".
+        split: "val" or "test".
+        frames: T of the clips.
+        keep: Share of the tokens, spread evenly, that the draft sees.
+    """
+    right = total = 0
+    for index in range(plan["drafted"][frames]):
+        seen = see(tower_of(target), split, 2, index, frames)
+        whole = _all(seen)
+        (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
+        room = len(encode(talk.answer)) + plan["spare"]
+        answer = Watched(target, whole).answer(talk.question, room)
+        few = whole if keep == 1 else spread(seen, keep)
+        told = led(draft, few, talk.question, answer)
+        right += sum(one == other for one, other in zip(told, answer, strict=True))
+        total += len(answer)
+    return right / total
+
+
+@torch.no_grad()
+def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
+    """Returns the model's most likely word at each place of an answer, behind the words before it.
+
+    Args:
+        model: A video model with ordinary attention.
+        shown: The visual tokens of one clip that it sees.
+        question: Words.
+        answer: Token ids.
+    """
+    language = model.model.language_model
+    words = [*encode(question), ASSISTANT, *answer[:-1]]
+    embed = language.embed_tokens
+    newline = model.model.image_newline[None, None]
+    text = embed(torch.tensor([words]))
+    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown), newline, text]
+    after = shown.end + torch.arange(len(words) + 1)
+    places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
+    inputs = torch.cat(rows, dim=1)
+    # Without a mask, gaps between positions are read as the borders of packed sequences, which do not see each other.
+    hidden = language(
+        inputs_embeds=inputs,
+        attention_mask=torch.ones(inputs.shape[:2], dtype=torch.long),
+        position_ids=torch.cat(places, dim=1),
+        use_cache=False,
+    ).last_hidden_state
+    found: list[int] = model.lm_head(hidden[0, -len(answer) :]).argmax(-1).tolist()
+    return found
+
+
+def _all(seen: Seen) -> Shown:
+    return show([seen], len(seen.owner), 0.0, np.random.default_rng(0))
+
+
+def spread(seen: Seen, keep: float) -> Shown:
+    """Returns a share of a clip's tokens with equal gaps between them, at their own positions."""
+    total = len(seen.owner)
+    chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
+    features = None if seen.features is None else taken(seen.features[None], chosen)
+    return Shown(chosen, features, 0, len(seen.clip.frames))
+
+
+def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
+    """Measures the shipped video models into ``weights/gate_video_SPLIT.json``.
+
+    Args:
+        recipe: The whole recipe.
+        split: "val" while developing; "test" once, at the end.
+
+    Raises:
+        SystemExit: If a target of the recipe is missed.
+    """
+    plan = recipe["gate_video"]
+    target = load_exported(video_weights_dir("seedling_video"))
+    results: dict[str, dict[str, float]] = {
+        f"{frames} frames": measure_video(target, plan, split, frames) for frames in plan["clips"]
+    }
+    if (video_weights_dir("seedling_video_draft") / "model.safetensors").exists():
+        draft = load_exported(video_weights_dir("seedling_video_draft"))
+        for frames in plan["drafted"]:
+            results[f"draft, {frames} frames"] = {
+                name: accepted(target, draft, plan, split, frames, keep)
+                for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))
+            }
+    path = video_weights_dir().parent / f"gate_video_{split}.json"
+    rounded = {s: {n: round(v, 4) for n, v in found.items()} for s, found in results.items()}
+    path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n", encoding="utf-8")
+    missed = [
+        f"{setting} {name} {found[name]:.3f} < {wanted}"
+        for setting, found in results.items()
+        for name, wanted in plan["targets"].items()
+        if name in found and found[name] < wanted
+    ]
+    if missed:
+        raise SystemExit(f"the video models miss their targets on {split}: {'; '.join(missed)}")

@@ -1,0 +1,186 @@
+"""What the steps of the video stages learn from: drawn beside the training or in processes of their own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
+from espalier.harness.seedling.video.clips import clip
+from espalier.harness.seedling.video_model import FRAME_TOKENS
+from lab.training.attention_loss import Looks, evidence, looking_back, of_times
+from lab.training.clip_features import Seen, Shown, features_of, labelled, needed, show, taken
+from lab.training.dialogue_packs import Packed
+from lab.training.naming_losses import LAST, labels_of
+from lab.training.stage_runtime import Worker
+from lab.training.video_drills import talks_about
+from lab.training.video_labels import asked_for
+from lab.training.video_packs import pack_talks
+
+ONCE = ("digits", "caption", "goes_on")
+"""Families with one question to a clip."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a step, or one of its parts, learns from: B clips, the tokens shown of them, and dialogues about them.
+
+    Attributes:
+        clips: Numbers of the clips in their pool ``(B,)``.
+        shown: The tokens shown.
+        packed: The dialogues.
+        labels: What the tokens are asked to name, see :func:`labels_of`, and the words, see :func:`asked_for`.
+        looks: Which tokens the words of answers look at.
+        looks_back: Which tokens those look at in which something begins; empty where the recipe does not ask for it.
+        times: Of `looks`, those for the kinds of times that the recipe's "time_heads" names.
+    """
+
+    clips: list[int]
+    shown: Shown
+    packed: Packed
+    labels: dict[str, torch.Tensor]
+    looks: Looks
+    looks_back: dict[str, Looks]
+    times: dict[str, Looks]
+
+    def given(self, pool: torch.Tensor) -> Lesson:
+        """Returns the lesson on the device of the tower's features of all clips ``(P, N, 4, 128)``, with its own."""
+        device = pool.device
+        return Lesson(
+            self.clips,
+            replace(self.shown, features=taken(pool[self.clips], self.shown.chosen)),
+            self.packed.to(device),
+            {name: one.to(device) for name, one in self.labels.items()},
+            self.looks.to(device),
+            {name: one.to(device) for name, one in self.looks_back.items()},
+            {name: one.to(device) for name, one in self.times.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Lessons for one worker, as many a step as it has parts: blocks share a pool of clips, each shown several times.
+
+    Drawing a clip and running the tower over it costs about as much as a step on it; dialogues and
+    tokens shown are other ones at each visit. What a lesson holds depends on its number alone.
+
+    Attributes:
+        worker: The process.
+        plan: The recipe's "video".
+        seed: The recipe's seed.
+    """
+
+    worker: Worker
+    plan: dict[str, Any]
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """How many lessons there are."""
+        total: int = self.plan["steps"] * self.plan["parts"]
+        return total
+
+    def phase(self, lesson: int) -> dict[str, Any]:
+        """Returns the part of the curriculum that a lesson belongs to."""
+        phases: list[dict[str, Any]] = self.plan["phases"]
+        step = lesson // self.plan["parts"]
+        return next(phase for phase in phases if step < phase["until"])
+
+    def block(self, number: int) -> tuple[torch.Tensor, list[Lesson]]:
+        """Returns the frames of a block's clips ``(P, T, 96, 96, 3)``, uint8, and its lessons."""
+        plan, block = self.plan, self.plan["block"]
+        phase = self.phase(number * block)
+        frames = int(np.random.default_rng([self.seed, 77, number]).choice(phase["frames"]))
+        # About as many visual tokens in every lesson, however long the clips.
+        count = max(phase["clips"] * min(phase["frames"]) // frames, 1)
+        size = block * count // plan["visits"]
+        first = plan["first_index"] + (number * self.worker.count + self.worker.rank) * 4096
+        pool = [labelled(clip("train", self.seed, first + place, frames)) for place in range(size)]
+        lessons = [self._lesson(number * block + place, pool, count) for place in range(block)]
+        return torch.from_numpy(np.stack([one.clip.frames for one in pool])), lessons
+
+    def _lesson(self, lesson: int, pool: list[Seen], count: int) -> Lesson:
+        """Returns a lesson, by its number, on `count` clips of its block's."""
+        plan, size = self.plan, len(pool)
+        number, place = divmod(lesson, plan["block"])
+        phase, frames = self.phase(number * plan["block"]), len(pool[0].clip.frames)
+        visit, start = place * count // size, place * count % size
+        order = np.random.default_rng([self.seed, 78, number, visit]).permutation(size)
+        clips = [int(order[(start + one) % size]) for one in range(count)]
+        chosen = [pool[one] for one in clips]
+        draw = np.random.default_rng([self.seed, 79, lesson, self.worker.rank])
+        total = FRAME_TOKENS * frames
+        low, high = phase["keep"]
+        # All workers show all tokens at once, for it takes several times as long.
+        whole = np.random.default_rng([self.seed, 80, lesson]).random() < phase["whole"]
+        keep = total if whole else int(total * draw.uniform(low, high))
+        first_frame = 0
+        if draw.random() < plan["later"]:
+            first_frame = int(draw.integers(MOST_FRAMES - frames + 1))
+        mix = plan["mixes"][lesson % len(plan["mixes"])]
+        more = plan["more"] if frames >= plan["long"] else 1
+        counts = {family: n if family in ONCE else more * n for family, n in mix.items()}
+        talks = [talks_about(one.clip, visit, counts, more * plan["drills"]) for one in chosen]
+        needs = []
+        if plan["needed"] and draw.random() < plan["needed"]:
+            for one, items in zip(chosen, talks, strict=True):
+                needs.append(needed(one, [what for talk in items for what in talk.shows]))
+        shown = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
+        packed = pack_talks(talks, plan["weights"], shown)
+        looks = evidence(talks, packed, chosen, shown)
+        return Lesson(
+            clips,
+            shown,
+            packed,
+            labels_of(chosen, shown) | asked_for(talks, packed),
+            looks,
+            {name: looking_back(chosen, shown, name) for name in LAST if plan["looking_back"]},
+            {
+                name: of_times(looks, talks, packed, one["families"])
+                for name, one in plan["time_heads"].items()
+            },
+        )
+
+    def lessons(self, tower: Any, first_step: int) -> Iterator[tuple[Lesson, torch.Tensor]]:
+        """Yields the lessons from a step on, with the features of all tokens of their clips ``(B, N, 4, 128)``.
+
+        They are on the tower's device. Where the worker has feeders, they draw whole blocks ahead, each one at a time.
+        """
+        block, first = self.plan["block"], first_step * self.plan["parts"]
+        numbers = range(first // block, -(-self.count // block))
+        for number, (frames, lessons) in zip(numbers, self._blocks(numbers), strict=True):
+            pool = features_of(tower, frames.flatten(0, 1))
+            pool = pool.unflatten(0, (len(frames), -1))
+            for place, lesson in enumerate(lessons, start=number * block):
+                if first <= place < self.count:
+                    yield lesson.given(pool), pool[lesson.clips]
+
+    def _blocks(self, numbers: range) -> Iterable[tuple[torch.Tensor, list[Lesson]]]:
+        if not self.worker.feeders:
+            return map(self.block, numbers)
+        loader = DataLoader(
+            _Blocks(self),
+            batch_size=None,
+            sampler=numbers,
+            num_workers=self.worker.feeders,
+            prefetch_factor=1,
+        )
+        return ((frames, pickle.loads(lessons)) for frames, lessons in loader)
+
+
+@dataclass(frozen=True)
+class _Blocks(Dataset[tuple[torch.Tensor, bytes]]):
+    """Blocks by number, as they go from one process to another."""
+
+    feed: Feed
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, bytes]:
+        frames, lessons = self.feed.block(number)
+        # A tensor passed by itself holds a file open, and there are hundreds of small ones.
+        return frames, pickle.dumps(lessons)

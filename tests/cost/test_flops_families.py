@@ -1,0 +1,136 @@
+"""FLOPs of every family's prefill against torch's own counter on the loaded model, part by part and to the last one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.flops import (
+    head_flops,
+    projector_flops,
+    sample_flops,
+    text_flops,
+    tower_flops,
+)
+from espalier.harness.engine.record import Record
+from espalier.harness.engine.session import Session
+from espalier.methods.base import Need, Site, TokenReducer
+from tests.families import FAMILIES
+from tests.family_runs import ROWS, Tiny
+from tests.tiny import Recorder, Scatter
+
+#: Cutting images into patches, and SAM's neck, are convolutions, which the exact count leaves out.
+LEFT_OUT = {torch.ops.aten.convolution}
+CLIP = ("llava", "llava_next")
+
+
+class Meter:
+    """Adds up the FLOPs that torch counts while some modules run."""
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        self.modules = modules
+        self.counted: Counter[str] = Counter()
+        self.counter = FlopCounterMode(display=False)
+
+    def __enter__(self) -> Meter:
+        self.handles = []
+        for name, module in self.modules.items():
+            self.handles += [
+                module.register_forward_pre_hook(lambda *_, name=name: self.add(name, -1)),
+                module.register_forward_hook(lambda *_, name=name: self.add(name, 1)),
+            ]
+        self.counter.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.counter.__exit__(*error)
+        for handle in self.handles:
+            handle.remove()
+
+    def add(self, name: str, sign: int) -> None:
+        counts = self.counter.get_flop_counts().get("Global", {})
+        self.counted[name] += sign * sum(n for op, n in counts.items() if op not in LEFT_OUT)
+
+
+def measured(
+    tiny: Tiny, method: TokenReducer, row: int, ratio: float = 0.0
+) -> tuple[dict[str, int], Record]:
+    """Count one prefill of the loaded model; eager attention, whose two products torch always sees in full."""
+    adapter = tiny.adapter
+    parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}
+    parts["head"] = adapter.model.get_output_embeddings()
+    stacked = {f"deepstack {layer}": one for layer, one in adapter.deepstack().items()}
+    with (
+        Session(adapter, method, Budget("kept", ratio)) as session,
+        Meter({**parts, **stacked}) as meter,
+    ):
+        done = session.generate(tiny.inputs(row), max_new_tokens=1, do_sample=False)
+    found = dict(meter.counted)
+    found["projector"] += sum(found.pop(name) for name in stacked)
+    if any(module is adapter.projector for module in adapter.tower.modules()):
+        found["tower"] -= found["projector"]
+    return found, done.records[0]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_part_of_a_loaded_model_costs_what_torch_counts(name: str) -> None:
+    tiny = Tiny(name, "float32", "eager")
+    facts = tiny.adapter.facts
+    for row in ROWS:
+        found, record = measured(tiny, Scatter((1,)), row, ratio=0.6)
+        assert found == {
+            "tower": tower_flops(facts, record.work),
+            "projector": projector_flops(facts, record.work.units),
+            # The kernel multiplies masked pairs too.
+            "text": text_flops(facts, record.entering, record.text, causal=False),
+            "head": head_flops(facts),
+        }
+
+
+@pytest.mark.parametrize("signal", ["cls_logits", "tower_states"])
+@pytest.mark.parametrize("name", CLIP)
+def test_the_layer_behind_the_one_that_is_read_runs_for_a_method_alone(
+    name: str, signal: str
+) -> None:
+    """Its cost is the method's: the unreduced model does without."""
+    tiny = Tiny(name, "float32")
+    facts, unread = tiny.adapter.facts, tiny.adapter.unread_blocks()
+    assert len(unread) == 1
+    calls: list[Tensor] = []
+    handle = unread[0].mlp.register_forward_hook(lambda *args: calls.append(args[-1]))
+    need = Need(signal, None if signal == "tower_states" else -1)
+    _, idle = measured(tiny, Scatter(("prefix",)), 1)
+    assert not calls
+    _, looked = measured(tiny, Recorder((Site("prefix"),), (need,)), 1)
+    handle.remove()
+    assert calls
+    layer = tower_flops(facts, idle.work) // facts.tower.layers
+    assert tower_flops(facts, looked.work) == tower_flops(facts, idle.work) + layer
+    both = [
+        sample_flops(facts, one.entering, one.visual, one.text, one.work) for one in (idle, looked)
+    ]
+    assert both[0].exact_full == both[1].exact_full
+    assert both[0].share_with_tower == 1 < both[1].share_with_tower
+
+
+@pytest.mark.parametrize("name", CLIP)
+def test_an_idle_layer_changes_no_feature_and_is_given_back(name: str) -> None:
+    tiny = Tiny(name, "float32")
+    adapter, inputs = tiny.adapter, tiny.inputs(*ROWS)
+    seen: list[Tensor] = []
+    handle = adapter.projector.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.inference_mode():
+        adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    with Session(adapter, Scatter(("prefix",)), Budget("kept", 0.0)) as session:
+        session.generate(inputs, max_new_tokens=1, do_sample=False)
+    handle.remove()
+    plain, ours = seen
+    assert torch.equal(plain, ours)
+    assert "forward" not in adapter.unread_blocks()[0].__dict__

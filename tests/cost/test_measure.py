@@ -1,0 +1,296 @@
+"""Clock, memory and the bound on speed-up."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from espalier.harness.cost import peak_memory as memory
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.peak_memory import kv_bytes, peak_memory
+from espalier.harness.cost.speedup_bound import ceiling
+from espalier.harness.models.llava import LlavaAdapter
+
+# ------------------------------------------------------------------------- clock
+
+
+class Watch:
+    """A counter of nanoseconds that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def pass_ms(self, milliseconds: int) -> None:
+        self.now += milliseconds * 1_000_000
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr("espalier.harness.cost.clock.perf_counter_ns", lambda: watch.now)
+    return watch
+
+
+def test_phases_add_up_and_inner_ones_are_inside_outer_ones(watch: Watch) -> None:
+    clock = Clock()
+    for _ in range(2):
+        with clock.phase("prefill"):
+            watch.pass_ms(4)
+            with clock.phase("select"):
+                watch.pass_ms(2)
+        watch.pass_ms(100)
+    assert clock.totals_ms() == {"prefill": 12, "select": 4}
+    assert clock.counts() == {"prefill": 2, "select": 2}
+
+
+def test_a_phase_inside_itself_counts_once(watch: Watch) -> None:
+    clock = Clock()
+    with clock.phase("a"):
+        watch.pass_ms(1)
+        with clock.phase("a"):
+            watch.pass_ms(5)
+    assert clock.totals_ms() == {"a": 6}
+    assert clock.counts() == {"a": 1}
+
+
+def test_start_and_stop_are_the_same_phase_as_with(watch: Watch) -> None:
+    clock = Clock()
+    clock.start("decode")
+    watch.pass_ms(2)
+    clock.stop("decode")
+    with clock.phase("decode"):
+        watch.pass_ms(3)
+    assert clock.totals_ms() == {"decode": 5}
+    with pytest.raises(RuntimeError, match="'decode' stopped without a start"):
+        clock.stop("decode")
+
+
+def test_an_error_inside_a_phase_closes_it(watch: Watch) -> None:
+    clock = Clock()
+
+    def fail() -> None:
+        watch.pass_ms(1)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), clock.phase("a"):
+        fail()
+    assert clock.totals_ms() == {"a": 1}
+
+
+def test_the_real_clock_measures_wall_time() -> None:
+    clock = Clock()
+    with clock.phase("a"):
+        time.sleep(0.005)
+    assert clock.totals_ms()["a"] >= 5
+
+
+def test_reset_forgets_but_not_inside_a_phase() -> None:
+    clock = Clock()
+    with clock.phase("a"), pytest.raises(RuntimeError, match="open phase 'a'"):
+        clock.reset()
+    clock.reset()
+    assert clock.totals_ms() == {}
+
+
+def test_disabled_clock_records_nothing() -> None:
+    clock = Clock(enabled=False)
+    with clock.phase("a"):
+        clock.start("b")
+        clock.stop("c")
+    assert clock.totals_ms() == {}
+
+
+@pytest.mark.parametrize(("device", "drains"), [("cpu", 0), ("cuda:0", 2)])
+def test_only_cuda_is_drained_at_both_ends(
+    device: str, drains: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[torch.device] = []
+
+    def stream_of(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waits.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
+    with Clock(device).phase("a"):
+        assert len(waits) == drains // 2
+    assert waits == [torch.device(device)] * drains
+    with Clock(device, enabled=False).phase("a"):
+        pass
+    assert len(waits) == drains
+
+
+def test_a_phase_costs_microseconds() -> None:
+    clock = Clock()
+    started = time.thread_time()  # neighbours on the machine do not count
+    for _ in range(2000):
+        with clock.phase("a"):
+            pass
+    assert (time.thread_time() - started) / 2000 < 20e-6
+
+
+# ------------------------------------------------------------------------- memory
+
+
+def test_cache_counts_what_its_layers_hold() -> None:
+    cache = DynamicCache()
+    for layer, n in enumerate((7, 7, 3)):
+        cache.update(torch.zeros(2, 4, n, 8), torch.zeros(2, 4, n, 8), layer)
+    assert kv_bytes(cache) == 2 * (7 + 7 + 3) * 2 * 4 * 8 * 4
+    assert kv_bytes(DynamicCache()) == 0
+
+
+def test_a_view_holds_the_tensor_behind_it_and_shared_storage_counts_once() -> None:
+    long = torch.zeros(1, 2, 100, 4, dtype=torch.float16)
+    short = long[:, :, :10]
+    assert kv_bytes([(short, short)]) == 100 * 2 * 4 * 2
+    assert kv_bytes([(short.clone(), short.clone())]) == 2 * 10 * 2 * 4 * 2
+
+
+def test_peak_sees_memory_that_is_gone_at_the_end() -> None:
+    size = 48 * 2**20
+    with peak_memory() as nothing:
+        pass
+    with peak_memory() as peak:
+        # Straight from the kernel: the heap may hold that much that is free but still resident.
+        block = mmap.mmap(-1, size)
+        for page in range(0, size, mmap.PAGESIZE):
+            block[page] = 1
+        block.close()
+    assert peak.bytes >= nothing.bytes + 0.9 * size
+    if "over the block" in nothing.note:
+        with peak_memory() as after:
+            pass
+        assert after.bytes < peak.bytes - 0.5 * size
+
+
+def test_without_the_reset_the_note_says_what_the_number_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t 7 kB\n")
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "absent" / "clear_refs")
+    monkeypatch.setattr(memory, "_STATUS", status)
+    with peak_memory() as peak:
+        pass
+    assert "life of the process" in peak.note
+    assert peak.bytes == 7 * 1024
+
+
+def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    used = SimpleNamespace(ru_maxrss=1234)
+    monkeypatch.setattr(memory.resource, "getrusage", {resource.RUSAGE_SELF: used}.__getitem__)
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
+    monkeypatch.setattr(memory.sys, "platform", "freebsd14")
+    assert memory.resident_peak() == 1234 * 1024
+    monkeypatch.setattr(memory.sys, "platform", "darwin")  # counts bytes
+    assert memory.resident_peak() == 1234
+
+
+def test_on_linux_the_peak_is_the_high_water_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n")
+    monkeypatch.setattr(memory, "_STATUS", status)
+    assert memory.resident_peak() == 7 * 1024
+
+
+def test_what_follows_the_stop_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([5, 9, 9])
+    monkeypatch.setattr(memory, "resident_peak", lambda: next(peaks))
+    with peak_memory() as peak:
+        peak.stop()
+        peak.stop()
+    assert peak.bytes == 5
+    assert pickle.loads(pickle.dumps(peak)) == peak
+    with peak_memory() as whole:
+        pass
+    assert whole.bytes == 9
+
+
+class Cards:
+    """Stands in for torch.cuda: allocated bytes and peaks of each card, and who was waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **allocated: int) -> None:
+        self.now = {f"cuda:{name[1:]}": held for name, held in allocated.items()}
+        self.peak = {name: 10**9 for name in self.now}
+        self.waited: list[str] = []
+        for name in ("reset_peak_memory_stats", "max_memory_allocated", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def take(self, card: str, held: int) -> None:
+        self.now[card] = held
+        self.peak[card] = max(self.peak[card], held)
+
+    def reset_peak_memory_stats(self, card: torch.device) -> None:
+        self.peak[str(card)] = self.now[str(card)]
+
+    def max_memory_allocated(self, card: torch.device) -> int:
+        return self.peak[str(card)]
+
+    def current_stream(self, card: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: self.waited.append(str(card)))
+
+
+def test_the_peak_of_several_cards_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(monkeypatch, c0=100, c1=200)
+    with peak_memory("cuda:0", "cuda:1", "cuda:0") as peak:
+        cards.take("cuda:0", 150)
+        cards.take("cuda:0", 90)
+        cards.take("cuda:1", 270)
+    assert peak.bytes == 150 + 270
+    assert peak.note.endswith("over the block, summed over 2 devices")
+    with peak_memory("cuda:1") as one:
+        cards.take("cuda:0", 10**6)
+    assert one.bytes == 270
+    assert "summed" not in one.note
+
+
+def test_every_card_of_a_model_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(monkeypatch, c0=0, c1=0)
+    with Clock("cuda:0", "cpu", "cuda:1", "cuda:0").phase("a"):
+        assert cards.waited == ["cuda:0", "cuda:1"]
+    assert cards.waited == ["cuda:0", "cuda:1"] * 2
+
+
+def test_a_model_computes_where_its_parameters_lie() -> None:
+    """What is offloaded lies on the CPU or nowhere; it is computed on the cards all the same."""
+
+    def devices(*places: str) -> list[str]:
+        parameters = [SimpleNamespace(device=torch.device(place)) for place in places]
+        adapter = LlavaAdapter.__new__(LlavaAdapter)
+        adapter.model = SimpleNamespace(parameters=lambda: iter(parameters))
+        return [str(device) for device in adapter.devices]
+
+    assert devices("cpu", "cpu") == ["cpu"]
+    assert devices("cuda:0", "cuda:1", "cuda:0", "cpu", "meta") == ["cuda:0", "cuda:1"]
+    assert devices("meta", "cuda:1") == ["cuda:1"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_real_cards_are_waited_for_and_counted() -> None:
+    clock, size = Clock("cuda:0", "cuda:1"), 2**26
+    held = sum(torch.cuda.memory_allocated(card) for card in (0, 1))
+    with peak_memory("cuda:0", "cuda:1") as peak, clock.phase("a"):
+        for card in (0, 1):
+            square = torch.ones(4096, 4096, device=f"cuda:{card}")
+            square @ square
+            del square
+    assert peak.bytes >= held + 2 * size
+    for card in (0, 1):
+        assert torch.cuda.current_stream(card).query()  # nothing is left to do
+
+
+# ------------------------------------------------------------------------- bound
+
+
+def test_ceiling_when_every_visual_token_is_free() -> None:
+    # Qwen2.5-VL: 5.13 GFLOP in the tower and 13.05 in the language model for each token.
+    assert ceiling(5.13, 13.05) == pytest.approx(3.54, abs=0.005)

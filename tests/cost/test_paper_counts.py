@@ -1,0 +1,56 @@
+"""Each paper's own count of a prefill, one layer by hand and the others from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.flops import flops_block, sample_flops
+from espalier.harness.cost.paper_flops import PAPERS, d2pruner, d3tom, rtprune
+from espalier.harness.cost.row_work import Work
+
+#: DeepSeek-OCR's decoder: 6 experts of 896 and two shared ones a token, layer 0 dense.
+OCR = StackFacts(12, 1280, 6 * 896 + 2 * 896, 10, 10, 128, True, True, 0, 6848, 64)
+
+SMALL = StackFacts(2, 8, 24, 2, 1, 4, True, True)
+
+
+def test_one_layer_by_hand() -> None:
+    n, d, m = 5, 8, 24
+    projections, pairs, matrix = 4 * n * d * d, 2 * n * n * d, n * d * m
+    assert d2pruner(SMALL, [n]) == projections + pairs + 2 * matrix
+    assert d3tom(SMALL, [n]) == projections + pairs + 3 * matrix
+    assert rtprune(SMALL, [n]) == 2 * d3tom(SMALL, [n])  # FLOPs of the same multiply-adds
+
+
+def test_layers_add_up_and_the_first_may_differ() -> None:
+    for count in PAPERS.values():
+        assert count(SMALL, [5, 3]) == count(SMALL, [5]) + count(SMALL, [3])
+    n = 7
+    later = rtprune(OCR, [n, n]) - rtprune(OCR, [n])
+    assert later - rtprune(OCR, [n]) == 6 * n * 1280 * (7168 - 6848)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "giga"),
+    [
+        *((283, 235.688), (219, 181.526), (240, 199.243)),
+        *((431, 362.864), (331, 276.639), (367, 307.539)),
+        *((83, 68.1), (121, 99.6)),
+    ],
+)
+def test_deepseek_ocr_by_rtprunes_formula(tokens: int, giga: float) -> None:
+    digits = 3 if giga > 100 else 1
+    assert round(rtprune(OCR, [tokens] * 12) / 1e9, digits) == giga
+
+
+def test_a_row_of_deepseek_ocr_says_what_rtprune_prints() -> None:
+    facts = ModelFacts(OCR, SMALL, None, (2048, 1280), 129280, 256, "token", 1, frozenset())
+    # 256 cells, 16 newlines, a separator and ten words; 64 cells leave before layer 0.
+    plain, pruned = (sample_flops(facts, (n,) * 12, 256, 27, Work()) for n in (256, 192))
+    block = flops_block([plain])
+    assert round(block["paper"]["rtprune"] / 1e9, 1) == 235.7
+    assert round(block["prefill_paper"] / 1e9, 1) == 87.0
+    block = flops_block([pruned])
+    assert round(block["paper"]["rtprune"] / 1e9, 1) == 181.5
+    assert round(block["paper_full"]["rtprune"] / 1e9, 1) == 235.7

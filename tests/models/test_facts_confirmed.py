@@ -1,0 +1,185 @@
+"""`model.facts` is what the model is: every fact that differs is refused by name, before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.errors import UserError
+from espalier.harness.models import adapter as base
+from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.facts_check import UNCONFIRMED, check_facts
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.models.skeleton import build_skeleton
+from espalier.harness.specs.run_spec import ModelSpec
+from tests.families import FAMILIES
+from tests.family_runs import saved
+from tests.tiny import random_model
+
+STACK = [one.name for one in fields(StackFacts)]
+#: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack.
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr")
+
+
+def keys_of(facts: ModelFacts) -> list[str]:
+    """Every fact by its key in the config file."""
+    found = []
+    for one in fields(ModelFacts):
+        if isinstance(getattr(facts, one.name), StackFacts):
+            found += [f"{one.name}.{name}" for name in STACK]
+        else:
+            found.append(one.name)
+    return found
+
+
+def other(key: str, value: Any) -> Any:
+    """A value that a careless hand might write."""
+    if isinstance(value, bool):
+        return not value
+    if key == "class_attention":
+        return "mean" if value == "token" else "token"
+    if isinstance(value, tuple):
+        return (*value[:-1], value[-1] + 1) if value else (0,)
+    return 3 if value in (None, 0) else value + 1
+
+
+def changed(facts: ModelFacts, key: str) -> tuple[ModelFacts, Any, Any]:
+    """Return the facts with one of them wrong, the wrong value and the right one."""
+    stack, _, name = key.rpartition(".")
+    owner = getattr(facts, stack) if stack else facts
+    right = getattr(owner, name)
+    wrong = other(key, right)
+    part = replace(owner, **{name: wrong})
+    return (replace(facts, **{stack: part}) if stack else part), wrong, right
+
+
+def refusal(spec: ModelSpec) -> str:
+    with pytest.raises(UserError) as caught:
+        load_adapter(spec)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def said(value: Any) -> str:
+    if value is None:
+        return "null"
+    return (
+        str(list(value) if isinstance(value, tuple) else value)
+        .replace("True", "true")
+        .replace("False", "false")
+    )
+
+
+def confirmed(name: str) -> list[str]:
+    """The facts of a family that its model confirms."""
+    exact = {"visual_tokens"} if name == "llava" else set()
+    left = set(UNCONFIRMED) - exact
+    return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in left | {"stem"}]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in NAMES for key in confirmed(name)]
+)
+def test_a_wrong_fact_is_refused_by_name_before_weights_are_read(
+    name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(FAMILIES[name].spec, path=saved(name), weights="trained")
+    facts, wrong, right = changed(spec.facts, key)
+    monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
+    line = refusal(replace(spec, facts=facts))
+    assert f"model.facts.{key}={said(wrong)}, the loaded model has {said(right)}" in line
+
+
+def test_a_stem_that_is_not_there_is_refused_and_one_that_is_missing_too() -> None:
+    llava, ocr = (FAMILIES[name].spec for name in ("llava", "deepseek_ocr"))
+    assert "model.facts.stem" in refusal(
+        replace(llava, facts=replace(llava.facts, stem=ocr.facts.stem))
+    )
+    model = random_model(ocr)
+    processor = ADAPTERS.load("deepseek_ocr").new_processor(ocr, byte_tokenizer())
+    without = replace(ocr, facts=replace(ocr.facts, stem=None))
+    with pytest.raises(UserError, match=r"model\.facts\.stem=null, the loaded model has one"):
+        check_facts(ADAPTERS.load("deepseek_ocr")(model, processor, without))
+
+
+def test_every_fact_is_confirmed_or_stands_on_the_list_with_its_reason() -> None:
+    every = {key for name in NAMES for key in keys_of(FAMILIES[name].spec.facts)}
+    tested = {key for name in NAMES for key in confirmed(name)}
+    assert every - tested - {"stem"} == set(UNCONFIRMED) - {"visual_tokens"}
+    assert all(len(reason) > 20 for reason in UNCONFIRMED.values())
+
+
+def test_what_was_loaded_is_looked_at_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the library makes of a checkpoint, it is not the sketch that is judged alone."""
+    spec = FAMILIES["llava"].spec
+    wider = replace(spec, facts=replace(spec.facts, text=replace(spec.facts.text, intermediate=80)))
+    monkeypatch.setattr(base, "load_checkpoint", lambda *_: random_model(wider))
+    line = refusal(replace(spec, path=saved("llava"), weights="trained"))
+    assert "model.facts.text.intermediate=48, the loaded model has 80" in line
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "words"),
+    [
+        ("llava", {"text": {"num_hidden_layers": 7}}, "text.layers=5, the loaded model has 7"),
+        ("llava", {"text": {"head_dim": 16}}, "text.head_dim=8, the loaded model has 16"),
+        ("llava", {"unused_layers": 0}, "tower.layers=2, the loaded model has 1"),
+        (
+            "internvl",
+            {"vision": {"intermediate_size": 9}},
+            "tower.intermediate=48, the loaded model has 9",
+        ),
+        (
+            "deepseek_ocr",
+            {"text": {"num_experts_per_tok": 1}},
+            "text.intermediate=36, the loaded model has 24",
+        ),
+        (
+            "deepseek_ocr",
+            {"stem": {"global_attn_indexes": []}},
+            "stem.window_layers=1, the loaded model has 2",
+        ),
+    ],
+)
+def test_random_weights_refuse_an_architecture_that_contradicts_the_facts(
+    family: str, architecture: dict[str, Any], words: str
+) -> None:
+    spec = FAMILIES[family].spec
+    merged = dict(spec.architecture)
+    for name, part in architecture.items():
+        merged[name] = {**merged.get(name, {}), **part} if isinstance(part, dict) else part
+    assert f"model.facts.{words}" in refusal(replace(spec, architecture=merged))
+
+
+def test_methods_inside_the_tower_are_not_promised_where_there_are_no_blocks() -> None:
+    spec = FAMILIES["qwen2_vl"].spec
+    line = refusal(replace(spec, facts=replace(spec.facts, patch_tokens=True)))
+    assert "model.facts.patch_tokens=true" in line
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_facts_of_every_config_are_those_of_its_real_architecture(path: Path) -> None:
+    """Built without weights, at full size; the embedded models' checkpoints are loaded by other tests."""
+    command = read_command([f"model={path.stem}"])
+    assert command is not None
+    spec = build_spec(command.cells[0]).model
+    if not spec.architecture:
+        assert load_adapter(spec).facts == spec.facts
+        return
+    family, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
+    config = family.configuration(spec, tokenizer)
+    skeleton = build_skeleton(family.model_class, config, spec)
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+    check_facts(family(skeleton, family.new_processor(spec, tokenizer), spec))
+    assert asdict(spec.facts)["vocabulary"] == skeleton.get_output_embeddings().weight.shape[0]

@@ -1,0 +1,208 @@
+"""A checkpoint's output head is its own weights or its embedding, as its file of conf/model and its files say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save_file
+
+import espalier
+from espalier.harness.errors import UserError
+from espalier.harness.models import adapter as base
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.skeleton import weight_bytes
+from espalier.harness.specs.run_spec import ModelSpec
+from tests.families import FAMILIES
+from tests.tiny import save_tiny
+
+KEY = "tie_word_embeddings"
+HEAD = "lm_head.weight"
+
+#: One way of feeding each family, and each way of saying that a model is tied.
+UNTIED = (
+    *(
+        "llava",
+        "llava_next",
+        "onevision_image",
+        "llava_video",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+    ),
+    *("internvl", "internvl_qwen3", "deepseek_ocr"),
+)
+TIED = (
+    ("onevision_image", "text"),
+    ("qwen2_5_vl", "model"),
+    ("qwen3_vl", "model"),
+    ("internvl", "model"),
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Path]:
+    """Saves each model once, untied or with a tied head that is stated in a part of its architecture."""
+    held: dict[tuple[str, str | None], Path] = {}
+
+    def save(name: str, tied: str | None = None) -> Path:
+        if (name, tied) not in held:
+            held[name, tied] = save_tiny(spec_of(name, tied), tmp_path_factory.mktemp(name))
+        return held[name, tied]
+
+    return save
+
+
+def spec_of(name: str, tied: str | None = None, path: Path | None = None) -> ModelSpec:
+    spec = FAMILIES[name].spec
+    if tied is not None:
+        part = {**spec.architecture.get(tied, {}), KEY: True}
+        spec = replace(spec, architecture={**spec.architecture, tied: part})
+    return spec if path is None else replace(spec, path=path, weights="trained", dtype="float32")
+
+
+def copied(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target / "model"))
+
+
+def state(folder: Path, value: bool | None, *parts: str) -> None:
+    """Write what config.json says of the head, of the whole model and of the parts named; None: nothing anywhere."""
+    file = folder / "config.json"
+    held: dict[str, Any] = json.loads(file.read_text())
+    for table in (held, *(one for one in held.values() if isinstance(one, dict))):
+        table.pop(KEY, None)
+    if value is not None:
+        for table in [held[part] for part in parts] or [held]:
+            table[KEY] = value
+    file.write_text(json.dumps(held))
+
+
+def head_of(tensors: dict[str, Any]) -> str:
+    """The name that a checkpoint has for the head; some have one of an earlier format."""
+    return next(name for name in tensors if name.endswith(HEAD))
+
+
+def drop_head(tensors: dict[str, torch.Tensor]) -> None:
+    """Tied checkpoints have none."""
+    for name in [name for name in tensors if name.endswith(HEAD)]:
+        del tensors[name]
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load(file.read_bytes())
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def own_head(spec: ModelSpec) -> bool:
+    """Whether the loaded model has a head besides its embedding."""
+    model = load_adapter(spec).model
+    return model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+
+
+def refusal(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the line of a refusal, which comes before any weight is read."""
+    monkeypatch.setattr(base, "load_checkpoint", None)
+    with pytest.raises(UserError) as caught:
+        load_adapter(spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stated", [None, True, False])
+@pytest.mark.parametrize("name", UNTIED)
+def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
+    name, stated, saved, tmp_path, monkeypatch
+):
+    folder = copied(saved(name), tmp_path)
+    state(folder, stated)
+    change(folder, drop_head)
+    line = refusal(spec_of(name, path=folder), monkeypatch)
+    assert f"has no {HEAD}, and {KEY} is false; valid: all files" in line
+
+
+@pytest.mark.parametrize("stated", [None, True])
+@pytest.mark.parametrize("name", UNTIED)
+def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path, monkeypatch):
+    """The room that is asked for holds embedding and head, even where config.json says nothing or ties them."""
+    folder = copied(saved(name), tmp_path)
+    state(folder, stated)
+    change(folder, lambda tensors: tensors[head_of(tensors)].add_(1))
+    wanted = []
+    monkeypatch.setattr(base, "check_room", lambda spec, needed, room: wanted.append(needed))
+    model = load_adapter(spec_of(name, path=folder)).model
+    tensors = load((folder / "model.safetensors").read_bytes())
+    assert torch.equal(model.lm_head.weight, tensors[head_of(tensors)])
+    assert wanted == [weight_bytes(model)]
+
+
+@pytest.mark.parametrize(("name", "part"), TIED)
+def test_a_tied_model_needs_no_head(name, part, saved, tmp_path):
+    folder = copied(saved(name, part), tmp_path)
+    spec = spec_of(name, part, folder)
+    change(folder, drop_head)
+    assert not own_head(spec)
+    state(folder, None)
+    assert not own_head(spec)
+
+
+@pytest.mark.parametrize(("name", "part"), TIED)
+def test_a_copy_of_the_embedding_beside_a_tied_model_is_no_second_tensor(
+    name, part, saved, tmp_path
+):
+    folder = copied(saved(name, part), tmp_path)
+
+    def doubled(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[HEAD] = next(v for k, v in tensors.items() if "embed_tokens" in k).clone()
+
+    change(folder, doubled)
+    assert not own_head(spec_of(name, part, folder))
+
+
+@pytest.mark.parametrize(("name", "part"), TIED)
+def test_a_tied_model_whose_checkpoint_denies_it_needs_a_head(
+    name, part, saved, tmp_path, monkeypatch
+):
+    folder = copied(saved(name, part), tmp_path)
+    change(folder, drop_head)
+    state(folder, False)
+    assert f"has no {HEAD}" in refusal(spec_of(name, part, folder), monkeypatch)
+
+
+def test_the_index_of_several_files_is_asked(saved, tmp_path, monkeypatch):
+    folder = copied(saved("internvl"), tmp_path)
+    tensors = load((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {
+        "metadata": {},
+        "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors"),
+    }
+    file = folder / "model.safetensors.index.json"
+    state(folder, None)
+    file.write_text(json.dumps(index))
+    assert own_head(spec_of("internvl", path=folder))
+    drop_head(index["weight_map"])
+    file.write_text(json.dumps(index))
+    assert f"has no {HEAD}" in refusal(spec_of("internvl", path=folder), monkeypatch)
+
+
+def test_a_folder_alone_is_tied_as_its_own_files_say(saved, tmp_path):
+    """Without a file of conf/model, and under the class's default where they say nothing: tied for InternVL."""
+    folder = copied(saved("internvl", "model"), tmp_path)
+    state(folder, None)
+    with espalier.load(folder, device="cpu").opened() as adapter:
+        assert adapter.model.lm_head.weight is adapter.model.get_input_embeddings().weight
+    state(folder, False, "text_config")
+    with pytest.raises(espalier.UserError, match=f"has no {HEAD}"):
+        espalier.load(folder, device="cpu")
+    whole = copied(saved("internvl"), tmp_path / "whole")
+    state(whole, None)
+    with espalier.load(whole, device="cpu").opened() as adapter:
+        assert adapter.model.lm_head.weight is not adapter.model.get_input_embeddings().weight

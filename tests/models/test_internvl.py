@@ -1,0 +1,265 @@
+"""InternVL: which unit stands where, tiles and frames, signals per unit of 2 x 2 patches, and the published sizes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.methods.base import Need, Site
+from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
+from tests.families.onevision import video, watch
+from tests.tiny import IMAGE, SHAPES, Recorder, chat, load_tiny, picture, save_tiny
+
+SPECS = {"internvl": QWEN, "internvl_6b": LLAMA}
+PLAIN = {"max_new_tokens": 1, "do_sample": False}
+#: Pictures of one tile and of several, videos of two and three frames, and both in one chat.
+CHATS = (*SHAPES, *VIDEOS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: save_tiny(spec, tmp_path_factory.mktemp(name)) for name, spec in SPECS.items()}
+
+
+def fresh(**changes):
+    """A model with random weights that a test may take apart."""
+    return load_adapter(replace(QWEN, **changes))
+
+
+def painted(rows, columns):
+    """A picture of `rows` x `columns` squares of a tile's size, each of its own grey."""
+    shades = torch.arange(1, rows * columns + 1).view(rows, columns) * 30
+    pixels = shades.repeat_interleave(IMAGE, 0).repeat_interleave(IMAGE, 1).to(torch.uint8)
+    return Image.fromarray(pixels.numpy()).convert("RGB")
+
+
+# ---------------------------------------------------------------------- which unit is which token
+
+
+def test_every_unit_lands_on_the_placeholder_that_the_layout_says():
+    """The projector's outputs are replaced by their number; the model scatters them over pictures and frames."""
+    adapter = fresh()
+    inputs = adapter.encode(CHATS)
+    layout = adapter.layout(inputs)
+    entered = {}
+    adapter.projector.register_forward_hook(
+        lambda module, args, output: (
+            torch.arange(output.shape[0] * output.shape[1])
+            .float()
+            .view(*output.shape[:2], 1)
+            .expand_as(output)
+        )
+    )
+    adapter.decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: entered.update(hidden=kwargs["inputs_embeds"]),
+        with_kwargs=True,
+    )
+    with torch.inference_mode():
+        adapter.model(**inputs)
+    numbers = []
+    for row, count in enumerate(layout.counts):
+        units = entered["hidden"][row, layout.visual[row, :count], 0]
+        assert torch.equal(units.long(), layout.source[row, :count, 0])
+        numbers += units.tolist()
+    assert sorted(numbers) == list(range(4 * len(inputs["pixel_values"])))
+    assert layout.share is None
+    assert layout.special == (0,) * len(CHATS)
+    assert [work.units for work in layout.work] == list(layout.counts)
+    tiles = [count // 4 for count in layout.counts]
+    assert [work.tokens for work in layout.work] == [17 * n for n in tiles]
+    assert [work.pairs for work in layout.work] == [17 * 17 * n for n in tiles]
+
+
+def test_every_unit_holds_the_patches_of_its_grid_place():
+    """The tower's output is replaced by the number of each patch; pixel shuffle puts four of them side by side."""
+    adapter = fresh()
+    inputs = adapter.encode([chat("w1", picture(0, 56, 28))])
+    width = adapter.facts.tower.hidden
+    numbers = torch.arange(3 * 17).float().view(3, 17, 1).repeat(1, 1, width)
+    adapter.tower.layernorm.register_forward_hook(lambda module, args, output: numbers)
+    taken = []
+    adapter.projector.register_forward_pre_hook(
+        lambda module, args: taken.append(adapter.features(args[0]))
+    )
+    with torch.inference_mode():
+        adapter.model(**inputs)
+    layout = adapter.layout(inputs)
+    order = [1, 2, 0]  # the tile that view v is: crops first, thumbnail last
+    for place, source in zip(layout.grid[0].tolist(), layout.source[0, :, 0], strict=True):
+        image, view, row, column = place
+        first = 17 * order.index(view) + 1  # after the class token
+        expected = [first + 4 * (2 * row + r) + 2 * column + c for r in (0, 1) for c in (0, 1)]
+        assert image == 0
+        assert sorted(set(taken[0][source].tolist())) == expected
+    values = adapter.to_units(numbers[:, 1:, 0])
+    assert torch.equal(values, taken[0].mean(1))
+    keys = adapter.to_units(numbers[:, 1:])
+    assert torch.equal(keys[:, 0], values)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 2), (3, 1), (2, 3), (2, 2)])
+def test_views_are_crops_in_raster_order_then_the_thumbnail(rows, columns):
+    adapter = fresh()
+    still = painted(rows, columns)
+    inputs = adapter.encode([chat("w1", still)])
+    n_tiles = rows * columns
+    views = adapter.layout(inputs).grid[0, ::4, 1].tolist()
+    assert views == [*range(1, n_tiles + 1), 0]
+    spread = inputs["pixel_values"].flatten(2).std(2).mean(1)
+    shade = inputs["pixel_values"].mean((1, 2, 3))
+    assert (spread[:-1] < 0.05).all()  # one crop, one shade
+    assert spread[-1] > 0.05  # the thumbnail has all
+    assert (shade[1:-1] > shade[:-2]).all()
+    layout = adapter.layout(inputs)
+    assert torch.equal(layout.tile, layout.grid[..., 1])
+
+
+def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off():
+    adapter = fresh()
+    assert adapter.layout(adapter.encode([chat("w1", 0)])).grid[0, :, 1].tolist() == [0] * 4
+    whole = fresh(processor={"crop_to_patches": False})
+    inputs = whole.encode([chat("w1", painted(2, 3))])
+    assert whole.layout(inputs).counts == (4,)
+    few = fresh(processor={"max_patches": 2})
+    assert few.layout(few.encode([chat("w1", painted(2, 3))])).counts == (12,)
+
+
+def test_frames_are_images_of_one_tile_named_in_the_prompt():
+    adapter = fresh()
+    inputs = adapter.encode([watch("w1", video(1), picture(1, 56, 28))])
+    layout = adapter.layout(inputs)
+    assert layout.grid[0, ::4, :2].tolist() == [[0, 0], [1, 0], [2, 0], [3, 1], [3, 2], [3, 0]]
+    prompt = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
+    holders = "<img>" + "<IMG_CONTEXT>" * 4 + "</img>"
+    assert "\n".join(f"Frame{n}: {holders}" for n in (1, 2, 3)) in prompt
+    still = Image.fromarray(torch.full((28, 28, 3), 90, dtype=torch.uint8).numpy())
+    alone = adapter.encode([chat("w1", still)])["pixel_values"]
+    pixels = adapter.processor.video_processor([still], return_tensors="pt")["pixel_values_videos"]
+    assert (alone - pixels[0]).abs().max() < 1e-6  # the size and colours of a picture
+
+
+def test_videos_of_other_lengths_cannot_share_a_chat_and_loose_placeholders_are_refused():
+    adapter = fresh()
+    with pytest.raises(UserError, match=r"videos of 2 and 3 frames.*model\.video\.frames"):
+        adapter.encode([watch("w1", video(0, frames=2), video(1))])
+    inputs = adapter.encode([chat("w1", 0)])
+    ids = inputs["input_ids"]
+    loose = torch.cat([ids[:, :4], ids.new_full((1, 1), adapter.model.config.image_token_id)], 1)
+    with pytest.raises(UserError, match="placeholders"):
+        adapter.layout(
+            {"input_ids": loose, "attention_mask": torch.ones_like(loose), "pixel_values": None}
+        )
+
+
+# ---------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
+    needs = tuple(
+        Need(signal, layer) for signal in ("cls_attention", "tower_keys") for layer in (None, 0, 1)
+    )
+    sdpa = load_tiny(SPECS[name], folders[name], "float32")
+    eager = load_tiny(SPECS[name], folders[name], "float32", "eager")
+    for one in (SHAPES[1], VIDEOS[1]):
+        recorder = Recorder((Site("vision"),), needs)
+        inputs = sdpa.encode([one])
+        with Session(sdpa, recorder, Budget("kept", 0.0)) as session:
+            session.generate(inputs, **PLAIN)
+        keys, handles = {}, []
+        for index, layer in enumerate(eager.tower.encoder.layer):
+            norm = layer.attention.k_norm  # the identity in the tower without it
+            handles.append(
+                norm.register_forward_hook(
+                    lambda module, args, output, index=index, keys=keys: keys.update(
+                        {index: output}
+                    )
+                )
+            )
+        with torch.inference_mode():
+            maps = eager.tower(inputs["pixel_values"], output_attentions=True).attentions
+        for handle in handles:
+            handle.remove()
+        signals = recorder.views[0].signals
+        blocks = [
+            [1 + 4 * (2 * row + r) + 2 * column + c for r in (0, 1) for c in (0, 1)]
+            for row in (0, 1)
+            for column in (0, 1)
+        ]
+        for layer, suffix in ((0, "@0"), (1, "@1"), (1, "")):
+            attended = maps[layer][:, :, 0].mean(1)[:, blocks].mean(-1).flatten()
+            spread = (attended - attended.mean()).abs().max()
+            assert (signals[f"cls_attention{suffix}"][0] - attended).abs().max() <= 5e-6
+            assert (
+                layer == 0 or spread > 1e-4
+            )  # a class token that starts at zero looks at all alike
+            heads = keys[layer].unflatten(-1, (4, 8)).mean(2)
+            expected = heads[:, blocks].mean(2).flatten(0, 1)
+            assert (signals[f"tower_keys{suffix}"][0] - expected).abs().max() <= 5e-6
+
+
+# ---------------------------------------------------------------------- text stacks
+
+
+def test_a_text_stack_of_experts_is_refused_by_name(tmp_path):
+    """InternVL3.5 has such sizes; their checkpoints are of the family's own type."""
+    folder = save_tiny(QWEN3, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["model_type"] = "qwen3_moe"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"text stack is of type 'qwen3_moe'; valid: qwen2, qwen3"):
+        load_tiny(QWEN3, folder)
+    text = {**QWEN3.architecture["text"], "model_type": "qwen3_moe"}
+    with pytest.raises(UserError, match=r"text stack is of type 'qwen3_moe'"):
+        load_adapter(replace(QWEN3, architecture={**QWEN3.architecture, "text": text}))
+
+
+# ---------------------------------------------------------------------- real sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("internvl2_1b", 938),
+        ("internvl2_4b", 4147),
+        ("internvl2_8b", 8075),
+        ("internvl2_26b", 25514),
+        ("internvl2_5_8b", 8075),
+        ("internvl3_1b", 938),
+        ("internvl3_2b", 2089),
+        ("internvl3_8b", 7944),
+        ("internvl3_14b", 15117),
+        ("internvl3_5_1b", 1061),
+        ("internvl3_5_4b", 4732),
+        ("internvl3_5_8b", 8528),
+    ],
+)
+def test_the_config_file_builds_the_released_architecture(name, millions):
+    command = read_command([f"model={name}"])
+    assert command is not None
+    spec = build_spec(command.cells[0]).model
+    adapter = ADAPTERS.load(spec.adapter)
+    config = adapter.configuration(spec, byte_tokenizer())
+    with torch.device("meta"):
+        model = adapter.model_class(config)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+    projector = model.model.multi_modal_projector
+    widths = (projector.linear_1.in_features, projector.linear_1.out_features)
+    assert (*widths, projector.linear_2.out_features) == spec.facts.projector
+    assert config.image_seq_length == (448 // 14 // 2) ** 2
+    processor = adapter.new_processor(spec, byte_tokenizer())
+    pixels = processor.image_processor(picture(0, 900, 600), crop_to_patches=True)
+    assert pixels["num_patches"] == [7]  # 3 x 2 crops of 448 pixels and the thumbnail
+    assert pixels["pixel_values"][0].shape == (3, 448, 448)
+    assert processor.video_processor.size.height == 448

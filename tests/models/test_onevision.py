@@ -1,0 +1,510 @@
+"""LLaVA-OneVision and LLaVA-Video: pooled frames, newlines, signals without a class token, converted releases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import avg_pool2d, interpolate
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import StackFacts
+from espalier.harness.engine.layout import mix
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.frame_pools import Pooling
+from espalier.harness.tools.convert import convert_llava_video as conversion
+from espalier.methods.base import Need, Site
+from tests.families.onevision import (
+    FAMILIES,
+    ONEVISION,
+    VIDEO,
+    architecture,
+    video,
+    watch,
+)
+from tests.family_runs import Tiny
+from tests.tiny import Recorder, load_tiny, picture, save_tiny
+
+NAMES = list(FAMILIES)
+NONE = Budget("kept", 0.0)
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    found = {}
+
+    def loaded(name, dtype="float32", attention="sdpa"):
+        if name not in found:
+            found[name] = save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
+        return load_tiny(FAMILIES[name].spec, found[name], dtype, attention)
+
+    return loaded
+
+
+def watched(adapter, inputs):
+    """Run the plain model; return what left the projector, call by call, and what entered the decoder."""
+    left, entered = [], {}
+    handles = [
+        adapter.projector.register_forward_hook(
+            lambda module, args, output: left.append(output.flatten(0, -2))
+        ),
+        adapter.decoder.register_forward_pre_hook(
+            lambda module, args, kwargs: entered.update(kwargs), with_kwargs=True
+        ),
+    ]
+    with torch.inference_mode():
+        output = adapter.model(**inputs, output_attentions=True)
+    for handle in handles:
+        handle.remove()
+    return torch.cat(left), entered["inputs_embeds"], output
+
+
+# ---------------------------------------------------------------------- layout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_visual_tokens_are_mixtures_of_their_units_and_the_rest_newlines(load, name):
+    """What the layout says of each placeholder, against what the model really put there."""
+    adapter = load(name, "float64")
+    inputs = adapter.encode(list(FAMILIES[name].chats))
+    layout = adapter.layout(inputs)
+    units, embeddings, _ = watched(adapter, inputs)
+    newline = adapter.model.model.image_newline
+    placeholders = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    for token in adapter.items(inputs):
+        placeholders |= inputs["input_ids"] == token
+    for row, count in enumerate(layout.counts):
+        visual = layout.visual[row, :count]
+        share = None if layout.share is None else layout.share[row, :count]
+        expected = mix(units, layout.source[row, :count], share)
+        assert (embeddings[row, visual] - expected).abs().max() <= 1e-6 * expected.abs().max()
+        special = placeholders[row].clone()
+        special[visual] = False
+        assert int(special.sum()) == layout.special[row] > 0
+        assert torch.equal(embeddings[row, special], newline.expand(layout.special[row], -1))
+    assert len(units) == sum(work.units for work in layout.work)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_view_of_every_picture_is_a_rectangle(load, name):
+    adapter = load(name)
+    layout = adapter.layout(adapter.encode(list(FAMILIES[name].chats)))
+    for row, count in enumerate(layout.counts):
+        grid = layout.grid[row, :count]
+        assert grid[:, 0].unique().tolist() == list(range(int(grid[:, 0].max()) + 1))
+        for image, view in grid[:, :2].unique(dim=0).tolist():
+            places = grid[(grid[:, 0] == image) & (grid[:, 1] == view), 2:]
+            height, width = (places.max(0).values + 1).tolist()
+            raster = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+            assert torch.equal(places, raster)
+
+
+def pooled_as_published(frames, side, how):
+    """Pool (F, side * side, C) features."""
+    plane = frames.transpose(1, 2).unflatten(2, (side, side))
+    if how == "average":
+        return avg_pool2d(plane, 2).flatten(2).transpose(1, 2)
+    small = (side + 1) // 2
+    return interpolate(plane, (small, small), mode="bilinear").flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("side", "how", "pooled"),
+    [
+        (27, "bilinear", 14),
+        (27, "average", 13),
+        (5, "average", 2),
+        (5, "bilinear", 3),
+        (4, "bilinear", 2),
+    ],
+)
+@pytest.mark.parametrize("row_newlines", [False, True])
+def test_pooled_frames_are_traced_to_their_units(side, how, pooled, row_newlines):
+    pooling = Pooling.read(lambda frames: pooled_as_published(frames, side, how), side**2)
+    assert pooling.side == pooled
+    features = torch.randn(10 + 3 * side**2, 5, dtype=torch.float64)
+    item = pooling.item(3, 10, row_newlines)
+    expected = pooled_as_published(features[10:].view(3, side**2, 5), side, how).flatten(0, 1)
+    got = mix(features, item.source, item.share)[item.prunable]
+    assert (got - expected).abs().max() < 1e-9
+    assert item.work.units == item.work.tokens == 3 * side**2
+    assert item.work.pairs == 3 * side**4
+    newlines = 3 * pooled if row_newlines else 1
+    assert len(item) == 3 * pooled**2 + newlines
+    frame, _, row, column = item.grid[item.prunable].T
+    raster = torch.arange(3 * pooled**2)
+    assert torch.equal(frame * pooled**2 + row * pooled + column, raster)
+
+
+@pytest.mark.parametrize("how", ["average", "bilinear"])
+def test_llava_video_ends_each_row_of_each_frame_with_a_newline(how):
+    """Loops over frames, rows and columns in place of tensor operations; 5 x 5 patches give 2 x 2 or 3 x 3 tokens."""
+    adapter = load_adapter(replace(VIDEO, processor={"video_pooling": how}))
+    inputs = adapter.encode([watch("w", video(0))])
+    units, embeddings, _ = watched(adapter, inputs)
+    side, small = 5, {"average": 2, "bilinear": 3}[how]
+    expected = []
+    for frame in units.view(3, side, side, -1):
+        for row in range(small):
+            for column in range(small):
+                if how == "average":
+                    patch = frame[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+                    expected.append(patch.flatten(0, 1).mean(0))
+                else:  # 5 to 3: centres at 1/3, 2 and 11/3
+                    places = [(0, 1, 1 / 3), (2, 2, 0.0), (3, 4, 2 / 3)]
+                    (top, bottom, down), (left, right, across) = places[row], places[column]
+                    upper = frame[top, left] * (1 - across) + frame[top, right] * across
+                    lower = frame[bottom, left] * (1 - across) + frame[bottom, right] * across
+                    expected.append(upper * (1 - down) + lower * down)
+            expected.append(adapter.model.model.image_newline.detach())
+    placeholders = inputs["input_ids"][0] == adapter.model.config.video_token_id
+    assert int(placeholders.sum()) == len(expected) == 3 * small * (small + 1)
+    assert (embeddings[0, placeholders] - torch.stack(expected)).abs().max() < 1e-6
+
+
+def test_images_of_llava_video_are_packed_as_in_onevision(load):
+    adapter = load("llava_video", "float64")
+    inputs = adapter.encode([watch("w1 w2", video(0), picture(1, 35, 35)), watch("w3", video(1))])
+    layout = adapter.layout(inputs)
+    units, embeddings, _ = watched(adapter, inputs)
+    assert layout.counts == (25 + 25 + 3 * 4, 3 * 4)
+    for row, count in enumerate(layout.counts):
+        expected = mix(units, layout.source[row, :count], layout.share[row, :count])
+        at = layout.visual[row, :count]
+        assert (embeddings[row, at] - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+# ---------------------------------------------------------------------- signals
+
+
+def signals_of(adapter, chats, *names):
+    recorder = Recorder((Site("layer", 2),), tuple(Need(name) for name in names))
+    inputs = adapter.encode(list(chats))
+    with Session(adapter, recorder, NONE) as session:
+        session.generate(inputs, max_new_tokens=1, do_sample=False)
+    (view,) = recorder.views
+    return {key: value[0] for key, value in view.signals.items()}
+
+
+def blended(adapter, inputs, values):
+    """Send (units, C) values through the model's own packing and pooling; return those of the prunable tokens."""
+    model, found = adapter.model.model, []
+    newline = torch.full(values.shape[-1:], torch.nan)
+    items = adapter.items(inputs)
+    images, videos = (items[model.config.image_token_id], items[model.config.video_token_id])
+    side = model.config.vision_config.image_size // model.config.vision_config.patch_size
+    values = values.split([item.work.units for item in (*images, *videos)])
+    for n, one in enumerate(values):
+        if n < len(images):
+            tiles = one.view(-1, side**2, one.shape[-1])
+            size = inputs["image_sizes"][n : n + 1]
+            tokens = model.pack_image_features([tiles], size, newline, "anyres_max_2")[0][0]
+        else:
+            how = getattr(model.config, "video_pooling", "bilinear")
+            tokens = pooled_as_published(one.view(-1, side**2, one.shape[-1]), side, how).flatten(
+                0, 1
+            )
+        found.append(tokens[~tokens.isnan().all(1)])
+    order = inputs["input_ids"][0]
+    starts = [(order == token).nonzero()[:1, 0] for token in items if bool((order == token).any())]
+    if len(starts) == 2 and starts[0] > starts[1]:  # the video stands before the picture
+        found = [*found[len(images) :], *found[: len(images)]]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tower_signals_equal_eager_attention(load, name):
+    """Mean attention received and mean keys, blended as the model blends features."""
+    sdpa, eager = load(name), load(name, attention="eager")
+    for one in FAMILIES[name].chats:
+        got = signals_of(sdpa, [one], "cls_attention", "tower_keys")
+        inputs = eager.encode([one])
+        maps, keys = [], []
+        layer = eager.tower_attention(None)
+        assert layer is eager.tower.encoder.layers[-1].self_attn
+        handles = [
+            layer.register_forward_hook(
+                lambda module, args, output, maps=maps: maps.append(output[1])
+            ),
+            layer.k_proj.register_forward_hook(
+                lambda module, args, output, keys=keys: keys.append(output)
+            ),
+        ]
+        with torch.inference_mode():
+            eager.model(**inputs)
+        for handle in handles:
+            handle.remove()
+        received = torch.cat([one.mean(1).mean(1).flatten() for one in maps])
+        expected = blended(eager, inputs, received.unsqueeze(1))[:, 0]
+        assert (got["cls_attention"] - expected).abs().max() <= 5e-6
+        heads = torch.cat([one.unflatten(-1, (4, 8)).mean(-2).flatten(0, 1) for one in keys])
+        expected = blended(eager, inputs, heads)
+        assert (got["tower_keys"] - expected).abs().max() <= 5e-6 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory):
+    """A tower that kept its pooling head."""
+    vision = {**architecture()["vision"], "vision_use_head": True}
+    spec = replace(
+        ONEVISION,
+        facts=replace(ONEVISION.facts, class_attention="probe"),
+        architecture={**architecture(), "vision": vision},
+    )
+    return load_tiny(spec, save_tiny(spec, tmp_path_factory.mktemp("head")), "float32")
+
+
+@pytest.mark.parametrize("name", ["onevision_image", "onevision_video"])
+def test_probe_is_what_the_pooling_head_pays_each_patch(with_head, name):
+    head = with_head.tower.head
+    for one in FAMILIES[name].chats:
+        got = signals_of(with_head, [one], "cls_attention")["cls_attention"]
+        inputs = with_head.encode([one])
+        states = []
+        handle = with_head.tower.post_layernorm.register_forward_hook(
+            lambda module, args, output, states=states: states.append(output)
+        )
+        with torch.inference_mode():
+            with_head.model(**inputs)
+            handle.remove()
+            pooled = torch.cat(states)
+            query = head.probe.expand(len(pooled), -1, -1)
+            weights = head.attention(query, pooled, pooled, need_weights=True)[1]
+        expected = blended(with_head, inputs, weights[:, 0].reshape(-1, 1))[:, 0]
+        assert (got - expected).abs().max() <= 5e-6
+        assert got.std() > 0.1 * got.mean()  # not flat
+
+
+def test_the_head_is_left_without_hooks(with_head):
+    recorder = Recorder((Site("layer", 2),), (Need("cls_attention"),))
+    with Session(with_head, recorder, NONE):
+        assert len(with_head.tower.head.attention._forward_pre_hooks) == 1
+    assert not with_head.tower.head.attention._forward_pre_hooks
+
+
+def test_probe_needs_a_head():
+    spec = replace(ONEVISION, facts=replace(ONEVISION.facts, class_attention="probe"))
+    recorder = Recorder((Site("layer", 2),), (Need("cls_attention"),))
+    with pytest.raises(UserError, match=r"model.facts.class_attention='probe'.*valid: mean"):
+        Session(load_adapter(spec), recorder, NONE)
+
+
+# ---------------------------------------------------------------------- prompts and errors
+
+
+def test_prompt_is_the_format_that_the_family_was_trained_with():
+    adapter = load_adapter(ONEVISION)
+    assert adapter.prompt(watch("How many?", video(0), picture(1))) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_time_instruction_says_when_each_frame_is_shown():
+    """Six frames at 4 a second: 1.5 seconds; frames 0, 2 and 5 are taken. Nine frames: 0, 4 and 8."""
+    adapter = load_adapter(replace(VIDEO, processor={"time_instruction": True}))
+    inputs = adapter.encode([watch("What?", video(1), video(2, frames=9)), watch("Why?", video(1))])
+    texts = [
+        adapter.processor.tokenizer.decode(row[row != adapter.model.config.video_token_id])
+        for row in inputs["input_ids"]
+    ]
+    told = (
+        "\nThe video lasts for {} seconds, and 3 frames are uniformly sampled from it. These frames are located at {}."
+        "Please answer the following questions related to this video.\n"
+    )
+    short = told.format("1.50", "0.00s,0.50s,1.25s")
+    assert f"user\n{short}{told.format('2.25', '0.00s,1.00s,2.00s')}What?<|im_end|>" in texts[0]
+    assert f"user\n{short}Why?<|im_end|>" in texts[1]
+    plain = load_adapter(VIDEO).encode([watch("What?", video(1))])
+    assert "lasts" not in adapter.processor.tokenizer.decode(plain["input_ids"][0])
+
+
+def test_videos_of_different_lengths_are_refused_in_one_batch():
+    adapter = load_adapter(
+        replace(ONEVISION, video=replace(ONEVISION.video, frames=6, short="all"))
+    )
+    chats = [watch("a", video(0, frames=5)), watch("b", video(1, frames=9))]
+    with pytest.raises(UserError, match=r"videos of 5 and 6 frames.*engine.batch_size=1"):
+        adapter.encode(chats)
+    assert adapter.layout(adapter.encode(chats[:1])).counts == (5 * 4,)
+    assert adapter.layout(adapter.encode(chats[1:])).counts == (6 * 4,)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(UserError, match=r"model.processor='do_pad' is unknown"):
+        load_adapter(replace(ONEVISION, processor={"do_pad": True}))
+    with pytest.raises(UserError, match=r"video_pooling='max' is unknown.*average, bilinear"):
+        load_adapter(replace(VIDEO, processor={"video_pooling": "max"}))
+
+
+# ---------------------------------------------------------------------- releases of LLaVA-Video
+
+CONVERTIBLE = replace(
+    VIDEO,
+    conversion="python -m espalier convert llava_video <release directory> <output directory>",
+    facts=replace(VIDEO.facts, tower=StackFacts(2, 32, 48, 16, 16, 2, gated=False, causal=False)),
+)
+
+#: Names of the model and of the release, prefix by prefix.
+RELEASED = [
+    ("model.vision_tower.", "model.vision_tower.vision_tower.vision_model."),
+    ("model.multi_modal_projector.linear_1.", "model.mm_projector.0."),
+    ("model.multi_modal_projector.linear_2.", "model.mm_projector.2."),
+    ("model.language_model.", "model."),
+]
+
+
+def released(name):
+    for own, theirs in RELEASED:
+        if name.startswith(own):
+            return theirs + name.removeprefix(own)
+    return name
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """A tiny model as its authors would have released it, in two shards; returns (folder, the model's adapter)."""
+    folder = tmp_path_factory.mktemp("release")
+    source = load_tiny(CONVERTIBLE, save_tiny(CONVERTIBLE, tmp_path_factory.mktemp("source")))
+    tensors = {
+        released(name): value.float().contiguous()
+        for name, value in source.model.state_dict().items()
+    }
+    assert {"model.image_newline", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= set(
+        tensors
+    )
+    names = sorted(tensors)
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        shard = {name: tensors[name] for name in part}
+        save_file(shard, folder / f"model-0000{number}-of-00002.safetensors")
+    text = source.model.config.text_config
+    config = {
+        "architectures": ["LlavaQwenForCausalLM"],
+        "model_type": "llava_qwen",
+        "hidden_size": text.hidden_size,
+        "intermediate_size": text.intermediate_size,
+        "num_hidden_layers": text.num_hidden_layers,
+        "num_attention_heads": text.num_attention_heads,
+        "num_key_value_heads": text.num_key_value_heads,
+        "max_position_embeddings": text.max_position_embeddings,
+        "rms_norm_eps": text.rms_norm_eps,
+        "rope_theta": text.rope_parameters["rope_theta"],
+        "tie_word_embeddings": False,
+        "vocab_size": 999,  # larger than the embedding, as published
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "image_aspect_ratio": "anyres_max_2",
+        "image_grid_pinpoints": [[35, 35]],
+        "mm_newline_position": "grid",
+        "mm_spatial_pool_stride": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    source.processor.tokenizer.save_pretrained(folder)
+    return folder, source
+
+
+def copied(folder, target, **changes):
+    """Copy a release, with other entries of config.json."""
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+def changed_shard(folder, change):
+    path = folder / "model-00002-of-00002.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def test_converted_release_loads_and_gives_the_logits_of_its_source(release, tmp_path, capsys):
+    folder, source = release
+    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "1/2 model-00001-of-00002.safetensors" in printed
+    assert "2/2" in printed
+    assert f"model.path={tmp_path / 'out'}" in printed
+    adapter = load_tiny(CONVERTIBLE, tmp_path / "out")
+    assert adapter.processor.tokenizer.padding_side == "left"
+    chats = [watch("w1 w2 w3", video(0)), watch("w4", video(1), picture(0, 35, 35))]
+    inputs, expected = adapter.encode(chats), source.encode(chats)
+    assert torch.equal(inputs["input_ids"], expected["input_ids"])
+    for key in ("pixel_values", "pixel_values_videos"):
+        assert torch.equal(inputs[key], expected[key])
+    with torch.inference_mode():
+        assert torch.equal(adapter.model(**inputs).logits, source.model(**expected).logits)
+
+
+def test_pooling_of_a_checkpoint_can_be_chosen(release, tmp_path):
+    folder, _ = release
+    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+    for how, side in (("average", 2), ("bilinear", 3)):
+        adapter = load_tiny(
+            replace(CONVERTIBLE, processor={"video_pooling": how}), tmp_path / "out"
+        )
+        assert adapter.layout(adapter.encode([watch("w", video(0))])).counts == (3 * side**2,)
+
+
+def refusal(arguments, capsys):
+    assert conversion.main([str(one) for one in arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    return message
+
+
+def test_unknown_missing_and_misshapen_tensors_are_refused(release, tmp_path, capsys):
+    folder, _ = release
+    odd = copied(folder, tmp_path / "odd")
+    changed_shard(odd, lambda tensors: {**tensors, "model.vision_resampler.weight": torch.zeros(2)})
+    assert "'model.vision_resampler.weight'" in refusal([odd, tmp_path / "out"], capsys)
+    less = copied(folder, tmp_path / "less")
+    changed_shard(less, lambda tensors: dict(sorted(tensors.items())[:-1]))
+    assert "lacks 1 of the model's tensors" in refusal([less, tmp_path / "out"], capsys)
+    other = copied(folder, tmp_path / "other", intermediate_size=50)
+    assert "has shape" in refusal([other, tmp_path / "out"], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_releases_of_other_models_are_refused(release, tmp_path, capsys):
+    folder, _ = release
+    frame = copied(folder, tmp_path / "frame", mm_newline_position="one_token")
+    assert "mm_newline_position='one_token'" in refusal([frame, tmp_path / "out"], capsys)
+    text = copied(folder, tmp_path / "text", image_grid_pinpoints="(1x1),...,(6x6)")
+    assert "image_grid_pinpoints" in refusal([text, tmp_path / "out"], capsys)
+    (tmp_path / "empty").mkdir()
+    assert "holds no *.safetensors" in refusal([tmp_path / "empty", tmp_path / "out"], capsys)
+    assert "is not empty" in refusal([folder, folder], capsys)
+
+
+def test_an_unconverted_release_is_refused_with_the_command(release):
+    folder, _ = release
+    with pytest.raises(UserError, match=r"llava_qwen.*python -m espalier convert llava_video"):
+        load_tiny(CONVERTIBLE, folder)
+
+
+@pytest.mark.parametrize("name", ["onevision_image", "onevision_video", "llava_video"])
+def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
+    """As the releases do; some versions of the library put the normed states in that place."""
+    tiny = Tiny(name, "float32")
+    with torch.inference_mode():
+        taken = []
+        adapter = tiny.adapter
+        last = adapter.tower_layers()[-1].register_forward_hook(
+            lambda module, args, output: taken.append(output)
+        )
+        read = adapter.projector.register_forward_pre_hook(
+            lambda module, args: taken.append(args[0])
+        )
+        adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
+        last.remove()
+        read.remove()
+    put_out, projected = (one[0] if isinstance(one, tuple) else one for one in taken)
+    assert torch.equal(put_out, projected)

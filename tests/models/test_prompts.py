@@ -1,0 +1,464 @@
+"""The prompt of every family, letter by letter: the strings that the authors' own evaluations wrote.
+
+The frames are those of the conversation classes of LLaVA, LLaVA-NeXT and InternVL, of Qwen's README and of
+DeepSeek-OCR's release; a family has the same prompt with a checkpoint and with random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import lmms_eval.tasks
+import numpy as np
+import pytest
+from lmms_eval.utils import load_yaml_config
+
+import run
+from espalier.harness.config.benchmark_section import benchmark_spec
+from espalier.harness.config.compose import compose_section
+from espalier.harness.config.model_section import model_spec
+from espalier.harness.config.prompt_section import worded
+from espalier.harness.config.prompt_templates import rendered
+from espalier.harness.errors import UserError
+from espalier.harness.media.frames import Clip
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.chat_media import Media
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
+from tests.families import FAMILIES
+from tests.families.onevision import video
+from tests.family_runs import Tiny, saved
+from tests.tiny import load_tiny, picture
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+    "detailed, and polite answers to the user's questions. USER: {m}{t} ASSISTANT:"
+)
+QWEN_1_5 = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
+)
+QWEN3 = "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
+INTERNVL2 = (
+    "<|im_start|>system\n你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
+    "是一个有用无害的人工智能助手。<|im_end|><|im_start|>user\n{m}{t}<|im_end|><|im_start|>assistant\n"
+)
+INTERNVL2_4B = (
+    " <|system|>\n你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
+    "是一个有用无害的人工智能助手。<|end|><|user|>\n{m}{t}<|end|><|assistant|>\n"
+)
+INTERNVL2_5 = (
+    "<|im_start|>system\n你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的"
+    "多模态大语言模型。<|im_end|>\n<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
+)
+DEEPSEEK_OCR = "<s>{m}{t}"
+
+SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
+FILM = "<|vision_start|><|video_pad|><|vision_end|>"
+CELLS = "<IMG_CONTEXT>"
+
+#: Family, frame's name (None: the family's), frame, and media: one picture, two pictures, a video (None: takes none).
+GOLDEN = [
+    ("llava", None, VICUNA, "<image>\n", "<image> <image>\n", None),
+    ("llava_next", None, VICUNA, "<image>\n", "<image> <image>\n", None),
+    ("onevision_image", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
+    ("llava_video", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
+    ("qwen2_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
+    ("qwen2_5_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
+    # The marks of a video are put around each frame, by the processor.
+    ("qwen3_vl", None, QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
+    *(
+        (name, frame, text, f"{CELLS}\n", f"Image-1: {CELLS}\nImage-2: {CELLS}\n", "<video>\n")
+        for name, frame, text in (
+            ("internvl", None, INTERNVL2),
+            ("internvl_phi3", "internvl2_phi3", INTERNVL2_4B),
+            ("internvl_6b", "internvl2_5", INTERNVL2_5),
+            ("internvl_qwen3", "internvl2_5", INTERNVL2_5),
+        )
+    ),
+    ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
+]
+
+POPE = "Is there a snowboard in the image?\nAnswer the question using a single word or phrase."
+MMBENCH = "Which animal is shown? There are several options:\nA. cat\nB. dog\n\nAnswer with the option's letter."
+
+
+ONEVISION_HUB = "<|im_start|>user {m}\n{t}<|im_end|><|im_start|>assistant\n"  # the line break belongs to the text
+VICUNA_HUB = "USER: {m}{t} ASSISTANT:"
+
+#: Tiny family, model, set, frame, and media as in GOLDEN: what each set of a family makes of a chat.
+SETS = [
+    *(
+        row
+        for family, model in (("llava", "llava15_7b"), ("llava_next", "llava_next_7b"))
+        for row in (
+            (family, model, "original", VICUNA, "<image>\n", "<image> <image>\n", None),
+            (family, model, "lmms_eval", VICUNA, "<image>\n", "<image> <image>\n", None),
+            (family, model, "hub", VICUNA_HUB, "<image>\n", "<image>\n<image>\n", None),
+        )
+    ),
+    *(
+        ("onevision_image", model, name, frame, *media)
+        for model in ("llava_ov_7b",)
+        for name, frame, *media in (
+            ("original", QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
+            ("lmms_eval", QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
+            ("vlmevalkit", QWEN_1_5, "<image>\n", "<image>\n<image>\n", "<video>\n"),
+            ("hub", ONEVISION_HUB, "<image>", "<image><image>", "<video>"),
+        )
+    ),
+    ("llava_video", "llava_video_7b", "original", QWEN_1_5, "<image>\n", None, "<video>\n"),
+    ("llava_video", "llava_video_7b", "lmms_eval", QWEN_1_5, "<image>\n", None, "<video>\n"),
+    *(
+        (family, model, name, QWEN_1_5, SEEN, 2 * SEEN, FILM)
+        for family, model, names in (
+            ("qwen2_vl", "qwen2_vl_7b", ("original", "lmms_eval", "hub", "vlmevalkit")),
+            ("qwen2_5_vl", "qwen2_5_vl_7b", ("original", "lmms_eval", "hub")),
+        )
+        for name in names
+    ),
+    ("qwen3_vl", "qwen3_vl_8b", "original", QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
+    ("qwen3_vl", "qwen3_vl_8b", "lmms_eval", QWEN_1_5, SEEN, 2 * SEEN, "<|video_pad|>"),
+    ("qwen3_vl", "qwen3_vl_8b", "hub", QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
+    *(
+        (family, model, name, frame, f"{CELLS}\n", two, "<video>\n")
+        for family, model, frame in (
+            ("internvl", "internvl2_8b", INTERNVL2),
+            ("internvl_phi3", "internvl2_4b", INTERNVL2_4B),
+            ("internvl_6b", "internvl2_5_8b", INTERNVL2_5),
+        )
+        for name, two in (
+            ("original", f"Image-1: {CELLS}\nImage-2: {CELLS}\n"),
+            ("lmms_eval", f"{CELLS} {CELLS}\n"),
+            ("hub", f"Image-1: {CELLS}\nImage-2: {CELLS}\n"),
+            ("vlmevalkit", f"Image-1: {CELLS}\nImage-2: {CELLS}\n"),
+        )
+    ),
+    ("deepseek_ocr", "deepseek_ocr_base", "original", DEEPSEEK_OCR, "<image>\n", None, None),
+]
+
+SHORT = "Answer the question using a single word or phrase."
+LETTER = "Answer with the option's letter from the given choices directly."
+TEXTVQA = f"What is the brand of this camera?\n{SHORT}"
+TEXTVQA_OCR = f"What is the brand of this camera?\nReference OCR token: DAKOTA, DIGITAL\n{SHORT}"
+MMBENCH_LMMS = f"Which animal is shown? There are several options:\nA. cat\nB. dog\n\n{LETTER}"
+MMBENCH_LLAVA = f"Which animal is shown?\nA. cat\nB. dog\n{LETTER}"
+MMBENCH_VLMEVAL = (
+    "Question: Which animal is shown?\nOptions:\nA. cat\nB. dog\n"
+    "Please select the correct answer from the options above. \n"
+)
+CAPTION = "Provide a one-sentence caption for the provided image."
+OCR = "<|grounding|>Convert the document to markdown."
+
+CAMERA = {"question": "what is the brand of this camera?", "ocr_tokens": ["DAKOTA", "DIGITAL"]}
+ANIMAL = {
+    **{"question": "Which animal is shown?", "hint": "nan", "A": "cat", "B": "dog", "C": "nan"},
+    **dict.fromkeys(("D", "E"), float("nan")),
+    **dict.fromkeys(("answer", "category", "L2-category", "index", "source", "split"), "x"),
+}
+
+#: Benchmark, its task of lmms-eval, a sample, and the question by whose words: "" are lmms-eval's own.
+QUESTIONS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "pope": (
+        "pope/pope.yaml",
+        {"question": "Is there a snowboard in the image?"},
+        {
+            "": POPE,
+            "vlmevalkit": "Is there a snowboard in the image?",
+            "vlmevalkit_qwen2_vl": "Is there a snowboard in the image? Please answer yes or no.",
+        },
+    ),
+    "textvqa": (
+        "textvqa/_default_template_textvqa_yaml",
+        CAMERA,
+        {
+            "": TEXTVQA,
+            "internvl": f"what is the brand of this camera? {SHORT}",
+            "vlmevalkit": f"what is the brand of this camera?\n{SHORT}",
+            "vlmevalkit_qwen2_vl": "what is the brand of this camera?\n"
+            "Please try to answer the question with short words or phrases if possible.",
+        },
+    ),
+    "textvqa_ocr": ("textvqa/_default_template_textvqa_yaml", CAMERA, {"": TEXTVQA_OCR}),
+    "mmbench_en": (
+        "mmbench/_default_template_mmbench_en_yaml",
+        ANIMAL,
+        {
+            "": MMBENCH_LMMS,
+            "llava": MMBENCH_LLAVA,
+            "vlmevalkit": MMBENCH_VLMEVAL,
+            "vlmevalkit_qwen2_vl": MMBENCH_VLMEVAL[:-2],
+            "vlmevalkit_internvl": MMBENCH_LLAVA,
+        },
+    ),
+}
+
+#: Whose words a set asks in, the first that a benchmark has.
+WORDS = {
+    ("llava15_7b", "original"): ("llava",),
+    ("llava_next_7b", "original"): ("llava",),
+    ("llava_ov_7b", "vlmevalkit"): ("vlmevalkit",),
+    ("qwen2_vl_7b", "vlmevalkit"): ("vlmevalkit_qwen2_vl", "vlmevalkit"),
+    **{
+        (f"internvl2_{size}", name): words
+        for size in ("8b", "4b", "5_8b")
+        for name, words in (
+            ("original", ("internvl", "llava")),
+            ("vlmevalkit", ("vlmevalkit_internvl", "vlmevalkit")),
+        )
+    },
+}
+
+
+def asked(text: str, *media: Any) -> list[dict]:
+    kinds = [("video", one) if isinstance(one, str) else ("image", one) for one in media]
+    parts = [{"type": kind, kind: one} for kind, one in kinds]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@pytest.mark.parametrize("weights", ["trained", "random"])
+@pytest.mark.parametrize(
+    ("name", "frame", "golden", "one", "two", "film"), GOLDEN, ids=[row[0] for row in GOLDEN]
+)
+def test_prompts_are_those_of_the_authors(
+    name: str, frame: str | None, golden: str, one: str, two: str, film: str | None, weights: str
+) -> None:
+    spec = replace(FAMILIES[name].spec, conversation=frame)
+    adapter = load_adapter(spec) if weights == "random" else load_tiny(spec, saved(name))
+    first, second = picture(0, 56, 42), picture(1, 42, 56)
+    for text in (POPE, MMBENCH):
+        for media, chat in ((one, [first]), (two, [first, second]), ("", [])):
+            expected = golden.format(m=media, t=text)
+            assert adapter.told(asked(text, *chat))["rendered"] == expected
+        if film is not None:
+            found = adapter.told(asked(text, video(0)))["rendered"]
+            assert found == golden.format(m=film, t=text)
+
+
+def model_under(model: str, name: str, tasks: tuple[str, ...] = ()) -> ModelSpec:
+    """A model of conf/model under a set of prompts, without a checkpoint."""
+    part = compose_section("model", model)
+    return model_spec({**part, "prompt": name, "weights": "random", "device": "cpu"}, tasks)
+
+
+def tiny_under(family: str, spec: ModelSpec) -> Adapter:
+    """The tiny model of a family with the prompts of a whole one."""
+    return load_adapter(
+        replace(FAMILIES[family].spec, conversation=spec.conversation, prompt=spec.prompt)
+    )
+
+
+def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> str:
+    """What lmms-eval's own task asks, with its prompt settings changed."""
+    folder = Path(lmms_eval.tasks.__file__).parent
+    settings = load_yaml_config(str(folder / task), mode="full")
+    words = {**settings["lmms_eval_specific_kwargs"]["default"], **changes}
+    return str(settings["doc_to_text"](sample, words))
+
+
+def question(benchmark: str, prompt: PromptSpec) -> str:
+    """What a benchmark asks under a set of prompts: the run's own way to it, without its data."""
+    task, sample, _ = QUESTIONS[benchmark]
+    spec = worded(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
+    if spec.text is None:
+        return own_question(task, sample, dict(spec.prompt))
+    return rendered(spec.text, sample, "here")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("family", "model", "name", "frame", "one", "two", "film"),
+    SETS,
+    ids=[f"{row[1]}-{row[2]}" for row in SETS],
+)
+def test_every_set_of_every_family_asks_as_its_golden_strings(
+    family: str, model: str, name: str, frame: str, one: str, two: str | None, film: str | None
+) -> None:
+    spec = model_under(model, name)
+    adapter = tiny_under(family, spec)
+    texts = [CAPTION, OCR]
+    for benchmark, (_, _, golden) in QUESTIONS.items():
+        words = next((word for word in WORDS.get((model, name), ()) if word in golden), "")
+        assert question(benchmark, spec.prompt) == golden[words]
+        texts.append(golden[words])
+    first, second = picture(0, 56, 42), picture(1, 42, 56)
+    for text in texts:
+        for media, chat in ((one, [first]), (two, [first, second])):
+            if media is not None:
+                rendered_prompt = adapter.told(asked(text, *chat))["rendered"]
+                # DeepSeek-OCR's format strips both ends.
+                ends = text.strip() if family == "deepseek_ocr" else text
+                assert rendered_prompt == frame.format(m=media, t=ends)
+        if film is not None:
+            assert adapter.told(asked(text, video(0)))["rendered"] == frame.format(m=film, t=text)
+
+
+def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
+    """LLaVA-Video's for AirCache is told apart by its times, below."""
+    told = {(row[1], row[2]) for row in SETS} | {("llava_video_7b", "vlmevalkit")}
+    for model in {row[1] for row in SETS}:
+        sets = compose_section("model", model)["prompts"]
+        assert {(model, name) for name, one in sets.items() if one is not None} == {
+            row for row in told if row[0] == model
+        }
+
+
+def test_hints_and_missing_options_of_mmbench() -> None:
+    sample = {**ANIMAL, "hint": "It barks.", "B": None, "C": "dog", "D": "cow"}
+    spec = benchmark_spec(compose_section("benchmark", "mmbench_en"), None)
+    assert rendered(spec.texts["llava"], sample, "here") == (
+        f"It barks.\nWhich animal is shown?\nA. cat\nC. dog\nD. cow\n{LETTER}"
+    )
+    assert rendered(spec.texts["vlmevalkit"], sample, "here").startswith(
+        "Hint: It barks.\nQuestion: Which animal is shown?\nOptions:\nA. cat\nC. dog\nD. cow\nPlease"
+    )
+
+
+def test_llava_video_tells_times_in_three_forms() -> None:
+    """Three frames of 90 at 29.97 a second: one a second, or of the whole video."""
+    pixels = np.zeros((3, 20, 30, 3), np.uint8)
+    told = "These frames are located at {}.Please answer the following questions related to this video."
+    lasts = f"The video lasts for 3.00 seconds, and 3 frames are uniformly sampled from it. {told}"
+    for indices, at in (((0, 30, 60), "0.00s,1.00s,2.00s"), ((0, 44, 89), "0.00s,1.47s,2.97s")):
+        clip = Clip(pixels, indices, tuple(i / 29.97 for i in indices), 29.97, 90, 3.003)
+        golden = {
+            True: f"<video>\n{lasts}",
+            "release": f"<video>{lasts}",
+            # The height of a frame stands for their number, and blanks are missing.
+            "vlmevalkit": "<video>\nThe video lasts for 3.00 seconds,and 20 frames are uniformly sampled from it."
+            + told,
+        }
+        for form, text in golden.items():
+            spec = replace(FAMILIES["llava_video"].spec, processor={"time_instruction": form})
+            prompt = load_adapter(spec).written(asked("Q", "a.mp4"), Media(clips=[clip]))
+            assert prompt == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
+    assert model_under("llava_video_7b", "vlmevalkit").processor["time_instruction"] == "vlmevalkit"
+    with pytest.raises(UserError, match=r"time_instruction='yes' is unknown.*vlmevalkit"):
+        load_adapter(replace(FAMILIES["llava_video"].spec, processor={"time_instruction": "yes"}))
+
+
+def test_frames_of_internvl_are_labelled_as_the_set_says() -> None:
+    label = model_under("internvl2_8b", "vlmevalkit").processor["frame_label"]
+    spec = FAMILIES["internvl"].spec
+    for given, golden in ((label, "Frame-{}: "), ("Frame{}: ", "Frame{}: ")):
+        adapter = load_adapter(replace(spec, processor={**spec.processor, "frame_label": given}))
+        ids = adapter.encode([asked("Q", video(0))])["input_ids"][0]
+        said = adapter.processor.tokenizer.decode(ids).replace(CELLS, "")
+        frames = "\n".join(golden.format(n) + "<img></img>" for n in (1, 2, 3))
+        assert f"user\n{frames}\nQ<" in said
+    with pytest.raises(UserError, match="frame_label='Frame' has no place"):
+        load_adapter(replace(spec, processor={"frame_label": "Frame"}))
+
+
+def test_pictures_of_internvl_share_64_tiles_under_vlmevalkit() -> None:
+    spec = FAMILIES["internvl"].spec
+    wide = [picture(seed, 84, 28) for seed in range(3)]  # three tiles each, and a thumbnail
+    for together, tiles in ((None, 12), (6, 9), (2, 3)):
+        shared = {} if together is None else {"patches_together": together}
+        adapter = load_adapter(replace(spec, processor={**spec.processor, **shared}))
+        inputs = adapter.encode([asked("Q", *wide)])
+        assert len(inputs["pixel_values"]) == tiles
+
+
+def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
+    task = {**compose_section("benchmark", "seedling_exist"), "kind": "ocr"}
+    prompt = model_under("deepseek_ocr_base", "original", ("ocr", "omnidocbench")).prompt
+    spec = worded(benchmark_spec(task, None), prompt)
+    assert spec.text == OCR
+    assert spec.generation["max_new_tokens"] == 8192
+    own = worded(
+        benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}, None),
+        prompt,
+    )
+    assert (own.text, own.generation["max_new_tokens"]) == ("Free OCR.", 9)
+    # It has no words for questions; asked one, it is given the question.
+    assert (
+        model_under("deepseek_ocr_base", "original", ("understanding", "pope")).prompt.text is None
+    )
+
+
+def test_turns_of_a_longer_chat_and_a_system_turn_of_its_own() -> None:
+    turns = [
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+        {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "r"},
+    ]
+    assert Tiny("llava").adapter.prompt(turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
+    head = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
+    tail = (
+        "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert Tiny("qwen2_vl").adapter.prompt(turns) == head + tail
+
+
+def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "llava"
+    shutil.copytree(saved("llava"), folder)
+    own = "{% for turn in messages %}Q: {% for part in turn.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(own)
+    spec = FAMILIES["llava"].spec
+    adapter = load_tiny(spec, folder)
+    told = adapter.told(asked("w1"))
+    assert told["rendered"] == VICUNA.format(m="", t="w1")
+    assert told["template_sha256"] == sha256(adapter.format(None).encode()).hexdigest()
+    assert told["checkpoint_template_sha256"] == sha256(own.encode()).hexdigest()
+    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).told(asked("w1"))
+    assert theirs["rendered"] == "Q: w1"
+    assert theirs["template_sha256"] == theirs["checkpoint_template_sha256"]
+    # Without a checkpoint the directory still says how it was trained.
+    new = load_adapter(replace(spec, conversation="checkpoint", path=folder))
+    assert new.told(asked("w1"))["rendered"] == "Q: w1"
+
+
+@pytest.mark.parametrize(
+    ("name", "frame", "words"),
+    [
+        ("llava", "vicuna", r"model\.conversation='vicuna' is unknown.*valid: .*vicuna_v1"),
+        ("deepseek_ocr", "qwen_1_5", r"model\.conversation='qwen_1_5' is unknown.*valid: plain"),
+        ("llava", "checkpoint", r"model\.conversation='checkpoint': no chat template"),
+    ],
+)
+def test_unknown_frames_are_refused(name: str, frame: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_adapter(replace(FAMILIES[name].spec, conversation=frame))
+
+
+@pytest.mark.parametrize(
+    ("model", "frame"),
+    [
+        ("internvl2_1b", None),
+        ("internvl2_8b", None),
+        ("internvl2_26b", None),
+        ("internvl2_4b", "internvl2_phi3"),
+        ("internvl2_5_8b", "internvl2_5"),
+        ("internvl3_8b", "internvl2_5"),
+        ("internvl3_5_8b", "internvl2_5"),
+        ("llava15_7b", None),
+        ("seedling", "checkpoint"),
+        ("seedling_draft", "checkpoint"),
+        ("seedling_full", "checkpoint"),
+    ],
+)
+def test_models_whose_family_has_several_frames_name_theirs(model: str, frame: str | None) -> None:
+    assert compose_section("model", model)["conversation"] == frame
+
+
+def test_a_row_holds_the_prompt_of_its_first_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = ["benchmark=seedling_exist", "method=none", "ratio=0", "limit=1", "engine.warmup=0"]
+    assert run.main([f"store={tmp_path}", *cell]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = row["extra"]["prompt"]
+    # The format that seedling was trained with: blanks, no line break, no system turn.
+    assert re.fullmatch(r"USER: <image> [a-z0-9 ]+ \? ASSISTANT:", told["rendered"])
+    own = ROOT / "harness/seedling/weights/seedling/chat_template.jinja"
+    assert told["template_sha256"] == sha256(own.read_bytes()).hexdigest()
+    assert told["checkpoint_template_sha256"] == told["template_sha256"]

@@ -1,0 +1,258 @@
+"""Models that cannot fit are refused before a weight is read, with sizes and the setting that helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks import checkpoint_check as checkpoints
+from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.models import adapter as base
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.loader import load_checkpoint
+from espalier.harness.models.memory_check import (
+    check_placed,
+    check_room,
+    free_room,
+    reserved,
+    spread,
+)
+from espalier.harness.models.skeleton import weight_bytes
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.store.files.digests import Digests
+from tests.families.onevision import ONEVISION
+from tests.tiny import LLAVA, random_model, save_llava
+
+GIB = 2**30
+#: Two cards of 80 GiB and a host of 100.
+TWO_CARDS = {0: 79 * GIB, 1: 80 * GIB, "cpu": 100 * GIB}
+LARGE = replace(LLAVA, device="cuda", weights="trained", dtype="bfloat16", longest=1)
+
+
+def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
+    with pytest.raises(UserError) as caught:
+        check_room(spec, needed, room)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_one_card_is_too_small_and_the_map_is_named() -> None:
+    line = refusal(LARGE, 136 * GIB, TWO_CARDS)
+    assert "136.0 GiB of weights do not fit on model.device='cuda'" in line
+    assert "beside a prompt of 1 tokens" in line
+    # The host's memory is no part of a plan that nobody asked for.
+    assert (
+        "valid: model.device_map=auto (79.0 GiB of card 0, 80.0 GiB of card 1, 0.0 GiB of cpu)"
+        in line
+    )
+    check_room(LARGE, 78 * GIB, TWO_CARDS)
+    assert "80.0 GiB are free" in refusal(replace(LARGE, device="cuda:1"), 81 * GIB, TWO_CARDS)
+
+
+def test_offload_is_advised_where_nothing_else_holds_the_weights_and_named_slow() -> None:
+    line = refusal(LARGE, 200 * GIB, TWO_CARDS)
+    assert "model.device_map=auto, model.offload=true, slowly (" in line
+    assert "100.0 GiB of cpu)" in line
+
+
+def test_the_map_is_not_advised_where_it_would_not_help() -> None:
+    line = refusal(replace(LARGE, dtype="float32"), 999 * GIB, TWO_CARDS)
+    assert "device_map" not in line
+    assert "model.dtype=bfloat16" in line
+    on_cpu = refusal(replace(LARGE, device="cpu"), 101 * GIB, {"cpu": 100 * GIB})
+    assert "model.device='cpu', where 100.0 GiB are free" in on_cpu
+    assert "device_map" not in on_cpu
+
+
+def test_a_map_takes_what_it_may_and_no_more() -> None:
+    spread_out = replace(LARGE, device_map="auto")
+    check_room(spread_out, 158 * GIB, TWO_CARDS)
+    assert "159.0 GiB of weights do not fit into 79.0 GiB of card 0" in refusal(
+        spread_out, 159 * GIB, TWO_CARDS
+    )
+    check_room(replace(spread_out, offload=True), 258 * GIB, TWO_CARDS)
+    bounded = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 0})
+    assert spread(bounded, TWO_CARDS) == {1: 60 * GIB, "cpu": 0}
+    assert "60.0 GiB of card 1" in refusal(bounded, 61 * GIB, TWO_CARDS)
+    host = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 9 * GIB})
+    assert "model.offload=true, or cpu: 0" in refusal(host, 61 * GIB, TWO_CARDS)
+    check_room(replace(host, offload=True), 61 * GIB, TWO_CARDS)
+
+
+#: Bytes of weights at half precision, by parameters.
+PUBLISHED = {
+    "llava15_13b": 13.35e9,
+    "internvl2_26b": 25.5e9,
+    "qwen2_5_vl_32b": 33.5e9,
+    "llava_ov_72b": 73.2e9,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "fits"),
+    [
+        ("llava15_13b", 1 * [24], False),
+        ("internvl2_26b", 1 * [24], False),
+        ("qwen2_5_vl_32b", 1 * [24], False),
+        ("qwen2_5_vl_32b", 1 * [80], True),
+        ("llava15_13b", 2 * [24], True),
+        ("llava_ov_72b", 1 * [80], False),
+        ("llava_ov_72b", 2 * [80], True),
+    ],
+)
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_plan_leaves_room_for_the_longest_prompt(
+    name: str, cards: list[int], fits: bool, offload: bool
+) -> None:
+    command = read_command([f"model={name}", "model.device_map=auto", "benchmark=textvqa"])
+    assert command is not None
+    spec = replace(build_spec(command.cells[0]).model, offload=offload, device="cuda")
+    room = {n: int(0.98 * size * GIB) for n, size in enumerate(cards)} | {"cpu": 200 * GIB}
+    needed = int(2 * PUBLISHED[name])
+    places = spread(spec, room)
+    assert all(
+        room[card] - places[card] >= reserved(spec, 1 / len(cards))
+        for card in room
+        if card != "cpu"
+    )
+    if fits or offload:
+        check_room(spec, needed, room)
+    else:
+        line = refusal(spec, needed, room)
+        assert "model.offload=true, slowly" in line
+
+
+def test_many_frames_take_their_room() -> None:
+    lines = {}
+    for frames in (32, 128):
+        argv = ["model=llava_ov_72b", "benchmark=videomme", f"model.video.frames={frames}"]
+        command = read_command(argv)
+        assert command is not None
+        lines[frames] = build_spec(command.cells[0]).model
+    assert lines[128].longest > 128 * 196
+    assert lines[128] == replace(lines[32], video=lines[128].video)  # no other model
+    assert reserved(lines[128]) > 2 * reserved(lines[32])
+    # Keys and values of 25,088 tokens alone are 8 GiB.
+    assert reserved(lines[128]) > 8 * GIB
+
+
+def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
+    beside = replace(LARGE, device_map="auto", spared_card=1)
+    assert spread(beside, TWO_CARDS)[1] == 0
+    assert spread(beside, TWO_CARDS)["cpu"] == 0
+    alone = {0: 79 * GIB, "cpu": 100 * GIB}
+    assert spread(replace(beside, spared_card=0), alone)[0] > 78 * GIB
+
+
+def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
+    spec = replace(LARGE, device_map="auto")
+    check_placed(spec, {"layers.0": 0, "layers.1": 1})
+    check_placed(spec, {"": "cpu"})  # a machine without a card
+    for place in ("cpu", "disk"):
+        with pytest.raises(UserError, match=f"would stand on {place}.*model.offload=true"):
+            check_placed(spec, {"layers.0": 0, "layers.1": place})
+        check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
+
+
+def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
+    """The target of a run on a machine that says it has two cards."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    command = read_command(["method=vanilla_sd", *argv])
+    assert command is not None
+    return build_spec(command.cells[0]).model
+
+
+def test_the_spared_card_is_the_drafts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = ("model=llava_ov_72b", "method.draft=llava_ov_7b")
+    assert target_of(monkeypatch, *large).device_map == "auto"
+    assert target_of(monkeypatch, *large).spared_card == 0
+    second = target_of(monkeypatch, *large, "+method.draft_options.device=cuda:1")
+    assert second.spared_card == 1
+    on_cpu = target_of(monkeypatch, *large, "+method.draft_options.device=cpu")
+    assert on_cpu.spared_card is None
+    spread_too = target_of(monkeypatch, *large, "+method.draft_options.device_map=auto")
+    assert spread_too.spared_card is None
+    itself = target_of(monkeypatch, "model=llava_ov_72b", "method.draft=llava_ov_72b")
+    assert itself.spared_card is None
+
+
+def test_random_weights_are_built_on_one_device() -> None:
+    command = read_command(["model=llava_ov_72b", "model.weights=random"])
+    assert command is not None
+    assert build_spec(command.cells[0]).model.device_map is None
+
+
+def test_a_model_is_refused_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(LLAVA, path=save_llava(tmp_path), weights="trained")
+    monkeypatch.setattr(base, "free_room", lambda: {"cpu": 1000})
+    monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(UserError, match=r"do not fit on model\.device='cpu'"):
+        load_adapter(spec)
+    monkeypatch.setattr(base, "build_random", lambda *_: pytest.fail("weights were made"))
+    with pytest.raises(UserError, match=r"do not fit on model\.device='cpu'"):
+        load_adapter(LLAVA)
+
+
+def test_the_bound_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    class Class:
+        @staticmethod
+        def from_pretrained(source: str, **options: object) -> object:
+            seen.update(options)
+            return None, {"missing_keys": (), "unexpected_keys": (), "mismatched_keys": ()}
+
+    spec = replace(LARGE, path=tmp_path, device_map="auto", max_memory={"0": 5, "cpu": 7})
+    load_checkpoint(Class, None, spec)
+    assert seen["max_memory"] == {0: 5, "cpu": 7}
+
+
+def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
+    model = random_model(LLAVA)
+    held = sum(p.numel() * 4 for p in model.parameters()) + sum(
+        b.numel() * b.element_size() for b in model.buffers()
+    )
+    assert weight_bytes(model) == held
+    text = {"text": {"tie_word_embeddings": True}}
+    tied = replace(ONEVISION, architecture={**ONEVISION.architecture, **text})
+    head = ONEVISION.facts.vocabulary * ONEVISION.facts.text.hidden * 4
+    assert weight_bytes(random_model(ONEVISION)) - weight_bytes(random_model(tied)) == head
+
+
+def test_this_machine_has_room() -> None:
+    assert free_room()["cpu"] > 2**20
+
+
+# ---------------------------------------------------------------- attention
+
+
+def test_flash_attention_without_its_package_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(LARGE, attention="flash_attention_2", path=save_llava(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs the package flash-attn") as caught:
+        check_model(spec, True, Digests())
+    assert "valid: sdpa, eager" in str(caught.value)
+    # Whoever gets past it (a package that does not import) reads one line too.
+    with pytest.raises(UserError, match=r"model\.attention='flash_attention_2'"):
+        load_adapter(replace(spec, device="cpu"))
+
+
+def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
+    """Whether half precision can be computed is asked of the device that will compute."""
+    spec = replace(LLAVA, weights="trained", path=save_llava(tmp_path), device_map="auto")
+    check_model(replace(spec, dtype="bfloat16"), True, Digests())
+    with pytest.raises(UserError, match="on the CPU"):
+        check_model(replace(spec, dtype="float16"), True, Digests())

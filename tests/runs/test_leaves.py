@@ -1,0 +1,121 @@
+"""What runs leave in a store for whoever looks on: the cells of a sweep, why a run failed, journals of two owners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from espalier.harness.evaluation.samples import Failure, SampleErrors
+from espalier.harness.store import SCHEMA, Store
+from espalier.harness.store.answer_digest import answers_in, digest_of, tells
+from espalier.harness.store.failures import read
+from espalier.harness.store.store_index import DONE, FAILED, UNFINISHED, entries
+from espalier.harness.store.sweep_files import find
+from espalier.harness.runs.status.rerun_commands import commands
+from tests.runs.helpers import Bench, make_bench
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    return make_bench(tmp_path / "store", capsys, monkeypatch)
+
+
+def test_a_sweep_leaves_its_cells_before_the_first_runs(bench: Bench) -> None:
+    bench.fake.stop_after = 0
+    argv = ("-m", "method=random,fastv", "ratio=0.5,0.9")
+    assert bench(*argv).code == 130
+    sweep = find(bench.store, None)
+    assert sweep is not None
+    assert [(cell.method, cell.ratio, cell.samples) for cell in sweep.cells] == [
+        (method, ratio, 3) for method in ("random", "fastv") for ratio in (0.5, 0.9)
+    ]
+    done = bench(*argv)
+    assert [row["run_key"] for row in done.rows] == [cell.key for cell in sweep.cells]
+    assert len(list(bench.store.glob("sweeps/*"))) == 1
+    # What is said to run a cell runs it and no other.
+    one = sweep.cells[3]
+    cached = bench(*[text for text in one.line if not text.startswith("store=")])
+    assert (cached.last["run_key"], cached.last["status"]) == (one.key, "cached")
+    (command,) = commands(sweep.cells)
+    assert "method=random,fastv ratio=0.5,0.9" in command
+
+
+def test_a_single_run_is_no_sweep(bench: Bench) -> None:
+    bench("method=random")
+    assert not (bench.store / "sweeps").exists()
+
+
+def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
+    bench.fake.stop_after = 1
+    bench.fake.error = lambda: SampleErrors([Failure("t", 1, "E: x")], 3)
+    failed = bench("method=random")
+    assert failed.code == 1
+    (entry,) = entries(bench.store)
+    told = read(entry.path)
+    assert told is not None
+    assert entry.state == FAILED
+    assert failed.err.splitlines()[-1] == f"error: {told['cause']}"
+    assert told["error"] == "SampleErrors"
+    assert "method=random" in told["argv"]
+    assert bench("method=random").code == 0
+    (entry,) = entries(bench.store)
+    assert entry.state == DONE
+    assert not (entry.path / "failed.json").exists()
+    assert sorted(path.name for path in entry.path.iterdir()) == sorted(
+        ["journal.jsonl", "lock", "row.json", "spec.json"]
+    )
+
+
+def test_an_interrupted_run_has_not_failed(bench: Bench) -> None:
+    bench.fake.stop_after = 1
+    assert bench("method=random").code == 130
+    (entry,) = entries(bench.store)
+    assert entry.state == UNFINISHED
+
+
+def test_a_row_tells_which_answers_it_is_of(bench: Bench) -> None:
+    row = bench("method=random").last
+    (entry,) = entries(bench.store)
+    journal = Store(bench.store).run(entry.key).journal
+    assert row["extra"]["answers"] == digest_of(answers_in(journal.entries()))
+    assert tells(row, journal.entries())
+    journal.append({"task": row["benchmark"], "doc_id": 99, "answer": "more"})
+    assert not tells(row, journal.entries())
+
+
+def test_the_second_of_two_that_force_a_run_leaves_a_whole_journal(tmp_path: Path) -> None:
+    run = Store(tmp_path).run("k1")
+    answers = {("t", number): f"a{number}" for number in range(3)}
+    row = {"schema": SCHEMA, "run_key": "k1", "extra": {"answers": digest_of(answers)}}
+
+    def answer(number: int) -> None:
+        run.forced.append({"task": "t", "doc_id": number, "answer": f"a{number}"})
+
+    for number in range(3):
+        answer(number)
+    run.commit(row, forced=True)
+    # Another owner, evicted in mid-run, goes on where it was: its former answers went with the first commit.
+    answer(2)
+    run.commit(row, forced=True)
+    assert answers_in(run.journal.entries()) == answers
+    assert run.forced.files() == []
+    assert json.loads((run.path / "row.json").read_text()) == row
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("lease.expiry=20", "lease.expiry=20 must be at least 3 times lease.beat=10; valid: 30"),
+        ("lease.beat=0", "lease.beat=0 must be"),
+        ("lease.beat=soon", "lease.beat='soon' must be"),
+    ],
+)
+def test_terms_that_cannot_work_name_the_key(bench: Bench, option: str, words: str) -> None:
+    refused = bench("method=random", option)
+    assert (refused.code, refused.out) == (2, "")
+    (line,) = refused.err.splitlines()
+    assert words in line

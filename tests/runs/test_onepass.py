@@ -1,0 +1,248 @@
+"""Cells that share a pass give the rows of cells that ran one after the other, but for times; whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.engine.session import Session
+from espalier.harness.evaluation.samples import SampleErrors
+from espalier.harness.store.files.journal import Journal
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.one_pass import apart
+from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.runner import Runner
+from espalier.methods.base import MethodError
+
+#: Nothing to do, scores below its layer, choices before the decoder, entries that leave the cache.
+METHODS = "none,fastv,divprune,snapkv"
+SWEEP = (
+    f"method={METHODS}",
+    "ratio=0.5,0.9",
+    "limit=7",
+    "engine.batch_size=3",
+    "engine.paired=0",
+    "json=false",
+)
+SHARED = "engine.share=prefix"
+CELLS = 7  # `none` has one ratio
+
+#: What of a row is a time, or says where times come from; the environment names a commit, which may not stand still.
+TIMES = {
+    ("time",),
+    ("extra", "time_iqr"),
+    ("extra", "samples_per_second"),
+    ("extra", "reading_ms"),
+    ("extra", "one_pass"),
+    ("extra", "peak_note"),
+    ("memory", "peak_bytes"),
+    ("extra", "environment"),
+}
+DRAWN = ("+benchmark.generation.do_sample=true", "+benchmark.generation.temperature=1.0")
+POOL = Pool()
+
+
+def sweep(
+    store: Path,
+    *overrides: str,
+    asked: Sequence[str] = SWEEP,
+    failing: Callable[[Runner, Exception], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a sweep as run.py does and return its rows."""
+    command = read_command(["-m", *asked, *overrides, f"store={store}"])
+    assert command is not None
+    runner = Runner(sweep=True, pool=POOL)
+    specs = [build_spec(cell) for cell in command.cells]
+    runner.admit(specs)
+    for spec in specs:
+        try:
+            runner.run(spec)
+        except (SampleErrors, MethodError) as error:
+            if failing is None:
+                raise
+            failing(runner, error)
+    return runner.rows
+
+
+def told(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without its times."""
+    return {
+        name: {key: one for key, one in value.items() if (name, key) not in TIMES}
+        if isinstance(value, dict)
+        else value
+        for name, value in row.items()
+        if (name,) not in TIMES
+    }
+
+
+def journals(store: Path) -> dict[str, list[Any]]:
+    """Return what the journal of each run holds, times aside."""
+    found = {}
+    for folder in sorted((store / "runs").iterdir()):
+        entries = Journal(folder / "journal.jsonl").entries()
+        for entry in entries:
+            entry.get("record", {}).update(times_ms={}, shared=[])
+        found[folder.name] = entries
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose cells ran one after the other."""
+    store = tmp_path_factory.mktemp("alone")
+    sweep(store)
+    return store
+
+
+def rows_of(store: Path) -> dict[str, dict[str, Any]]:
+    return {
+        path.parent.name: json.loads(path.read_text()) for path in store.glob("runs/*/row.json")
+    }
+
+
+def agree(one: Path, other: Path) -> bool:
+    """Say whether two stores hold the same rows and answers."""
+    rows = [{key: told(row) for key, row in rows_of(store).items()} for store in (one, other)]
+    assert rows[0] == rows[1]
+    return journals(one) == journals(other)
+
+
+def test_rows_are_those_of_cells_that_ran_alone(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last batch is shorter; the same keys, answers, counts and scores, and no times."""
+    rows = sweep(tmp_path, SHARED)
+    assert len(rows_of(tmp_path)) == CELLS
+    assert agree(alone, tmp_path)
+    for row in rows:
+        assert set(row["time"].values()) == {None}
+        assert row["extra"]["time_iqr"] == {}
+        assert row["memory"]["peak_bytes"] is None
+        assert row["extra"]["samples_per_second"] is None
+        assert row["extra"]["one_pass"]["samples"] == 7
+    assert "7 cells of seedling on seedling_rec in one pass" in capsys.readouterr().err
+
+
+def test_times_of_rows_that_ran_alone_are_served(alone: Path) -> None:
+    rows = sweep(alone, SHARED)
+    assert {row["status"] for row in rows} == {"cached"}
+    assert all(row["time"]["prefill_ms"] > 0 and "one_pass" not in row["extra"] for row in rows)
+
+
+def test_a_pass_that_was_stopped_goes_on(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle of a batch: some cells have it; only the others answer it."""
+    whole = Session.generate
+    asked: list[tuple[str, ...]] = []
+
+    def generate(self: Session, inputs: Any, samples: Any = None, **generation: Any) -> Any:
+        if samples is not None:  # layers that are run for all ask nothing
+            asked.append(tuple(samples))
+            if len(asked) == CELLS + 3:
+                raise KeyboardInterrupt
+        return whole(self, inputs, samples, **generation)
+
+    monkeypatch.setattr(Session, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, SHARED)
+    assert not rows_of(tmp_path)
+    rows = sweep(tmp_path, SHARED)
+    assert agree_but_for_resumption(alone, tmp_path)
+    assert len(asked) - 1 == 3 * CELLS  # no batch twice, but for the one that was stopped
+    assert sum(row["extra"]["resumed_samples"] for row in unique(rows)) == (CELLS + 2) * 3
+
+
+def unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({row["run_key"]: row for row in rows}.values())
+
+
+def agree_but_for_resumption(one: Path, other: Path) -> bool:
+    def plain(row: dict[str, Any]) -> dict[str, Any]:
+        found = told(row) | {"status": ""}
+        found["extra"]["resumed_samples"] = 0
+        return found
+
+    rows = [{key: plain(row) for key, row in rows_of(store).items()} for store in (one, other)]
+    assert rows[0] == rows[1]
+    return journals(one) == journals(other)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DivPrune refuses one sample."""
+    whole = Session.generate
+
+    def generate(self: Session, inputs: Any, samples: Any = None, **generation: Any) -> Any:
+        refused = any(name.endswith("/4") for name in samples or ())
+        if type(self.method).__name__ == "DivPrune" and refused:
+            raise MethodError("no")
+        return whole(self, inputs, samples, **generation)
+
+    monkeypatch.setattr(Session, "generate", generate)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(alone: Path, tmp_path: Path) -> None:
+    errors: dict[str, list[str]] = {}
+    for name in ("none", "prefix"):
+        found = errors.setdefault(name, [])
+        sweep(
+            tmp_path / name,
+            f"engine.share={name}",
+            failing=lambda runner, error, found=found: found.append(str(error)),
+        )
+    assert errors["none"] == errors["prefix"]
+    assert len(errors["prefix"]) == 2
+    whole, found = rows_of(alone), rows_of(tmp_path / "prefix")
+    assert len(found) == CELLS - 2
+    assert {key: told(row) for key, row in found.items()} == {
+        key: told(whole[key]) for key in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("method=fastv", None),
+        ("engine.batch_size=auto", "engine.batch_size=auto"),
+        ("engine=emulate", "engine.backend=emulate"),
+        ("engine.rescore=true", "engine.rescore=true"),
+        ("method=vanilla_sd", "drafts"),
+        ("method=ivtp", "inside the vision tower"),
+        ("method=snapkv", None),
+    ],
+)
+def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> None:
+    command = read_command(["limit=2", override])
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    found = apart(spec, method_of(spec.method))
+    assert (found is None) if reason is None else (reason in (found or ""))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("method=none,divprune", "compressor=snapkv,h2o", "compressor.ratio=0.5", "ratio=0.5"),
+        ("method=random,fastv", "ratio=0.5,0.9", *DRAWN),
+    ],
+    ids=["reducer-and-compressor", "sampling"],
+)
+def test_cells_of_other_kinds_give_the_rows_of_cells_alone(
+    tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    """What goes in front of the cache and what leaves it together; answers that are drawn, each from its own seed."""
+    rest = ("limit=5", "engine.batch_size=2", "engine.paired=0", "json=false", *asked)
+    plain, shared = tmp_path / "alone", tmp_path / "shared"
+    sweep(plain, asked=rest)
+    rows = sweep(shared, SHARED, asked=rest)
+    assert len(rows) == 4
+    assert all(row["extra"]["one_pass"]["samples"] == 5 for row in rows)
+    assert agree(plain, shared)

@@ -1,0 +1,163 @@
+"""Sweeps with cells that cannot run: left out and said so, or refused as a whole; and the report of what ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.evaluation.evaluate import SampleErrors
+from espalier.harness.evaluation.samples import Failure
+from espalier.harness.runs import preflight
+from espalier.harness.specs.run_spec import RunSpec
+from tests.runs.helpers import Bench, Fake, make_bench
+
+#: FastV acts before layer 2 of 6, so that its mean over the layers stays above a third.
+SWEEP = ("-m", "method=random,fastv", "ratio=0.5,0.9", "budget=average")
+REASON = "ratio=0.9 cannot be met under budget=average: FastV acting before layer 2"
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    return make_bench(tmp_path / "store", capsys, monkeypatch)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was asked of the report."""
+    calls: list[dict[str, Any]] = []
+
+    def write(spec: RunSpec, keys: set[str], left_out: list[tuple[RunSpec, str]]) -> Iterator[Path]:
+        cells = [(one.method.name, one.budget.ratio, reason) for one, reason in left_out]
+        calls.append({"folder": spec.report, "keys": keys, "left_out": cells})
+        assert spec.report is not None
+        yield spec.report / "README.md"
+
+    monkeypatch.setattr("espalier.harness.reports.curves.method_report.write_report", write)
+    return calls
+
+
+def test_one_cell_that_cannot_run_stops_the_sweep_unless_told_otherwise(bench: Bench) -> None:
+    done = bench(*SWEEP)
+    assert done.code == 2
+    assert REASON in done.err
+    assert bench.fake.specs == []
+
+
+def test_cells_that_cannot_run_are_left_out_and_said_so(
+    bench: Bench, reported: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    done = bench(*SWEEP, "refused=skip", f"report={tmp_path / 'report'}")
+    assert done.code == 0, done.err
+    cells = [(row["method"], row["ratio"]) for row in done.rows]
+    assert cells == [("random", 0.5), ("random", 0.9), ("fastv", 0.5)]
+    *_, note, wrote, last = done.out.splitlines()
+    assert note.startswith(f"left out: fastv official 0.9 seedling_rec: {REASON}")
+    assert wrote == f"wrote {tmp_path / 'report' / 'README.md'}"
+    assert last.startswith("{")
+    (call,) = reported
+    assert call["folder"] == tmp_path / "report"
+    assert call["keys"] == {row["run_key"] for row in done.rows}
+    ((name, ratio, reason),) = call["left_out"]
+    assert (name, ratio) == ("fastv", 0.9)
+    assert reason.startswith(REASON)
+
+
+def test_a_schedule_fitted_to_the_model_is_no_part_of_a_rows_name(bench: Bench) -> None:
+    done = bench("method=fitprune", "ratio=0.5")
+    assert done.code == 0, done.err
+    assert done.last["extra"]["params"]["scheme"]
+    assert done.last["extra"]["label"] == ""
+
+
+def test_what_is_wrong_for_every_method_is_never_left_out(bench: Bench) -> None:
+    done = bench(*SWEEP, "refused=skip", "model.path=/nowhere")
+    assert done.code == 2
+    assert "model.path='/nowhere' holds no model" in done.err
+    assert bench("-m", "method=fastv,fastw", "refused=skip").code == 2
+
+
+def test_a_sweep_of_which_nothing_can_run_is_an_error(bench: Bench) -> None:
+    done = bench("-m", "method=fastv", "ratio=0.9", "budget=average", "refused=skip")
+    assert done.code == 2
+    assert REASON in done.err
+    assert done.out == ""
+
+
+def test_a_word_that_is_no_choice_is_refused(bench: Bench) -> None:
+    done = bench("refused=maybe")
+    assert done.code == 2
+    assert "refused='maybe' is unknown" in done.err
+    assert "error, skip" in done.err
+
+
+def test_a_second_sweep_runs_nothing_again(bench: Bench, reported: list[dict[str, Any]]) -> None:
+    again = (*SWEEP, "refused=skip", f"report={bench.store}")
+    first = bench(*again)
+    runs = len(bench.fake.specs)
+    second = bench(*again)
+    assert len(bench.fake.specs) == runs == 3
+    assert {row["status"] for row in second.rows} == {"cached"}
+    assert reported[0] == reported[1]
+    assert first.code == second.code == 0
+
+
+def test_a_cell_that_fails_is_in_the_report_with_its_reason(
+    bench: Bench, reported: list[dict[str, Any]]
+) -> None:
+    failed = SampleErrors((Failure("seedling_rec", 1, "ValueError: broken\nimage"),), 3)
+    bench.fake.stop_after, bench.fake.error = 1, lambda: failed
+    done = bench("-m", "method=random,fastv", "ratio=0.5", f"report={bench.store}")
+    assert done.code == 1
+    assert [row["method"] for row in done.rows] == ["fastv"]
+    ((name, _, reason),) = reported[0]["left_out"]
+    assert name == "random"
+    assert "ValueError: broken image" in reason
+
+
+def test_a_mistake_of_the_code_shows_when_the_other_cells_have_run(bench: Bench) -> None:
+    bench.fake.stop_after, bench.fake.error = 1, lambda: ZeroDivisionError("nobody thought of it")
+    with pytest.raises(ZeroDivisionError, match="nobody thought of it"):
+        bench("-m", "method=random,fastv,none", "ratio=0.5")
+    said = bench.capsys.readouterr().out
+    assert [json.loads(line)["method"] for line in said.splitlines() if line[0] == "{"] == [
+        "fastv",
+        "none",
+    ]
+    again = said.partition("run what failed again: ")[2].splitlines()[0]
+    assert again.endswith("method=random ratio=0.5")
+    assert "failed: random 0.5 seedling_rec: ZeroDivisionError: nobody thought of it" in said
+
+
+def test_an_interrupted_sweep_leaves_the_last_report_alone(
+    bench: Bench, reported: list[dict[str, Any]]
+) -> None:
+    fake: Fake = bench.fake
+    bench("method=random", "ratio=0.5")
+    fake.stop_after = 1
+    sweep = ("-m", "method=random,fastv", "ratio=0.5", f"report={bench.store}")
+    assert bench(*sweep).code == 130
+    assert reported == []
+    assert bench(*sweep).code == 0
+    assert len(reported) == 1
+
+
+def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, float]] = []
+    check = preflight.check
+
+    def counted(spec: RunSpec, digests: Digests, places: bool = True) -> preflight.Job:
+        checked.append((spec.method.name, spec.budget.ratio))
+        return check(spec, digests, places)
+
+    monkeypatch.setattr(preflight, "check", counted)
+    done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")
+    assert done.code == 0, done.err
+    assert checked == [(row["method"], row["ratio"]) for row in done.rows]
+    assert len(checked) == 4

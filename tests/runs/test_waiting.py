@@ -1,0 +1,69 @@
+"""The line that stands while nothing else does."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from espalier.harness.runs.status_line import Waiting
+from tests.runs.terminal import screen
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_it_comes_changes_and_goes() -> None:
+    stream = Terminal()
+    with Waiting(stream) as waiting:
+        waiting.say("loading a lot of things")
+        assert screen(stream.getvalue(), 80) == ["loading a lot of things"]
+        waiting.say("checking")
+        assert screen(stream.getvalue(), 80) == ["checking"]
+    assert screen(stream.getvalue(), 80) == [""]
+    assert "\n" not in stream.getvalue()
+
+
+def test_it_gives_way_to_an_error() -> None:
+    stream = Terminal()
+
+    def fail() -> None:
+        with Waiting(stream) as waiting:
+            waiting.say("checking")
+            raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        fail()
+    assert screen(stream.getvalue(), 80) == [""]
+
+
+def test_a_line_that_is_too_long_does_not_wrap() -> None:
+    stream = Terminal()
+    Waiting(stream).say("x" * 200)
+    assert [len(line) for line in screen(stream.getvalue(), 80)] == [79]
+
+
+@pytest.mark.parametrize("why", ["no terminal", "quiet", "dumb"])
+def test_it_is_silent_where_nobody_reads_it(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO() if why == "no terminal" else Terminal()
+    if why == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    with Waiting(stream, quiet=why == "quiet") as waiting:
+        waiting.say("anything")
+    assert stream.getvalue() == ""
+
+
+def test_a_stream_that_takes_nothing_is_no_error() -> None:
+    class Full(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(28, "full")
+
+    with Waiting(Full()) as waiting:
+        waiting.say("anything")
