@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from inspect import getfile
 from pathlib import Path
 
-from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import as_decoder, kind_of
+from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.runs.codebase import Codebase
 from espalier.harness.runs.reach import Roots
 from espalier.harness.specs.run_spec import RunSpec
