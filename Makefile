@@ -39,7 +39,6 @@ check: lint types layers test  ## what CI runs, less the tests marked slow and t
 docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
-	$(PY) -m lab.pages.tables_page --write docs/tables.md
 	$(PY) -m espalier.harness.reports.tables.table_presets --write conf/experiment
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
@@ -49,34 +48,34 @@ mutants: $(STAMP)  ## small mistakes made on purpose: do the tests notice? ARGS=
 	$(PY) -m tests.mutants $(ARGS)
 
 bench-engine: $(STAMP)  ## prefill, machinery and memory against what the arithmetic allows
-	$(PY) -m lab.bench.engine_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.engine_bench --write lab/measured $(ARGS)
 
 bench-select: $(STAMP)  ## selection over the similarity product, growth and memory
-	$(PY) -m lab.bench.selection_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.selection_bench --write lab/measured $(ARGS)
 
 bench-sd: $(STAMP)  ## speculative decoding: speed-ups, overlap and what was predicted
-	$(PY) -m lab.bench.speculative_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.speculative_bench --write lab/measured $(ARGS)
 
 bench-decode: $(STAMP)  ## ordinary answers: the engine's loop beside generate, behind caches of three lengths
-	$(PY) -m lab.bench.decode_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.decode_bench --write lab/measured $(ARGS)
 
 bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, scores, memory while evicting
-	$(PY) -m lab.bench.kv_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.kv_bench --write lab/measured $(ARGS)
 
 bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what the FLOPs promise, scoring and merging
-	$(PY) -m lab.bench.diffusion_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.diffusion_bench --write lab/measured $(ARGS)
 
 bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
-	$(PY) -m lab.bench.onepass_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.onepass_bench --write lab/measured $(ARGS)
 
 bench-feeding: $(STAMP)  ## what of reading and preprocessing 12-megapixel pictures and videos is hidden behind the answers
-	$(PY) -m lab.bench.prefetch_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.prefetch_bench --write lab/measured $(ARGS)
 
 bench-guided: $(STAMP)  ## what a draft has to see of a video: words accepted, by what is kept
-	$(PY) -m lab.bench.guided_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.guided_bench --write lab/measured $(ARGS)
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
-	$(PY) -m lab.bench.gpu_bench --write docs $(ARGS)
+	$(PY) -m lab.bench.gpu_bench --write lab/measured $(ARGS)
 
 notebooks: $(STAMP)  ## from the top to the bottom, on the rows of results/demo
 	$(PY) -m lab.pages.run_notebooks notebooks/*.ipynb $(ARGS)
@@ -90,7 +89,7 @@ bench: $(STAMP)  ## speed ratios, from one process
 quickstart: $(STAMP)  ## all methods x four ratios x two benchmarks, table and plot
 	$(PY) run.py +experiment=quickstart $(ARGS)
 
-sweep: $(STAMP)  ## every method against random on all embedded benchmarks: docs/sweep
+sweep: $(STAMP)  ## every method against random on all embedded benchmarks: lab/measured/sweep
 	$(PY) run.py +experiment=sweep $(ARGS)
 
 train-seedling: $(STAMP)  ## train the embedded models from scratch (some hours on two cores)

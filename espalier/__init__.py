@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from espalier.harness.api.loaded_models import Model, load, wrap
     from espalier.harness.api.questions import video
     from espalier.harness.errors import UserError
+    from espalier.harness.reports import results
 
-__all__ = ["Answer", "Applied", "Model", "UserError", "apply", "load", "video", "wrap"]
+__all__ = ["Answer", "Applied", "Model", "UserError", "apply", "load", "results", "video", "wrap"]
 
 #: Where each name lives. torch and transformers take seconds to import: a name is fetched when it is first used.
 _HOMES = {
@@ -43,11 +44,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "results":
+        value: Any = import_module("espalier.harness.reports.results")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'espalier' has no attribute {name!r}")
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the guidance has to keep for a draft that reads a video: `make bench-guided`, docs/guided.md.
+"""What the guidance has to keep for a draft that reads a video: `make bench-guided`, lab/measured/guided.md.
 
 Captions of held-out clips, told by the embedded video model, which sees every token. Its draft then sees a part of the
 tokens, chosen on purpose, and predicts each word of the caption behind the words before it. The share that it predicts

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "harness").rglob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(page for top in ("docs", "harness", "lab") for page in (ROOT / top).rglob("*.md")),
+    ]
 )
 
 
@@ -21,6 +24,23 @@ def test_relative_links_exist(page: Path):
             continue
         if not (page.parent / target.split("#")[0]).exists():
             broken.append(target)
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as a code host makes them."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_exist(page: Path):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        other = page if not path else page.parent / path
+        if anchor and "://" not in target and other.suffix == ".md" and other.exists():
+            broken += [target] if anchor not in anchors(other) else []
     assert not broken
 
 

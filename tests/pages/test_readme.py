@@ -97,7 +97,7 @@ def test_commands_of_modules_are_there(line: str, activate: str, tmp_path: Path)
 def test_every_command_is_of_a_kind_that_is_tried() -> None:
     for line in commands():
         assert (
-            line == ACTIVATE or line.startswith(("make", "python -m harness.")) or " run.py" in line
+            line == ACTIVATE or line.startswith(("make", "python -m espalier")) or " run.py" in line
         )
 
 

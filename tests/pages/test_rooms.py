@@ -1,4 +1,4 @@
-"""The page on architecture lists the rooms in the order that the layer contract holds."""
+"""The page on architecture lists the packages in the order that the layer contract holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tomllib
 from espalier.harness.paths import ROOT
 
 
-def test_the_page_lists_every_room_in_the_order_of_the_contract() -> None:
+def test_the_page_lists_every_package_in_the_order_of_the_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = next(one["layers"] for one in contracts["contracts"] if one["type"] == "layers")
     page = (ROOT / "docs/architecture.md").read_text()
-    table = page.partition("| room, from the top |")[2].partition("\n\n")[0]
+    table = page.partition("| package, from the top |")[2].partition("\n\n")[0]
     place = {
         name.rstrip("/"): number
         for number, line in enumerate(table.splitlines())

@@ -56,7 +56,7 @@ def test_cells_without_a_row_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "done", ["curves=results/a", "report=docs/sweep", "+experiment=quickstart"]
+    "done", ["curves=results/a", "report=lab/measured/sweep", "+experiment=quickstart"]
 )
 def test_nothing_is_added_to_what_is_drawn_already(done: str) -> None:
     assert hints.next_step(["-m", "method=none,fastv", done], [row("none"), row("fastv")]) is None

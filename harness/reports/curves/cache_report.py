@@ -1,6 +1,6 @@
 """Tables and a figure of cache compressors.
 
-`python -m espalier.harness.reports.curves.cache_report --store results --write docs/kv`
+`python -m espalier.harness.reports.curves.cache_report --store results --write lab/measured/kv`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables and figures of speculative decoders.
 
-`python -m espalier.harness.reports.curves.decoder_report --store results --write docs/speculative`
+`python -m espalier.harness.reports.curves.decoder_report --store results --write lab/measured/speculative`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables and a figure of denoised answers.
 
-`python -m espalier.harness.reports.curves.diffusion_report --store results --write docs/diffusion`
+`python -m espalier.harness.reports.curves.diffusion_report --store results --write lab/measured/diffusion`
 """
 
 from __future__ import annotations

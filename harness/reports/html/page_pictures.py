@@ -33,7 +33,7 @@ PICTURES = (
         "Speculative decoding",
         "speculative",
         write_decoders,
-        "docs/speculative",
+        "lab/measured/speculative",
         {
             "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
             "ratio": "By the share of visual tokens that the draft does without.",
@@ -44,14 +44,14 @@ PICTURES = (
         "Cache compression",
         "cache",
         write_cache,
-        "docs/kv",
+        "lab/measured/kv",
         {"curves": "Score by the share of visual cache entries kept."},
     ),
     Drawn(
         "Denoised answers",
         "diffusion",
         write_diffusion,
-        "docs/diffusion",
+        "lab/measured/diffusion",
         {"merging": "Score by time, by FLOPs and by denoising steps."},
     ),
 )

@@ -1,4 +1,4 @@
-"""Stored results as tidy pandas tables: `from harness import results; results.load()`.
+"""Stored results as tidy pandas tables: `from espalier import results; results.load()`.
 
     rows = results.load("results/demo")        # one line for each cell and metric
     scores = results.samples("results/demo")   # one for each run, sample and metric
