@@ -1,4 +1,4 @@
-"""How what deciders look at moves from step to step: `python -m lab.pages.denoising_page --write lab/measured/diffusion`.
+"""How what deciders look at moves from step to step: `--write lab/measured/diffusion`.
 
 The digits of a held-out scene are read by `seedling_diffusion` with D3ToM, a place a step. Each picture shows the
 scores by which that step chose, the tokens that it kept, and the answer as it stood. Writes `steps.png` and `.svg`.

@@ -3,7 +3,8 @@
 Each file beside this one lists the mistakes of a room: a line of code, what it becomes, and the tests that should see
 it. A mistake is made in a copy of the tree; it is killed if those tests fail, and survives if they pass. The tests are
 run once without it first, or a failure would mean nothing. `--sample N` takes N of all mistakes by a stated seed,
-`--room NAME` those of one room, `--write lab/measured/mutants.md` leaves the score by room. The exit code is 1 if one survives.
+`--room NAME` those of one room, `--write lab/measured/mutants.md` leaves
+the score by room. The exit code is 1 if one survives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pictures drawn anew from the tables beside them, where their rows are gone.
 
-`python -m espalier.harness.reports.curves.redraw lab/measured/figures/seedling.md lab/measured/sweep/seedling_rec.md` replaces the
+`python -m espalier.harness.reports.curves.redraw lab/measured/sweep/seedling_rec.md` replaces the
 .svg, and the .png where there is one, of each page: of curves (harness/reports/curves/curve_files.py) and of a sweep
 (harness/reports/curves/method_report.py). Tables
 have a tenth of a percent, pictures from rows all digits; the command that each page names draws from rows.
@@ -49,7 +49,9 @@ def redraw(page: Path) -> Figure:
             return draw_dots(*_sweep(text), {})
         panels = list(_panels(text))
         if not panels:
-            raise UserError(f"{page} has no tables to draw; valid: lab/measured/figures, lab/measured/sweep")
+            raise UserError(
+                f"{page} has no tables to draw; valid: lab/measured/figures, lab/measured/sweep"
+            )
         return draw(panels)
 
 
