@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
 
-.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -34,7 +34,10 @@ types: $(STAMP)
 layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pyproject.toml
 	$(VENV)/bin/lint-imports --no-cache
 
-check: lint types layers test  ## what CI runs, less the tests marked slow and the recipes
+words: $(STAMP)  ## names that say nothing: counts may only fall (lab/house/ceilings.json)
+	$(PY) -m lab.house.names --check
+
+check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
 docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md

@@ -64,7 +64,7 @@ def test_the_first_module_with_a_value_that_is_not_finite_is_named(
         f"the logits of a hold NaN or infinity in the prefill; they began in {name}"
     )
     left = [hook for one in adapter.model.modules() for hook in one._forward_hooks.values()]
-    assert not [hook for hook in left if hook.__module__.startswith("harness.")]
+    assert not [hook for hook in left if hook.__module__.startswith("espalier.harness.")]
     if part != "lm_head":
         with (
             Session(adapter, NoReduction(), NONE) as session,

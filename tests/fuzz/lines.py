@@ -149,8 +149,8 @@ def _outputs(dice: Random) -> Iterator[Case]:
                 ("espalier.harness.cli.report", "--out"),
             ]
         )
-        named = {"report": ("--benchmarks", "seedling_vqa"), "tables": ("d2pruner", "1")}
-        more = next((words for name, words in named.items() if module.split(".")[1] == name), ())
+        named = {"curves": ("--benchmarks", "seedling_vqa"), "rebuild": ("d2pruner", "1")}
+        more = named.get(module.rpartition(".")[2], ())
         yield Case("outputs", module, (*more, "--store", STORE, flag, place), refused=True)
         yield Case(
             "outputs", "espalier.harness.cli.store", ("export", place, "--store", STORE), True
@@ -161,16 +161,18 @@ def _commands(dice: Random) -> Iterator[Case]:
     """Yield commands on stores that are none, and cleaning up by words that name nothing."""
     for store in ("/no/such", "/etc/passwd", "/dev/null"):
         for module, words in (
-            ("tables.__main__", ("d2pruner", "1")),
-            ("report.__main__", ("--benchmarks", "pope", "--out", f"{HERE}/x")),
-            ("report.cache", ("--write", f"{HERE}/x")),
-            ("report.anchors", ()),
-            ("pages.report.__main__", ("--out", f"{HERE}/x.html")),
-            ("wandb_sync", ("--dry",)),
-            ("store.__main__", ("ls",)),
-            ("sweep.__main__", ("status",)),
+            ("reports.tables.rebuild", ("d2pruner", "1")),
+            ("cli.curves", ("--benchmarks", "pope", "--out", f"{HERE}/x")),
+            ("reports.curves.cache_report", ("--write", f"{HERE}/x")),
+            ("reports.curves.anchors", ()),
+            ("cli.report", ("--out", f"{HERE}/x.html")),
+            ("cli.wandb", ("--dry",)),
+            ("cli.store", ("ls",)),
+            ("cli.sweep", ("status",)),
         ):
-            yield Case("stores", f"harness.{module}", (*words, "--store", store), refused=True)
+            yield Case(
+                "stores", f"espalier.harness.{module}", (*words, "--store", store), refused=True
+            )
     for words in (("--positions", "nosuch"), ("--limit", "-1"), ("--model", "nosuch")):
         yield Case(
             "options",

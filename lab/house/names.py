@@ -1,0 +1,147 @@
+"""Names that say nothing: `python -m lab.house.names` counts them, `--check` fails above the ceilings.
+
+Counted in harness/ and methods/: bindings (variables, parameters, functions) whose whole name is a pronoun or a bare
+participle; files named -ing; class names that stand in several files. A ceiling (ceilings.json) only goes down: when a
+count falls, `--lower` writes the new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("harness", "methods")
+CEILINGS = Path(__file__).with_name("ceilings.json")
+
+#: Whole names that are not nouns of the field.
+VAGUE = frozenset(
+    [
+        "one",
+        "ones",
+        "other",
+        "others",
+        "own",
+        "found",
+        "told",
+        "known",
+        "asked",
+        "given",
+        "here",
+        "there",
+        "them",
+        "it",
+        "this",
+        "that",
+        "these",
+        "those",
+        "whole",
+        "most",
+        "least",
+        "what",
+        "which",
+        "who",
+        "said",
+        "shown",
+        "seen",
+        "made",
+        "held",
+        "gone",
+        "left",
+        "some",
+        "any",
+        "both",
+        "rest",
+        "more",
+        "behind",
+        "beside",
+        "apart",
+        "again",
+        "same",
+        "alone",
+    ]
+)
+
+
+def files(root: Path = ROOT) -> list[Path]:
+    """Return the Python files that are counted."""
+    return [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
+
+
+def bindings(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the name and line of every variable, parameter and function, without leading underscores."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line):
+                yield name.strip("_"), line
+            case ast.arg(arg=name, lineno=line) if name not in ("self", "cls"):
+                yield name.strip("_"), line
+            case (
+                ast.FunctionDef(name=name, lineno=line)
+                | ast.AsyncFunctionDef(name=name, lineno=line)
+            ):
+                yield name.strip("_"), line
+
+
+def measure(root: Path = ROOT) -> tuple[dict[str, float], list[str]]:
+    """Return the counts and a line for each place that counts. Cost: parses about 500 files, three seconds."""
+    places: list[str] = []
+    classes: dict[str, list[str]] = defaultdict(list)
+    total = vague = 0
+    for path in files(root):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        name = path.relative_to(root).as_posix()
+        for binding, line in bindings(tree):
+            total += 1
+            if binding in VAGUE:
+                vague += 1
+                places.append(f"{name}:{line}: {binding}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.strip("_")].append(name)
+        if path.stem.endswith("ing"):
+            places.append(f"{name}: a file named -ing")
+    twice = {name: sorted(set(where)) for name, where in classes.items() if len(set(where)) > 1}
+    places += [f"class {name}: {', '.join(where)}" for name, where in sorted(twice.items())]
+    counts = {
+        "vague_names": vague,
+        "vague_percent": round(100 * vague / total, 2),
+        "files_named_ing": sum(path.stem.endswith("ing") for path in files(root)),
+        "classes_in_several_files": len(twice),
+    }
+    return counts, places
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print counts; exit code 1 if `--check` finds one above its ceiling."""
+    parser = argparse.ArgumentParser(prog="python -m lab.house.names", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail above a ceiling")
+    parser.add_argument("--lower", action="store_true", help="write counts that have fallen")
+    parser.add_argument("--list", action="store_true", help="print every place")
+    options = parser.parse_args(argv)
+    counts, places = measure()
+    ceilings: dict[str, float] = json.loads(CEILINGS.read_text(encoding="utf-8"))
+    if options.list:
+        print("\n".join(places))
+    print(json.dumps(counts))
+    if options.lower:
+        lowered = {name: min(count, ceilings.get(name, count)) for name, count in counts.items()}
+        CEILINGS.write_text(json.dumps(lowered, indent=1) + "\n", encoding="utf-8")
+    above = [name for name, count in counts.items() if count > ceilings[name]]
+    if options.check and above:
+        for name in above:
+            print(
+                f"error: {name}={counts[name]:g} is above its ceiling; valid: at most {ceilings[name]:g}",
+                file=sys.stderr,
+            )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
