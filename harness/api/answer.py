@@ -8,7 +8,7 @@ from os import PathLike
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from espalier.harness.api.visible_tokens import Seen
+from espalier.harness.api.visible_tokens import VisibleChat
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import sample_flops
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
@@ -44,7 +44,7 @@ class Flops:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class SpeculativeDecoding:
     """How a speculative decoder came to the answer, which is the target's own.
 
     Attributes:
@@ -97,9 +97,9 @@ class Answer:
     cache: float
     flops: Flops
     times_ms: Mapping[str, float] = field(repr=False)
-    decoding: Decoding | None
+    decoding: SpeculativeDecoding | None
     record: Record = field(repr=False)
-    _seen: Seen = field(repr=False, compare=False)
+    _visible: VisibleChat = field(repr=False, compare=False)
 
     def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
         """Draw each picture or frame with the places of dropped tokens faded out.
@@ -117,19 +117,19 @@ class Answer:
         # matplotlib takes a third of a second to import.
         from espalier.harness.api.overlay import draw, drawable
 
-        said = shorten(f"{self.question} → {self.text}", LONGEST, placeholder=" ...")
+        caption = shorten(f"{self.question} → {self.text}", LONGEST, placeholder=" ...")
         kept = self.kept_indices if step is None else self._kept_at(step)
         title = f"{len(kept)} of {self.visual} visual tokens kept"
         title += "" if step is None else f" in step {step}"
-        title = f"{title}\n{said}" if drawable(said) else title
-        return draw(self._seen, kept, title, path)
+        title = f"{title}\n{caption}" if drawable(caption) else title
+        return draw(self._visible, kept, title, path)
 
     def _kept_at(self, step: int) -> tuple[int, ...]:
         if not self.kept_by_step:
             raise UserError(f"show(step={step!r}): this answer was not denoised; valid: None")
         steps = len(self.kept_by_step)
-        whole = isinstance(step, int) and not isinstance(step, bool)
-        if not whole or not 0 <= step < steps:
+        is_int = isinstance(step, int) and not isinstance(step, bool)
+        if not is_int or not 0 <= step < steps:
             raise UserError(f"show(step={step!r}): valid: 0 to {steps - 1}, or None for the last")
         return self.kept_by_step[step]
 
@@ -139,23 +139,23 @@ def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
     if record.denoising is not None:
         reducer = as_denoiser(method) or as_reducer(method)
         assert reducer is not None  # nothing else denoises
-        counted = run_flops(reducer, facts, record)
+        flops = run_flops(reducer, facts, record)
     else:
-        counted = sample_flops(facts, record.entering, record.visual, record.text, record.work)
-    return Flops(counted.share_of_full, counted.exact.language, counted.exact_full.language)
+        flops = sample_flops(facts, record.entering, record.visual, record.text, record.work)
+    return Flops(flops.share_of_full, flops.exact.language, flops.exact_full.language)
 
 
-def decoding_of(record: Record) -> Decoding | None:
+def decoding_of(record: Record) -> SpeculativeDecoding | None:
     """Return what a decoder did, in short."""
     if record.decoding is None:
         return None
-    telling = DecodingRecord.from_entry(record.decoding)
-    rounds, plain = steady_rounds([telling]), telling.plain
-    return Decoding(
-        accepted=rounds.acceptance if any(one.drafted for one in rounds.rounds) else None,
+    summary = DecodingRecord.from_entry(record.decoding)
+    rounds, plain = steady_rounds([summary]), summary.plain
+    return SpeculativeDecoding(
+        accepted=rounds.acceptance if any(round_.drafted for round_ in rounds.rounds) else None,
         tokens_per_target_forward=rounds.tokens_per_target_forward if rounds.rounds else 1.0,
-        rounds=len(telling.rounds),
-        draft_visual=telling.draft_visual,
-        speedup=None if plain is None else plain.total / telling.spent.total,
-        degraded=telling.degraded,
+        rounds=len(summary.rounds),
+        draft_visual=summary.draft_visual,
+        speedup=None if plain is None else plain.total / summary.spent.total,
+        degraded=summary.degraded,
     )

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from espalier.harness.api.answer import Answer, decoding_of, flops_of
-from espalier.harness.api.argument_errors import in_words_of_python, reworded
+from espalier.harness.api.argument_errors import in_python_terms, python_errors
 from espalier.harness.api.loaded_models import Model
-from espalier.harness.api.open_method import Settled, opened
-from espalier.harness.api.questions import is_chat, single, whole
-from espalier.harness.api.sample_names import identities
-from espalier.harness.api.visible_tokens import rows_of, seen_by, without_chats
+from espalier.harness.api.open_method import CheckedMethod, open_responder
+from espalier.harness.api.questions import is_chat, open_chat, question_chat
+from espalier.harness.api.sample_ids import sample_ids
+from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
@@ -34,21 +34,21 @@ class Applied:
     """A method on a model, as `apply` returns it: a context manager, inside which questions are answered.
 
     Args:
-        settled: the method, checked.
+        checked: the method, checked.
         model: the model.
         draft: the loaded draft model, if there is one.
     """
 
-    def __init__(self, settled: Settled, model: Model, draft: Model | None) -> None:
-        self._settled = settled
+    def __init__(self, checked: CheckedMethod, model: Model, draft: Model | None) -> None:
+        self._checked = checked
         self._model = model
         self._draft = draft
         self._stack: ExitStack | None = None
 
     def __repr__(self) -> str:
         """Say what is applied to what."""
-        spec = self._settled.spec
-        return f"<{self._settled.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
+        spec = self._checked.spec
+        return f"<{self._checked.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
 
     def __enter__(self) -> Applied:
         """Install the method on the model.
@@ -58,11 +58,11 @@ class Applied:
         """
         if self._stack is not None:
             raise RuntimeError("this `with` is open already; apply(...) anew for another")
-        with ExitStack() as stack, plain_errors():
-            self._adapter = stack.enter_context(self._model.opened())
-            draft = None if self._draft is None else stack.enter_context(self._draft.opened())
+        with ExitStack() as stack, user_errors():
+            self._adapter = stack.enter_context(self._model.open_adapter())
+            draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
             self._responder: Responder = stack.enter_context(
-                opened(self._settled, self._adapter, draft)
+                open_responder(self._checked, self._adapter, draft)
             )
             self._stack = stack.pop_all()
         return self
@@ -108,19 +108,19 @@ class Applied:
             UserError: something that cannot be opened, answered or honoured; one line.
         """
         spec = self._model.spec
-        with plain_errors():
+        with user_errors():
             if is_chat(media):
                 if question is not None:
                     raise UserError(
                         "question: a whole chat holds its question already; valid: ask(chat) alone"
                     )
-                chats = [whole(media, spec)]
+                chats = [open_chat(media, spec)]
             else:
-                asked = question if isinstance(question, list | tuple) else [question]
-                chats = [single(media, one, spec) for one in asked]
-        several = isinstance(question, list | tuple)
-        found = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
-        return found if several else found[0]
+                questions = question if isinstance(question, list | tuple) else [question]
+                chats = [question_chat(media, text, spec) for text in questions]
+        is_list = isinstance(question, list | tuple)
+        answers = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
+        return answers if is_list else answers[0]
 
     def ask_many(
         self,
@@ -142,11 +142,17 @@ class Applied:
             UserError: as `ask`; the line says which question.
         """
         spec, chats = self._model.spec, []
-        for number, one in enumerate(questions):
-            with plain_errors(f"question {number}: "):
-                if not is_chat(one) and not (isinstance(one, tuple | list) and len(one) == 2):
-                    raise UserError(f"{one!r}; valid: (media, question) or a whole chat")
-                chats.append(whole(one, spec) if is_chat(one) else single(one[0], one[1], spec))
+        for number, request in enumerate(questions):
+            with user_errors(f"question {number}: "):
+                if not is_chat(request) and not (
+                    isinstance(request, tuple | list) and len(request) == 2
+                ):
+                    raise UserError(f"{request!r}; valid: (media, question) or a whole chat")
+                chats.append(
+                    open_chat(request, spec)
+                    if is_chat(request)
+                    else question_chat(request[0], request[1], spec)
+                )
         return self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
 
     def _answers(
@@ -156,37 +162,37 @@ class Applied:
             raise UserError(
                 "the method is not on the model; valid: inside `with espalier.apply(...) as pruned:`"
             )
-        spec = self._settled.spec
-        with plain_errors():
+        spec = self._checked.spec
+        with user_errors():
             size = fields.integer("batch_size", batch_size, at_least=1)
-            given = {**spec.model.generation, **generation}
+            merged = {**spec.model.generation, **generation}
             check_settings("generation", generation)
-            check_generation(given)
-            self._settled.check_generation(given)
-        chosen = settings({}, spec.model.generation, generation)
-        # What a decoder has settled: it answers one at a time.
+            check_generation(merged)
+            self._checked.check_generation(merged)
+        resolved = settings({}, spec.model.generation, generation)
+        # What a decoder has checked: it answers one at a time.
         size = spec.engine.batch_size or size
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for start in range(0, len(chats), size):
             block = chats[start : start + size]
-            with plain_errors(count=len(chats), first=start):
-                found += self._batch(block, chosen.generate, chosen.until)
-        return found
+            with user_errors(count=len(chats), first=start):
+                answers += self._batch(block, resolved.generate, resolved.until)
+        return answers
 
     def _batch(
         self, chats: Sequence[Chat], generate: Mapping[str, Any], until: tuple[str, ...]
     ) -> list[Answer]:
-        adapter, facts = self._adapter, self._settled.spec.model.facts
+        adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._responder.encode(chats)
-        grids = rows_of(adapter.layout(without_chats(inputs)))
-        asked = [_words(chat) for chat in chats]
-        names = identities(chats)
-        with _seeded(self._settled.spec.seed, names[0], bool(generate["do_sample"])):
+        grids = grid_rows(adapter.layout(without_chats(inputs)))
+        questions = [_words(chat) for chat in chats]
+        names = sample_ids(chats)
+        with _seeded(self._checked.spec.seed, names[0], bool(generate["do_sample"])):
             generated = self._responder.generate(inputs, names, **generate)
         texts = self._responder.decode(generated.ids)
         answers = []
         for chat, grid, question, text, record in zip(
-            chats, grids, asked, texts, generated.records, strict=True
+            chats, grids, questions, texts, generated.records, strict=True
         ):
             assert record.origin is not None  # every record of a prefill has it
             kept = tuple(record.origin.tolist())
@@ -198,14 +204,14 @@ class Applied:
                     visual=record.visual,
                     kept=len(kept),
                     kept_indices=kept,
-                    kept_by_step=tuple(tuple(one.tolist()) for one in record.origins),
-                    ratio=self._settled.removed(record),
+                    kept_by_step=tuple(tuple(indices.tolist()) for indices in record.origins),
+                    ratio=self._checked.removed(record),
                     cache=_cached(record),
-                    flops=flops_of(record, facts, self._settled.method),
+                    flops=flops_of(record, facts, self._checked.method),
                     times_ms=record.times_ms,
                     decoding=decoding_of(record),
                     record=record,
-                    _seen=seen_by(adapter, chat, grid),
+                    _visible=visible_chat(adapter, chat, grid),
                 )
             )
         return answers
@@ -235,14 +241,14 @@ def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
 
 
 @contextmanager
-def plain_errors(before: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
+def user_errors(before: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
     """Turn what a user can cause into one UserError line in the words of Python.
 
     What a method's own code raised stays its cause.
     """
     try:
-        with in_words_of_python(before, count, first):
+        with python_errors(before, count, first):
             yield
     except MethodError as error:
-        line = f"{before}{reworded(str(error), count, first)}"
+        line = f"{before}{in_python_terms(str(error), count, first)}"
         raise UserError(line) from error.__cause__

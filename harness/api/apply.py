@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.api.applied import Applied, plain_errors
+from espalier.harness.api.applied import Applied, user_errors
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import settle
 from espalier.harness.config.build_spec import build_draft
@@ -85,31 +85,38 @@ def apply(
     Raises:
         UserError: one line with the argument, its value and what is valid.
     """
-    with plain_errors():
+    with user_errors():
         if not isinstance(model, Model):
             raise UserError(
                 f"model is a {type(model).__name__}; valid: what espalier.load or espalier.wrap returned"
             )
-        built, named = _built(method, params)
+        built_method, method_spec = _build(method, params)
         if compressor is not None:
-            behind, other = _built(compressor, {})
+            evictor, evictor_spec = _build(compressor, {})
             share = fields.cache_ratio("cache_ratio", cache_ratio)
-            built = stacked(built, behind, share, (named.name, other.name))
-            named = replace(named, compressor=CompressorSpec(other.name, other.params, share))
-        drafting, asked = _drafting(model, built, named.name, draft)
-        removed = fields.draft_ratio if built.drafts else fields.ratio
+            built_method = stacked(
+                built_method, evictor, share, (method_spec.name, evictor_spec.name)
+            )
+            method_spec = replace(
+                method_spec,
+                compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, share),
+            )
+        draft_model, draft_spec = _resolve_draft(model, built_method, method_spec.name, draft)
+        removed = fields.draft_ratio if built_method.drafts else fields.ratio
         fields.optional_text("transport", transport)
         engine = EngineSpec(
             batch_size=0,
             positions=fields.choice("positions", positions, POSITIONS),
             transport=fields.choice(
-                "transport", transport or _transport(built, drafting, model), TRANSPORTS
+                "transport",
+                transport or _default_transport(built_method, draft_model, model),
+                TRANSPORTS,
             ),
             compare=fields.flag("compare", compare),
         )
         spec = RunSpec(
             model=model.spec,
-            method=replace(named, draft=asked),
+            method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
             budget=Budget(budget, removed("ratio", ratio)),
             engine=engine,
@@ -118,17 +125,21 @@ def apply(
             log="none",
             store=ROOT / "results" if store is None else Path(store).expanduser().absolute(),
         )
-        known = drafting.spec if drafting is not None and drafting.borrowed else None
-        return Applied(settle(spec, built, model.borrowed, known), model, drafting)
+        borrowed_draft = (
+            draft_model.spec if draft_model is not None and draft_model.borrowed else None
+        )
+        return Applied(
+            settle(spec, built_method, model.borrowed, borrowed_draft), model, draft_model
+        )
 
 
-def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
+def _build(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
     """Return the method that is asked for, and what its errors call it."""
     if isinstance(method, str):
         section = compose_section("method", method)
         merged = {**(section["params"] or {}), **params}
-        named = MethodSpec(section["name"], section["variant"], merged)
-        return build_method(named.name, merged), named
+        method_spec = MethodSpec(section["name"], section["variant"], merged)
+        return build_method(method_spec.name, merged), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(
             f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
@@ -146,7 +157,7 @@ def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, Met
     return method, MethodSpec(type(method).__name__)
 
 
-def _drafting(
+def _resolve_draft(
     model: Model, method: Method, name: str, draft: str | PathLike[str] | Model | None
 ) -> tuple[Model | None, ModelSpec | None]:
     """Return the loaded draft, where somebody loaded it, and the draft's spec."""
@@ -164,16 +175,16 @@ def _drafting(
             "of a checkpoint, a loaded model"
         )
     if draft is not None and (Path(draft).expanduser() / "config.json").is_file():
-        asked = named_spec(draft, None, {"dtype": model.spec.dtype})
-        return None, replace(asked, video=model.spec.video)
+        draft_spec = named_spec(draft, None, {"dtype": model.spec.dtype})
+        return None, replace(draft_spec, video=model.spec.video)
     return None, build_draft(None if draft is None else str(draft), {}, model.spec)
 
 
-def _transport(method: Method, drafting: Model | None, target: Model) -> str:
+def _default_transport(method: Method, draft: Model | None, target: Model) -> str:
     """Return how a draft runs where nobody says: another process can neither borrow a model nor import a notebook."""
-    by_itself = drafting is None or not drafting.borrowed
+    by_itself = draft is None or not draft.borrowed
     if by_itself and type(method).__module__ != "__main__":
         return "auto"
     decoder = as_decoder(method)
-    overlap = decoder is not None and decoder.overlap and drafting is not target
+    overlap = decoder is not None and decoder.overlap and draft is not target
     return "threads" if overlap else "sequential"

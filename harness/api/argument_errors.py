@@ -27,32 +27,32 @@ _COMMAND = "python -m "
 
 
 @contextmanager
-def in_words_of_python(before: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
+def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
     """Let errors name arguments of Python.
 
     Args:
-        before: stands before the line.
+        prefix: stands before the line.
         questions: how many are answered; of several, the line says which one it was.
         first: number of the first one of the batch at hand.
 
     Raises:
-        UserError: what was raised inside, with its line reworded.
+        UserError: what was raised inside, with its line in_python_terms.
     """
     try:
         yield
     except UserError as error:
-        kind = Refused if isinstance(error, Refused) else UserError
-        raise kind(before + reworded(str(error), questions, first)) from None
+        error_class = Refused if isinstance(error, Refused) else UserError
+        raise error_class(prefix + in_python_terms(str(error), questions, first)) from None
 
 
-def reworded(line: str, questions: int = 0, first: int = 0) -> str:
+def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:
     """Return an error line with the arguments of Python in place of config keys."""
-    said, command, rest = line.partition(_COMMAND)
-    said = _VALUE.sub(lambda found: _VALUES[found[1]], _KEY.sub("", said))
+    message, command, arguments = line.partition(_COMMAND)
+    message = _VALUE.sub(lambda match: _VALUES[match[1]], _KEY.sub("", message))
 
-    def chat(found: re.Match[str]) -> str:
+    def chat(match: re.Match[str]) -> str:
         if questions > 1:
-            return f"question {first + int(found[1])}{found[2] or ''}"
-        return "" if found[2] else "the question"
+            return f"question {first + int(match[1])}{match[2] or ''}"
+        return "" if match[2] else "the question"
 
-    return _CHAT.sub(chat, said) + command + rest
+    return _CHAT.sub(chat, message) + command + arguments

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from espalier.harness.api.argument_errors import in_words_of_python
+from espalier.harness.api.argument_errors import python_errors
 from espalier.harness.config.compose import CONF, compose_section
 from espalier.harness.config.draft_section import laid_over
 from espalier.harness.config.model_section import model_spec
@@ -50,12 +50,12 @@ class Model:
     Attributes:
         spec: its family, sizes and settings.
         borrowed: whether it is somebody's own, in memory, with no checkpoint that is known.
-        opened: gives its adapter for the length of a `with`.
+        open_adapter: gives its adapter for the length of a `with`.
     """
 
     spec: ModelSpec
     borrowed: bool = field(repr=False)
-    opened: Callable[[], AbstractContextManager[Adapter]] = field(repr=False)
+    open_adapter: Callable[[], AbstractContextManager[Adapter]] = field(repr=False)
 
     def __repr__(self) -> str:
         """Say which model it is and how large."""
@@ -87,7 +87,7 @@ def load(
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not fit; one line.
     """
-    with in_words_of_python():
+    with python_errors():
         spec = named_spec(name, path, settings)
         check_model(spec, fields.flag("offline", offline), Digests())
         adapter = load_adapter(spec)
@@ -131,12 +131,12 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
     Raises:
         UserError: a model of another family, or a class without `generate`; the line names the valid ones.
     """
-    with in_words_of_python():
+    with python_errors():
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
         fields.only_some("", settings, OF_BORROWED)
         template = template_of_processor(hf_processor, adapter.self_described)
-        known = {
+        section = {
             "name": str(hf_model.config.model_type),
             "adapter": family,
             "hub": "in memory",  # a spec must say where from
@@ -147,26 +147,26 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
             "facts": UNREAD,
         }
         spec = replace(
-            model_spec(_with(_base() | known, settings)), hub=None, device=str(hf_model.device)
+            model_spec(_with(_base() | section, settings)), hub=None, device=str(hf_model.device)
         )
         adapter.check_settings(spec)
-        processor = adapter.adopted(deepcopy(hf_processor), spec)
-        with borrowed(hf_model, processor, spec) as reading:
-            facts = read_facts(reading, adapter.lacking, adapter.patch_tokens)
+        processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
+        with borrow(hf_model, processor, spec) as probe:
+            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens)
     spec = replace(spec, facts=facts)
-    return Model(spec, True, lambda: borrowed(hf_model, processor, spec))
+    return Model(spec, True, lambda: borrow(hf_model, processor, spec))
 
 
 @contextmanager
-def borrowed(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
+def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
     """Yield an adapter around somebody's model; afterwards the model is as it was.
 
     `processor` is a copy of theirs; its own attributes are kept from the adapter, too.
     """
     generation, config = model.generation_config, dict(vars(model.config))
     # An adapter may lay its family's rule of positions over the library's, and answers leave offsets behind.
-    inside = dict(vars(model.model))
-    training = [(module, module.training) for module in model.modules()]
+    attributes = dict(vars(model.model))
+    modes = [(module, module.training) for module in model.modules()]
     try:
         yield ADAPTERS.load(spec.adapter)(model, copy(processor), spec)
     finally:
@@ -174,19 +174,19 @@ def borrowed(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
         vars(model.config).clear()
         vars(model.config).update(config)
         vars(model.model).clear()
-        vars(model.model).update(inside)
-        for module, mode in training:
+        vars(model.model).update(attributes)
+        for module, mode in modes:
             module.training = mode
 
 
 def _family(hf_model: Any) -> str:
     """Return the family of a model in memory."""
-    kind = getattr(getattr(hf_model, "config", None), "model_type", None)
-    family = family_of(kind)
-    wanted = ADAPTERS.load(family).model_class
-    if not isinstance(hf_model, wanted):
+    model_type = getattr(getattr(hf_model, "config", None), "model_type", None)
+    family = family_of(model_type)
+    model_class = ADAPTERS.load(family).model_class
+    if not isinstance(hf_model, model_class):
         raise UserError(
-            f"hf_model is a {type(hf_model).__name__}; valid for model_type={kind!r}: {wanted.__name__}"
+            f"hf_model is a {type(hf_model).__name__}; valid for model_type={model_type!r}: {model_class.__name__}"
         )
     return family
 
@@ -197,13 +197,13 @@ def _dtype(hf_model: Any) -> str:
 
 def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a checkpoint that no file of conf/model describes."""
-    known = {
+    defaults = {
         "name": folder.name,
         "path": str(folder),
         "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
         "facts": UNREAD,
     }
-    section = _with(_base() | known | {"adapter": "none"}, settings)
+    section = _with(_base() | defaults | {"adapter": "none"}, settings)
     spec = model_spec(section)
     spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
     adapter = ADAPTERS.load(spec.adapter)
@@ -218,8 +218,8 @@ def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
         template = template_of_processor(processor)
         spec = replace(spec, conversation=CHECKPOINT if template else None)
     skeleton = build_skeleton(adapter.model_class, config, spec)
-    reading = adapter(skeleton, processor, spec)
-    return replace(spec, facts=read_facts(reading, adapter.lacking, adapter.patch_tokens))
+    probe = adapter(skeleton, processor, spec)
+    return replace(spec, facts=read_facts(probe, adapter.lacking, adapter.patch_tokens))
 
 
 def _base() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from espalier.methods.fitprune import FitPrune
 
 
 @dataclass(frozen=True)
-class Settled:
+class CheckedMethod:
     """A method that has passed every check on a model.
 
     Attributes:
@@ -49,8 +49,8 @@ class Settled:
         if not self.admitted:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
-        asked = replace(self.spec, model=replace(model, generation=generation))
-        kind_of(self.method).admit(asked, self.method, Digests())
+        changed = replace(self.spec, model=replace(model, generation=generation))
+        kind_of(self.method).admit(changed, self.method, Digests())
 
     def removed(self, record: Record) -> float:
         """Return the share of visual tokens that an answer did without, as the budget's rule counts it.
@@ -59,20 +59,20 @@ class Settled:
             BudgetMismatch: what was kept is not what the budget asked for.
         """
         account = kind_of(self.method).account(self.spec, self.method, (record,))
-        left = float(account.extra["achieved"][self.spec.budget.rule])
+        kept = float(account.extra["achieved"][self.spec.budget.rule])
         if record.decoding is not None:
-            left = float(record.decoding["draft_visual"])
-        return 1 - left / record.visual if record.visual else 0.0
+            kept = float(record.decoding["draft_visual"])
+        return 1 - kept / record.visual if record.visual else 0.0
 
 
-def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
+def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | None) -> CheckedMethod:
     """Check what can be checked before anything runs.
 
     Args:
         spec: what is asked.
         method: the built method.
         borrowed: whether the model has no known checkpoint, so that nothing can have been calibrated on it.
-        known: the draft, where it is borrowed.
+        draft: the draft, where it is borrowed.
 
     Raises:
         Refused: the method does not fit the model, or cannot reach the ratio on it.
@@ -81,12 +81,12 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | Non
     """
     kind, model = kind_of(method), spec.model
     spec = kind.settle(spec, method)
-    if known is not None:
-        return Settled(spec, method, admitted=False)
+    if draft is not None:
+        return CheckedMethod(spec, method, admitted=False)
     if borrowed:
         _refuse_calibrated(model, method, spec.method.name)
-    found = kind.admit(spec, method, Digests()).method
-    return Settled(spec, found, prior_for(model, found, spec.store))
+    admitted = kind.admit(spec, method, Digests()).method
+    return CheckedMethod(spec, admitted, prior_for(model, admitted, spec.store))
 
 
 def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
@@ -100,31 +100,33 @@ def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
 
 
 @contextmanager
-def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterator[Responder]:
+def open_responder(
+    checked: CheckedMethod, adapter: Adapter, draft: Adapter | None
+) -> Iterator[Responder]:
     """Yield what answers under the method; afterwards the model is as it was.
 
     Args:
-        settled: the method and what it runs under.
+        checked: the method and what it runs under.
         adapter: the loaded model.
         draft: the loaded draft model; None: whoever drafts is loaded here.
 
     Raises:
         UserError: target and draft do not go together, or the model's attention or layers are not supported.
     """
-    spec, method = settled.spec, settled.method
+    spec, method = checked.spec, checked.method
     if draft is None:
-        with kind_of(method).open(spec, adapter, method, settled.prior) as found:
-            yield found.responder
+        with kind_of(method).open(spec, adapter, method, checked.prior) as open_kind:
+            yield open_kind.responder
         return
     decoder = as_decoder(method)
     assert decoder is not None  # nothing else takes a draft
     _check_vocabularies(adapter, draft)
-    with Speculation(spec, adapter, decoder, draft) as both:
-        yield both
+    with Speculation(spec, adapter, decoder, draft) as speculation:
+        yield speculation
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:
-    own, other = (one.processor.tokenizer for one in (target, draft))
-    added = {*own.get_added_vocab(), *other.get_added_vocab()}
+    target_tokenizer, draft_tokenizer = (adapter.processor.tokenizer for adapter in (target, draft))
+    added = {*target_tokenizer.get_added_vocab(), *draft_tokenizer.get_added_vocab()}
     names = target.spec.name, draft.spec.name
-    check_tokenizers(own.get_vocab(), other.get_vocab(), names, added)
+    check_tokenizers(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab(), names, added)

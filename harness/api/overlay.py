@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from PIL import Image
 
-from espalier.harness.api.visible_tokens import Seen, View
+from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
 
 #: Longest edge of a drawn picture in pixels, and its width on paper in inches; many stand smaller.
@@ -35,18 +35,18 @@ class Drawing(Figure):
 
     def _repr_png_(self) -> bytes:
         """Return it as PNG."""
-        held = BytesIO()
-        self.savefig(held, format="png", bbox_inches="tight")
-        return held.getvalue()
+        buffer = BytesIO()
+        self.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
 
 def draw(
-    seen: Seen, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
+    visible: VisibleChat, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
 ) -> Drawing:
     """Draw what was seen with the places of dropped tokens faded out.
 
     Args:
-        seen: pictures, and where tokens lie on them.
+        visible: pictures, and where tokens lie on them.
         kept: tokens that stayed.
         title: stands above all.
         path: a file to save it to as well.
@@ -54,24 +54,24 @@ def draw(
     Raises:
         UserError: there is no picture, or the file cannot be written.
     """
-    panels = _panels(seen)
+    panels = _panels(visible)
     if not panels:
         raise UserError("show(): this answer was to a question without pictures")
-    alive = np.zeros(len(seen.tokens), dtype=bool)
+    alive = np.zeros(len(visible.tokens), dtype=bool)
     alive[list(kept)] = True
-    down = ceil(len(panels) / ACROSS)
-    across = ceil(len(panels) / down)
-    wide = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / across)
+    rows = ceil(len(panels) / ACROSS)
+    columns = ceil(len(panels) / rows)
+    width = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / columns)
     tallest = max(
-        p.height / p.width for p in (seen.shown[one[0].shown].picture for _, one in panels)
+        p.height / p.width for p in (visible.images[grids[0].image].picture for _, grids in panels)
     )
-    height = down * (wide * min(tallest, 2.0) + 0.3) + 0.45
-    figure = Drawing(figsize=(across * wide, height), dpi=110, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
+    height = rows * (width * min(tallest, 2.0) + 0.3) + 0.45
+    figure = Drawing(figsize=(columns * width, height), dpi=110, layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
     for axis in axes:
         axis.axis("off")
-    for axis, (name, views) in zip(axes, panels, strict=False):
-        _panel(axis, seen, views, alive, name if len(panels) > 1 else "")
+    for axis, (name, grids) in zip(axes, panels, strict=False):
+        _panel(axis, visible, grids, alive, name if len(panels) > 1 else "")
     figure.suptitle(title, fontsize=10, parse_math=False)
     if path is not None:
         _save(figure, fspath(path))
@@ -81,49 +81,53 @@ def draw(
 def drawable(text: str) -> bool:
     """Say whether the figure's font has every character of a text."""
     font = get_font(findfont(FontProperties()))
-    return all(font.get_char_index(ord(one)) for one in text)
+    return all(font.get_char_index(ord(character)) for character in text)
 
 
-def _panels(seen: Seen) -> list[tuple[str, list[View]]]:
+def _panels(visible: VisibleChat) -> list[tuple[str, list[TokenGrid]]]:
     """Return what is drawn side by side: of each picture its whole view and its tiles, as far as it has them."""
-    found = []
-    for number, shown in enumerate(seen.shown):
-        views = [view for view in seen.views if view.shown == number]
+    panels = []
+    for number, image in enumerate(visible.images):
+        grids = [grid for grid in visible.grids if grid.image == number]
         parts = {
-            "whole": [v for v in views if v.number == 0],
-            "tiles": [v for v in views if v.number],
+            "whole": [grid for grid in grids if grid.view == 0],
+            "tiles": [grid for grid in grids if grid.view],
         }
-        both = all(parts.values())
-        for part, own in parts.items():
-            if own:
-                found.append((", ".join(filter(None, (shown.name, part if both else ""))), own))
-    return found
+        has_both = all(parts.values())
+        for part, grids in parts.items():
+            if grids:
+                panels.append(
+                    (", ".join(filter(None, (image.name, part if has_both else ""))), grids)
+                )
+    return panels
 
 
-def _panel(axis: Any, seen: Seen, views: list[View], alive: np.ndarray, name: str) -> None:
-    picture = _shrunk(seen.shown[views[0].shown].picture)
-    numbers = [seen.views.index(view) for view in views]
-    mine = np.isin(seen.tokens[:, 0], numbers)
+def _panel(
+    axis: Any, visible: VisibleChat, grids: list[TokenGrid], alive: np.ndarray, name: str
+) -> None:
+    picture = _shrunk(visible.images[grids[0].image].picture)
+    numbers = [visible.grids.index(grid) for grid in grids]
+    on_image = np.isin(visible.tokens[:, 0], numbers)
     mask = np.full((picture.height, picture.width), _OUTSIDE)
-    for token in np.flatnonzero(mine):
-        number, row, column = seen.tokens[token]
-        view = seen.views[number]
-        box = view.box.cell(int(row), int(column), view.rows, view.columns)
-        across = slice(*_pixels(box.left, box.right, picture.width))
-        down = slice(*_pixels(box.top, box.bottom, picture.height))
-        mask[down, across] = _KEPT if alive[token] else _DROPPED
+    for token in np.flatnonzero(on_image):
+        number, row, column = visible.tokens[token]
+        grid = visible.grids[number]
+        box = grid.box.cell(int(row), int(column), grid.rows, grid.columns)
+        x = slice(*_pixels(box.left, box.right, picture.width))
+        y = slice(*_pixels(box.top, box.bottom, picture.height))
+        mask[y, x] = _KEPT if alive[token] else _DROPPED
     axis.imshow(_faded(np.asarray(picture, dtype=np.float32) / 255, mask), interpolation="nearest")
-    counted = f"{int(alive[mine].sum())} of {int(mine.sum())}"
+    counts = f"{int(alive[on_image].sum())} of {int(on_image.sum())}"
     if name:
-        axis.set_title(f"{name}: {counted}", fontsize=8)
+        axis.set_title(f"{name}: {counts}", fontsize=8)
 
 
 def _shrunk(picture: Image.Image) -> Image.Image:
     """Return the picture with its longer edge `EDGE` pixels long: small ones have ragged cells."""
     scale = EDGE / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
-    way = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
-    return picture.resize((size[0], size[1]), way)
+    resampling = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
+    return picture.resize((size[0], size[1]), resampling)
 
 
 def _pixels(start: float, end: float, length: int) -> tuple[int, int]:

@@ -36,10 +36,11 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
     fields.choice("transparency", transparency, TRANSPARENCY)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
         raise UserError(f"video={type(source).__name__} is no list of pictures; valid: {FRAMES}")
-    frames = [np.asarray(_picture(one, transparency)) for one in source]
-    if not frames or len({one.shape for one in frames}) > 1:
+    frames = [np.asarray(_picture(frame, transparency)) for frame in source]
+    if not frames or len({frame.shape for frame in frames}) > 1:
         raise UserError(
-            f"video of {len(frames)} frames, shapes {sorted({one.shape for one in frames})}; valid: frames of one size"
+            f"video of {len(frames)} frames, shapes {sorted({frame.shape for frame in frames})}; "
+            "valid: frames of one size"
         )
     fps = fields.positive("fps", fps)
     number = len(frames)
@@ -53,17 +54,17 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
     )
 
 
-def is_chat(asked: Any) -> bool:
+def is_chat(value: Any) -> bool:
     """Say whether something is a whole chat instead of pictures."""
     return (
-        isinstance(asked, Sequence)
-        and len(asked) > 0
-        and isinstance(asked[0], Mapping)
-        and "role" in asked[0]
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and isinstance(value[0], Mapping)
+        and "role" in value[0]
     )
 
 
-def single(media: Any, question: Any, spec: ModelSpec) -> Chat:
+def question_chat(media: Any, question: Any, spec: ModelSpec) -> Chat:
     """Return the chat of one question about pictures or a video, which stand before the words.
 
     Raises:
@@ -73,13 +74,13 @@ def single(media: Any, question: Any, spec: ModelSpec) -> Chat:
         raise UserError(
             f"question={question!r} must be a text, or a list of texts about the same pictures"
         )
-    several = isinstance(media, list | tuple)
-    found = [] if media is None else list(media) if several else [media]
-    parts = [_part(one, spec) for one in found]
+    is_list = isinstance(media, list | tuple)
+    sources = [] if media is None else list(media) if is_list else [media]
+    parts = [_part(source, spec) for source in sources]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def whole(turns: Any, spec: ModelSpec) -> Chat:
+def open_chat(turns: Any, spec: ModelSpec) -> Chat:
     """Return a chat in the form that adapters read, pictures opened and videos sampled.
 
     Raises:
@@ -94,28 +95,28 @@ def whole(turns: Any, spec: ModelSpec) -> Chat:
             raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         chat.append(
-            {"role": turn["role"], "content": [_told(number, part, spec) for part in parts]}
+            {"role": turn["role"], "content": [_content_part(number, part, spec) for part in parts]}
         )
     return chat
 
 
-def _told(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
+    part_type = part.get("type") if isinstance(part, Mapping) else None
+    if part_type == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    held = (
-        [part[name] for name in (kind, "path") if name in part]
-        if kind in ("image", "video")
+    values = (
+        [part[name] for name in (part_type, "path") if name in part]
+        if part_type in ("image", "video")
         else []
     )
-    if not held:
+    if not values:
         raise UserError(
             f"turn {number} of the chat holds {part!r}; valid: {{'type': 'text', 'text': ...}}, "
             "{'type': 'image', 'image': ...}, {'type': 'video', 'video': ...}"
         )
-    if kind == "image":
-        return {"type": "image", "image": _picture(held[0], spec.transparency)}
-    return {"type": "video", "video": _clip(held[0], spec)}
+    if part_type == "image":
+        return {"type": "image", "image": _picture(values[0], spec.transparency)}
+    return {"type": "video", "video": _clip(values[0], spec)}
 
 
 def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:

@@ -40,9 +40,11 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
 
 def _video_stream(container: InputContainer, name: str) -> VideoStream:
     """Return the stream to sample."""
-    kind = container.format.name
-    if kind.endswith("_pipe") or kind == "image2":
-        raise UserError(f"video {name!r} is an image ({kind.removesuffix('_pipe')}), not a video")
+    format_name = container.format.name
+    if format_name.endswith("_pipe") or format_name == "image2":
+        raise UserError(
+            f"video {name!r} is an image ({format_name.removesuffix('_pipe')}), not a video"
+        )
     for stream in container.streams.video:
         if stream.disposition & Disposition.attached_pic:
             continue

@@ -19,7 +19,7 @@ from espalier.harness.media.container import open_video, packets
 from espalier.harness.media.timeline import Moments, Timeline, moments
 
 
-class _Picked:
+class _FrameArray:
     """The (n, H, W, 3) array of wanted frames, filled as they come, so that it exists once only."""
 
     def __init__(self, path: str | PathLike[str], count: int) -> None:
@@ -27,7 +27,7 @@ class _Picked:
         self._count = count
         self.frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
 
-    def put(self, place: int, frame: VideoFrame) -> None:
+    def store(self, place: int, frame: VideoFrame) -> None:
         """Store a frame, upright."""
         picture = frame.to_ndarray(format="rgb24")
         # The display matrix says how far to turn against the clock, as rot90 does.
@@ -79,15 +79,15 @@ def decode_groups(
         UserError: the size of the picture changes.
     """
     groups = _groups(timeline, indices)
-    picked = _Picked(path, len(indices))
+    array = _FrameArray(path, len(indices))
     with open_video(path) as (container, stream):
         stream.thread_type = "AUTO"  # frames side by side: twice as fast on two cores at 1280x720
         numbered = enumerate(packets(container, stream))
         for group in groups:
-            if not _decode_group(stream, numbered, group, timeline, picked):
+            if not _decode_group(stream, numbered, group, timeline, array):
                 return None
             stream.codec_context.flush_buffers()
-    return picked.frames
+    return array.frames
 
 
 def _decode_group(
@@ -95,12 +95,12 @@ def _decode_group(
     numbered: Iterator[tuple[int, Packet]],
     group: _Group,
     timeline: Timeline,
-    picked: _Picked,
+    array: _FrameArray,
 ) -> bool:
     """Decode one group from the running packets; False if it did not give the frames that the timeline promises."""
-    inside = (timeline.packet >= group.start) & (timeline.packet <= group.end)
+    in_group = (timeline.packet >= group.start) & (timeline.packet <= group.end)
     # Frames that lean on the group before the keyframe may fail here, and are not asked of this group.
-    missing = set(timeline.pts[inside & (timeline.entry >= group.start)].tolist())
+    missing = set(timeline.pts[in_group & (timeline.entry >= group.start)].tolist())
     first = set(timeline.pts[timeline.packet == group.start].tolist())
     earlier: int | None = None
     try:
@@ -113,7 +113,7 @@ def _decode_group(
             earlier = pts
             missing.discard(pts)
             if pts in group.places:
-                picked.put(group.places[pts], frame)
+                array.store(group.places[pts], frame)
     except av.FFmpegError:
         return False
     return not missing
@@ -175,14 +175,14 @@ def decode_through(path: str | PathLike[str], indices: Sequence[int]) -> np.ndar
         UserError: the size of the picture changes.
     """
     places = {index: place for place, index in enumerate(indices)}
-    picked = _Picked(path, len(indices))
+    array = _FrameArray(path, len(indices))
     with open_video(path) as (container, stream):
         for index, frame in enumerate(_decodable(container, stream)):
             if index in places:
-                picked.put(places[index], frame)
+                array.store(places[index], frame)
             if index == indices[-1]:
                 break
-    return picked.frames
+    return array.frames
 
 
 def _decodable(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:

@@ -69,16 +69,16 @@ def check(count: int, rule: str, short: str, rate: float) -> None:
         raise unknown_name(RULE_KEY, rule, NAMES)
     if short not in SHORT:
         raise unknown_name(SHORT_KEY, short, SHORT)
-    least = PAIR if rule in ("fps", "pairs") else 1
-    if count < least:
+    minimum = PAIR if rule in ("fps", "pairs") else 1
+    if count < minimum:
         raise UserError(
-            f"{FRAMES_KEY}={count} must be an integer of at least {least} for rule={rule}"
+            f"{FRAMES_KEY}={count} must be an integer of at least {minimum} for rule={rule}"
         )
     if not 0 < rate < float("inf"):
         raise UserError(f"{RATE_KEY}={rate} must be a positive number: frames per second")
 
 
-def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) -> int:
+def target_count(total: int, count: int, rule: str, rate: float, fps: float) -> int:
     """Return how many frames a rule wants of a video, which may be more than there are.
 
     Args:
@@ -93,8 +93,8 @@ def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) ->
     if rule != "fps":
         return count
     by_rate = max(total / fps * rate, LEAST_BY_RATE)
-    wanted = int(min(by_rate, count // PAIR * PAIR, total)) // PAIR * PAIR
-    return max(wanted, PAIR)
+    target = int(min(by_rate, count // PAIR * PAIR, total)) // PAIR * PAIR
+    return max(target, PAIR)
 
 
 def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def thinned(total: int, count: int, rule: str, rate: float, fps: float) -> tuple
     if rule == "fps_then_uniform":
         timed = each_second(total, fps, rate)
         return timed if len(timed) <= count else pick(total, count, "uniform")
-    timed = pick(total, frames_wanted(total, MOST_BY_RATE, "fps", rate, fps), "fps")
+    timed = pick(total, target_count(total, MOST_BY_RATE, "fps", rate, fps), "fps")
     if len(timed) <= count:
         return timed
     return tuple(timed[place] for place in pick(len(timed), count, "uniform"))

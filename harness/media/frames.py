@@ -16,8 +16,8 @@ from espalier.harness.media.frame_rules import (
     THINNED,
     check,
     each_second,
-    frames_wanted,
     pick,
+    target_count,
     thinned,
 )
 from espalier.harness.media.timeline import Moments, read_timeline
@@ -136,10 +136,10 @@ def sample_frames(
         if frames is not None:
             return _clip(_in_places(frames, places), indices, timeline.moments)
     # The packets told too little, or not the truth: what decoding gives is what there is.
-    shown = decoded_moments(path)
-    indices = _choose(path, shown, n_frames, rule, short, rate)
+    times = decoded_moments(path)
+    indices = _choose(path, times, n_frames, rule, short, rate)
     once, places = np.unique(indices, return_inverse=True)
-    return _clip(_in_places(decode_through(path, once.tolist()), places), indices, shown)
+    return _clip(_in_places(decode_through(path, once.tolist()), places), indices, times)
 
 
 def _in_places(frames: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -148,32 +148,32 @@ def _in_places(frames: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _choose(
-    path: str | PathLike[str], shown: Moments, count: int, rule: str, short: str, rate: float
+    path: str | PathLike[str], times: Moments, count: int, rule: str, short: str, rate: float
 ) -> tuple[int, ...]:
     """Return the indices to take of a video, or refuse it as too short."""
     if rule in THINNED:
-        return thinned(shown.total, count, rule, rate, shown.fps)
-    wanted = frames_wanted(shown.total, count, rule, rate, shown.fps)
-    if wanted <= shown.total or short == "repeat":
-        return pick(shown.total, wanted, rule)
+        return thinned(times.total, count, rule, rate, times.fps)
+    target = target_count(times.total, count, rule, rate, times.fps)
+    if target <= times.total or short == "repeat":
+        return pick(times.total, target, rule)
     if short == "all":
-        return tuple(range(shown.total))
+        return tuple(range(times.total))
     if short == "second":
-        return each_second(shown.total, shown.fps)
+        return each_second(times.total, times.fps)
     raise UserError(
-        f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {shown.total} frames where {wanted} are wanted; "
+        f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {times.total} frames where {target} are wanted; "
         f"valid: a video of more frames, fewer frames asked, or {SHORT_KEY}=repeat"
     )
 
 
-def _clip(frames: np.ndarray, indices: tuple[int, ...], shown: Moments) -> Clip:
+def _clip(frames: np.ndarray, indices: tuple[int, ...], times: Moments) -> Clip:
     """Put a clip together."""
     return Clip(
         frames=frames,
         indices=indices,
-        timestamps=tuple(float(shown.seconds[i]) for i in indices),
-        fps=shown.fps,
-        total_frames=shown.total,
-        duration=shown.duration,
-        steady=shown.steady,
+        timestamps=tuple(float(times.seconds[i]) for i in indices),
+        fps=times.fps,
+        total_frames=times.total,
+        duration=times.duration,
+        steady=times.steady,
     )

@@ -93,7 +93,7 @@ def open_image(
         with _refusals(str(name)), complete_only():
             return _upright_rgb(source, str(name), transparency)
     if isinstance(source, Mapping):
-        source = _of_dict(source)
+        source = _stored_source(source)
     if isinstance(source, bytes):
         return _decode(BytesIO(source), "bytes", transparency)
     if not isinstance(source, str | PathLike):
@@ -121,20 +121,20 @@ def in_8_bits(image: Image.Image, name: str = "image") -> Image.Image:
     tags = getattr(image, "tag_v2", {})
     if image.mode.startswith("I;16"):
         bits = tags.get(BITS, (16,))[0]
-        most = 2**bits - 1 if bits in range(9, 16) else 65535
+        maximum = 2**bits - 1 if bits in range(9, 16) else 65535
         if tags.get(WHITE_IS_ZERO) == 0:
-            values = most - values
+            values = maximum - values
     elif image.mode == "F":
-        most = 1
+        maximum = 1
     else:
-        most = 65535 if image.format == "PPM" else 255
+        maximum = 65535 if image.format == "PPM" else 255
     low, high = values.min(initial=0), values.max(initial=0)
-    if not (low >= 0 and high <= most):  # NaN is neither
+    if not (low >= 0 and high <= maximum):  # NaN is neither
         raise UserError(
             f"image {name!r} of mode {image.mode} has values from {low:g} to {high:g}, and no range that is known; "
-            f"valid: values in [0, {most}], 8 or 16 bits"
+            f"valid: values in [0, {maximum}], 8 or 16 bits"
         )
-    return Image.fromarray(np.rint(values * (255 / most)).astype(np.uint8))
+    return Image.fromarray(np.rint(values * (255 / maximum)).astype(np.uint8))
 
 
 def _upright_rgb(image: Image.Image, name: str, transparency: str) -> Image.Image:
@@ -160,7 +160,7 @@ def _upright_rgb(image: Image.Image, name: str, transparency: str) -> Image.Imag
     return upright.convert("RGB")
 
 
-def _of_dict(source: Mapping[str, Any]) -> bytes | str:
+def _stored_source(source: Mapping[str, Any]) -> bytes | str:
     """Return the bytes of a dict, or else its path."""
     for key in ("bytes", "path"):
         if source.get(key) is not None:

@@ -32,8 +32,8 @@ def page_image(path: Path, page: int, longest: int) -> Image.Image:
     Raises:
         UserError: nothing can render it here, or the file is missing or damaged.
     """
-    how = renderer()
-    if how is None:
+    backend = renderer()
+    if backend is None:
         raise UserError(
             f"{str(path)!r} cannot be rendered; valid: a machine with {' or '.join(RENDERERS)}"
         )
@@ -43,7 +43,7 @@ def page_image(path: Path, page: int, longest: int) -> Image.Image:
         "pdftoppm": _by_poppler,
         "pypdfium2": _by_pdfium,
     }
-    return draw[how](path, page, longest)
+    return draw[backend](path, page, longest)
 
 
 def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
@@ -57,8 +57,8 @@ def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
             f"{str(path)!r}: page {page} takes longer than {SECONDS} s to render"
         ) from error
     if done.returncode or not done.stdout:
-        said = next(iter(done.stderr.decode(errors="replace").splitlines()), "no such page")
-        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {said}")
+        message = next(iter(done.stderr.decode(errors="replace").splitlines()), "no such page")
+        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {message}")
     return open_image(done.stdout)
 
 

@@ -135,13 +135,13 @@ class _Listing:
     Attributes:
         pts: time of each packet of the video stream.
         key: whether it is a keyframe.
-        shown: whether its frame counts: packets that an edit list hides or that are damaged carry none to sample.
+        has_frame: whether its frame counts: packets that an edit list hides or that are damaged carry none to sample.
     """
 
     def __init__(self) -> None:
         self.pts: list[int | None] = []
         self.key: list[bool] = []
-        self.shown: list[bool] = []
+        self.has_frame: list[bool] = []
         self._first = float("inf")
         self._last = -float("inf")
         self._torn = False
@@ -157,7 +157,7 @@ class _Listing:
         if of_video:
             self.pts.append(packet.pts)
             self.key.append(packet.is_keyframe)
-            self.shown.append(not (packet.is_discard or packet.is_corrupt))
+            self.has_frame.append(not (packet.is_discard or packet.is_corrupt))
 
     @property
     def seconds(self) -> float:
@@ -183,7 +183,7 @@ class _Listing:
                 return None
             # A frame shown before the keyframe that precedes it in the file leans on the group of pictures before.
             entry.append(newest if pts >= start else before)
-        packet = np.flatnonzero(self.shown)
+        packet = np.flatnonzero(self.has_frame)
         pts_shown = np.array(self.pts, dtype=np.int64)[packet]
         order = np.argsort(pts_shown, kind="stable")
         packet, pts_sorted = packet[order], pts_shown[order]

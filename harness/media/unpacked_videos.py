@@ -21,15 +21,15 @@ def unpacked(folder: str, video: str) -> str:
     home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser()
     path = home / folder / video
     # A name may hold dots, so endings are added, not exchanged.
-    named = (path, *(path.with_name(path.name + end) for end in ENDINGS))
-    found = next((one for one in named if one.is_file()), None)
-    if found is None and path.is_dir():
+    candidates = (path, *(path.with_name(path.name + end) for end in ENDINGS))
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None and path.is_dir():
         raise UserError(
             f"video {str(path)!r} is a folder of frames; valid: a video file, as in the revision of the data set that "
             "the task file names"
         )
-    if found is None:
+    if file is None:
         raise FileNotFoundError(
             f"video {str(path)!r} is not there; valid: the videos that lmms-eval unpacks"
         )
-    return str(found)
+    return str(file)

@@ -39,11 +39,11 @@ from espalier.harness.models.loader import (
     template_of_processor,
     warn_of_template,
 )
-from espalier.harness.models.memory_check import check_room, free_room
+from espalier.harness.models.memory_check import check_memory, free_memory
 from espalier.harness.models.output_heads import settle_head
 from espalier.harness.models.random_weights import SPECIAL, build_random, byte_tokenizer
 from espalier.harness.models.skeleton import build_skeleton, weight_bytes
-from espalier.harness.models.view_placement import WHOLE, Box, Sight
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.paths import rooted
 from espalier.harness.specs.bounded_templates import FAILURES
 from espalier.harness.specs.registry import Registry
@@ -141,7 +141,7 @@ class Adapter(Parts):
         self.pad_id = int(tokenizer.pad_token_id)
         model.generation_config = self._ends_alone(model.generation_config)
         #: The chat template that lies beside the checkpoint; prompts follow it only if the run asks for that.
-        self.shipped: str | None = template_of_processor(processor, self.self_described)
+        self.shipped_template: str | None = template_of_processor(processor, self.self_described)
         processor.chat_template = self._template()
 
     @classmethod
@@ -161,7 +161,7 @@ class Adapter(Parts):
         """
         if self.spec.conversation != CHECKPOINT:
             return self.format(self.spec.conversation, self.spec.prompt.join)
-        shipped = self.shipped or template_beside(self.spec)
+        shipped = self.shipped_template or template_beside(self.spec)
         if shipped is None:
             raise UserError(
                 f"model.conversation={CHECKPOINT!r}: no chat template lies beside model={self.spec.name!r}; "
@@ -203,7 +203,7 @@ class Adapter(Parts):
         return cls.checkpoint_types or (cls.model_class.config_class.model_type,)
 
     @classmethod
-    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
         """Return a processor that somebody else loaded, set up as the family's own are."""
         del spec
         return processor
@@ -232,7 +232,7 @@ class Adapter(Parts):
         skeleton = build_skeleton(cls.model_class, config, spec)
         # An adapter gives its processor the run's chat template: the one to come must still find the checkpoint's.
         check_facts(cls(skeleton, copy(processor), spec))
-        check_room(spec, weight_bytes(skeleton), free_room())
+        check_memory(spec, weight_bytes(skeleton), free_memory())
         if spec.weights == "random":
             model = build_random(cls.model_class, config, tokenizer, spec)
         else:
@@ -273,21 +273,21 @@ class Adapter(Parts):
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Turn chats into one left-padded batch on the model's device; see `prepare`."""
-        return self.moved(self.prepare(chats))
+        return self.to_device(self.prepare(chats))
 
-    def moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch of `prepare` on the model's device."""
         return moved(batch, self.device, self.model.dtype)
 
     @cached_property
-    def apart(self) -> Adapter:
+    def thread_copy(self) -> Adapter:
         """The same adapter with a processor of its own, to prepare chats in another thread: tokenizers take one alone.
 
         Cost: a copy of the tokenizer, made once; a second for the largest.
         """
-        other = copy(self)
-        other.processor = deepcopy(self.processor)
-        return other
+        duplicate = copy(self)
+        duplicate.processor = deepcopy(self.processor)
+        return duplicate
 
     def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Turn chats into one left-padded batch in memory, whatever device the model is on.
@@ -303,9 +303,11 @@ class Adapter(Parts):
         if not self.takes_video:
             refuse_videos(chats, self.spec.name)
         required = self.spec.media == "required"
-        found = [self.opened(chat, n, required) for n, chat in enumerate(chats)]
-        texts = [self.written(chat, media) for chat, media in zip(chats, found, strict=True)]
-        batch = self._processed(texts, found)
+        chat_media = [self.load_media(chat, n, required) for n, chat in enumerate(chats)]
+        texts = [
+            self.prompt_text(chat, media) for chat, media in zip(chats, chat_media, strict=True)
+        ]
+        batch = self._processed(texts, chat_media)
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
         check_context(batch["attention_mask"], limit, self.spec.name)
         return batch  # type: ignore[no-any-return]
@@ -317,35 +319,37 @@ class Adapter(Parts):
         except UserError:
             raise
         except UNFIT as error:
-            for number, (text, own) in enumerate(zip(texts, media, strict=True)):
+            for number, (text, chat_media) in enumerate(zip(texts, media, strict=True)):
                 try:
-                    self.process([text], [own.pictures], [own.clips])
+                    self.process([text], [chat_media.pictures], [chat_media.clips])
                 except UNFIT as refusal:
                     where = f"chat {number} of the batch: "
-                    raise unfit(where, own, self.processor, self.spec.name, refusal) from error
+                    raise unfit(
+                        where, chat_media, self.processor, self.spec.name, refusal
+                    ) from error
             raise
 
-    def opened(self, chat: Chat, number: int = 0, required: bool = False) -> Media:
+    def load_media(self, chat: Chat, number: int = 0, required: bool = False) -> Media:
         """Return a chat's pictures and clips as `model.video` and `model.transparency` have them; see `media_of`."""
         return media_of(number, chat, self.spec.video, required, self.spec.transparency)
 
-    def written(self, chat: Chat, media: Media) -> str:
+    def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat as it goes to the processor; `media` are its own."""
         del media
         return self.prompt(marked(chat, self.placeholders, self.inline))
 
-    def told(self, chat: Chat) -> dict[str, str | None]:
+    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
         """Return what a row says of prompts: this chat's, and the hashes of its template and the checkpoint's own."""
         return {
-            "rendered": self.written(chat, self.opened(chat)),
+            "rendered": self.prompt_text(chat, self.load_media(chat)),
             "template_sha256": sha256_of(self.processor.chat_template),
-            "checkpoint_template_sha256": sha256_of(self.shipped),
+            "checkpoint_template_sha256": sha256_of(self.shipped_template),
             **({"positions": ORDER} if self.facts.rotary_axes > 1 else {}),
         }
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return where in a picture a view of it lies; here, any view is the whole picture, stretched."""
-        del sight
+        del view
         return WHOLE
 
     def prompt(self, chat: Chat) -> str:
@@ -372,7 +376,7 @@ class Adapter(Parts):
         return [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
 
 
-def family_of(kind: str | None) -> str:
+def family_of(model_type: str | None) -> str:
     """Return the family whose checkpoints are of the type `kind`, a config's `model_type`.
 
     Raises:
@@ -380,10 +384,12 @@ def family_of(kind: str | None) -> str:
 
     Cost: imports the code of every family, a second or two.
     """
-    found = {one: name for name in ADAPTERS.names() for one in ADAPTERS.load(name).types()}
-    if kind not in found:
-        raise unknown_name("model_type", str(kind), found)
-    return found[kind]
+    families = {
+        type_name: name for name in ADAPTERS.names() for type_name in ADAPTERS.load(name).types()
+    }
+    if model_type not in families:
+        raise unknown_name("model_type", str(model_type), families)
+    return families[model_type]
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:
@@ -394,5 +400,5 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     """
     with held_back():
         adapter: Adapter = ADAPTERS.load(spec.adapter).load(spec)
-    warn_of_template(spec, adapter.shipped, adapter.processor.chat_template)
+    warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
     return adapter

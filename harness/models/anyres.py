@@ -36,7 +36,7 @@ def packed_item(
     the coordinates that come out say which four, and with what weight.
     """
     patches, tiles = side**2, 1 + shape[0] * shape[1]
-    raster, whole = (
+    raster, global_grid = (
         torch.cartesian_prod(torch.arange(edge), torch.arange(edge))
         for edge in (side, view or side)
     )
@@ -45,14 +45,14 @@ def packed_item(
     packed = pack((corner[:, None] + raster).double())
     newline = packed[:, 0].isnan()
     prunable = ~newline
-    cropped = torch.arange(len(packed)) >= len(whole)
+    cropped = torch.arange(len(packed)) >= len(global_grid)
     low = packed.nan_to_num().floor().long()
     part = packed.nan_to_num() - low
 
     def unit(place: Tensor) -> Tensor:
         tile = _tile(place, shape[1], side, cropped)
-        inside = place % side
-        return first + tile * patches + inside[:, 0] * side + inside[:, 1]
+        offset = place % side
+        return first + tile * patches + offset[:, 0] * side + offset[:, 1]
 
     corners = [low + torch.tensor(step) for step in ((0, 0), (0, 1), (1, 0), (1, 1))]
     weights = [
@@ -68,7 +68,7 @@ def packed_item(
         source = torch.where(share > 0, torch.stack([unit(c) for c in corners], 1), source)
     n_tokens = patches + int(class_token)
     return Item(
-        grid=_grid(newline, cropped, whole),
+        grid=_grid(newline, cropped, global_grid),
         source=source,
         share=share,
         prunable=prunable,

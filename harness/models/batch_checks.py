@@ -74,10 +74,10 @@ def check_context(mask: Tensor, limit: int | None, model: str) -> None:
 
 def moved(batch: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return a batch on the model's device; floating-point tensors, the pixels, also take its dtype."""
-    return {name: _one(value, device, dtype) for name, value in batch.items()}
+    return {name: _tensor_to(value, device, dtype) for name, value in batch.items()}
 
 
-def _one(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)

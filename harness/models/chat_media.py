@@ -86,13 +86,13 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
     if not any(word in text for word in reserved for text in texts):
         return chat
     marks = sum(text.count(MARK) for text in texts)
-    placed = picture is not None and marks == sum(part["type"] == "image" for part in parts)
+    inline = picture is not None and marks == sum(part["type"] == "image" for part in parts)
 
     def clean(text: str) -> str:
         pieces = text.split(MARK)
         for word in reserved:
             pieces = [piece.replace(word, "") for piece in pieces]
-        return (picture if picture is not None and placed else "").join(pieces)
+        return (picture if picture is not None and inline else "").join(pieces)
 
     return [
         {
@@ -100,7 +100,7 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
             "content": [
                 {**part, "text": clean(part["text"])} if part["type"] == "text" else part
                 for part in turn["content"]
-                if not (placed and part["type"] == "image")
+                if not (inline and part["type"] == "image")
             ],
         }
         for turn in chat
@@ -121,10 +121,12 @@ def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:
         UserError: only a piece of the video is asked for, which would be answered from all of it; or it is no file.
     """
     source = part["video"]
-    asked = {**part, **source} if isinstance(source, Mapping) else part
+    options = {**part, **source} if isinstance(source, Mapping) else part
     for end in ("video_start", "video_end"):
-        if asked.get(end):
-            raise UserError(f"{end}={asked[end]} asks for a piece of a video; valid: whole videos")
+        if options.get(end):
+            raise UserError(
+                f"{end}={options[end]} asks for a piece of a video; valid: whole videos"
+            )
     if not isinstance(source, str | PathLike):
         raise UserError(
             f"video={type(source).__name__} cannot be opened; valid: the path of a file"

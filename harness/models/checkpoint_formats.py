@@ -34,19 +34,21 @@ def check_format(spec: ModelSpec, source: str, config: Mapping[str, Any]) -> Non
     if quantised is None and isinstance(config.get("text_config"), Mapping):
         quantised = config["text_config"].get("quantization_config")
     if quantised is not None:
-        kind = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        quantisation = (
+            quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        )
         raise UserError(
-            f"model={spec.name}: checkpoint {source!r} has quantised weights (quantization_config: {kind}), which are "
-            "not supported; valid: the release in float16 or bfloat16"
+            f"model={spec.name}: checkpoint {source!r} has quantised weights (quantization_config: {quantisation}), "
+            "which are not supported; valid: the release in float16 or bfloat16"
         )
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
         if name in ORIGINAL:
             # A model's file names a repository of transformers' format, or the command that makes it.
-            way = spec.conversion or (
+            source_hint = spec.conversion or (
                 f"{spec.hub}, the same weights" if spec.hub else ORIGINAL[name]
             )
             raise UserError(
                 f"model={spec.name}: checkpoint {source!r} is in the format of its first release "
-                f"({config.get('model_type')}, {name}); valid: transformers' format, from {way}"
+                f"({config.get('model_type')}, {name}); valid: transformers' format, from {source_hint}"
             )

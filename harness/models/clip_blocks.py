@@ -13,22 +13,24 @@ from espalier.harness.errors import UserError
 
 def clip_blocks(tower: Any, feature: int) -> Sequence[TowerBlock]:
     """Return the blocks up to the one whose output is hidden_states[feature]."""
-    return [TowerBlock(layer) for layer in tower.encoder.layers[: _read(tower, feature) + 1]]
+    return [
+        TowerBlock(layer) for layer in tower.encoder.layers[: _feature_layer(tower, feature) + 1]
+    ]
 
 
 def clip_unread(tower: Any, feature: int) -> Sequence[nn.Module]:
     """Return the layers behind the one whose output is hidden_states[feature]."""
-    return list(tower.encoder.layers[_read(tower, feature) + 1 :])
+    return list(tower.encoder.layers[_feature_layer(tower, feature) + 1 :])
 
 
 def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
     """Return the attention of layer `index`; None: of the layer whose output is hidden_states[feature]."""
-    chosen = _read(tower, feature) if index is None else index
-    attention: nn.Module = tower.encoder.layers[chosen].self_attn
+    layer = _feature_layer(tower, feature) if index is None else index
+    attention: nn.Module = tower.encoder.layers[layer].self_attn
     return attention
 
 
-def _read(tower: Any, feature: int) -> int:
+def _feature_layer(tower: Any, feature: int) -> int:
     """Return the layer that gives hidden_states[feature]: the embeddings stand first, so entry f comes from f - 1."""
     depth = len(tower.encoder.layers)
     if (

@@ -96,22 +96,22 @@ class Frame:
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
-        own = "" if self.system is None else self._around("system", self.system)
-        said = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
+        system_text = "" if self.system is None else self._around("system", self.system)
+        content = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
-            said = f"{{% set text %}}{said}{{% endset %}}{{{{ text | trim }}}}"
+            content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
             f"{{{{ {_literal(self.lead)} }}}}"
-            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(own)} }}}}{{% endif %}}"
-            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{said}{{{{ ends[turn.role] }}}}{{% endfor %}}"
+            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
+            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
         )
 
     def render(self, question: str) -> str:
         """Return a chat of one question without pictures, and without what leads it."""
-        own = "" if self.system is None else self._around("system", self.system)
-        return f"{own}{self._around('user', question)}{self.answer}"
+        system_text = "" if self.system is None else self._around("system", self.system)
+        return f"{system_text}{self._around('user', question)}{self.answer}"
 
     def _around(self, role: str, text: str) -> str:
         return f"{self.heads[role]}{text}{self.ends[role]}"
@@ -151,10 +151,10 @@ _INTERNVL2_5 = (
 )
 
 
-def _llada(asked: str = "") -> Frame:
+def _llada(suffix: str = "") -> Frame:
     """Return the frame of LaViDa and LLaDA-V; `asked` ends every question."""
     end = "<|eot_id|>"
-    ends = roles(end, f"{asked}{end}", end)
+    ends = roles(end, f"{suffix}{end}", end)
     return Frame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
 
 

@@ -34,7 +34,7 @@ from espalier.harness.models.deepseek_ocr_images import (
 from espalier.harness.models.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -154,9 +154,9 @@ class DeepseekOcrAdapter(Adapter):
     def check_settings(cls, spec: ModelSpec) -> None:
         """Refuse settings and clean-ups that there are not."""
         super().check_settings(spec)
-        known = spec.processor.get("clean_up")
-        if known is not None and known not in CLEAN_UPS:
-            raise unknown_name("model.processor.clean_up", str(known), (*CLEAN_UPS, "null"))
+        clean_up = spec.processor.get("clean_up")
+        if clean_up is not None and clean_up not in CLEAN_UPS:
+            raise unknown_name("model.processor.clean_up", str(clean_up), (*CLEAN_UPS, "null"))
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn new tokens into answers with their marks of labels and boxes, and clean up if `model.processor` says so.
@@ -168,24 +168,24 @@ class DeepseekOcrAdapter(Adapter):
             tokenizer.decode(answer_ids(row, tokenizer.eos_token_id, self.pad_id))
             for row in ids.tolist()
         ]
-        known = self.spec.processor.get("clean_up")
-        clean = str if known is None else CLEAN_UPS[known]
+        clean_up = self.spec.processor.get("clean_up")
+        clean = str if clean_up is None else CLEAN_UPS[clean_up]
         return [clean(text.strip()).strip() for text in texts]
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
         """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
-        whole = inputs["pixel_values"]
+        global_views = inputs["pixel_values"]
         # A batch without crops has no pixels of them; its counts are all 0.
-        crop = inputs.get("pixel_values_local", whole)
-        n_whole, n_crop = self._cells(whole), self._cells(crop)
-        first = n_whole**2 * len(whole)
-        found: list[Item] = []
+        crop = inputs.get("pixel_values_local", global_views)
+        n_whole, n_crop = self._cells(global_views), self._cells(crop)
+        first = n_whole**2 * len(global_views)
+        items: list[Item] = []
         shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
         for image, ((columns, rows), count) in enumerate(shapes):
             planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
-            work = self._work(whole)
+            work = self._work(global_views)
             if count:
                 planes.insert(0, plane(1, columns, rows, n_crop, first))
                 first += count * n_crop**2
@@ -195,23 +195,23 @@ class DeepseekOcrAdapter(Adapter):
             planes.append(tuple(table[-1:] for table in planes[-1]))
             grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
             source = unit.clamp(min=0).view(-1, 1)
-            found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
-        return {self.model.config.image_token_id: found}
+            items.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
+        return {self.model.config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return the square that the whole view is padded to where it is; crops are stretched to fill their plane."""
         images = self.processor.image_processor
         stretched = not images.crop_to_patches and (
             images.size["height"] <= images.maximum_pad_value
         )
-        return WHOLE if sight.view or stretched else padded(sight)
+        return WHOLE if view.index or stretched else padded(view)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """All whole images, then all crops."""
         names = ("pixel_values", "pixel_values_local")
         views = [inputs[name] for name in names if name in inputs]
         side = FOLD * int(self.model.config.vision_config.sam_config.patch_size)
-        return Pictures(views, [self._cells(one) for one in views], side, *self.colours())
+        return Pictures(views, [self._cells(pixels) for pixels in views], side, *self.colours())
 
     def _cells(self, views: Tensor) -> int:
         """Return the cells along an edge of (views, 3, S, S) pixels."""
@@ -234,7 +234,7 @@ def _tokenizer(spec: ModelSpec) -> Any:
 
 def _sizes(spec: ModelSpec) -> Sizes:
     """Return what the checkpoint's config.json states, be it the release's or one that the library wrote."""
-    found = config_of(spec)
-    if found.get("model_type") == UnlimitedOcrConfig.model_type:
+    config = config_of(spec)
+    if config.get("model_type") == UnlimitedOcrConfig.model_type:
         return library_sizes(load_part(spec, UnlimitedOcrConfig))
-    return released_sizes(found)
+    return released_sizes(config)

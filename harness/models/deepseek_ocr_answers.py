@@ -15,12 +15,12 @@ _GAP = re.compile(r"\n{3,4}")
 
 def answer_ids(ids: Sequence[int], end: int | None, pad: int) -> list[int]:
     """Return new tokens up to the first that ends the answer or fills up its row, which stay out."""
-    found = []
-    for one in ids:
-        if one in (end, pad):
+    rows = []
+    for row in ids:
+        if row in (end, pad):
             break
-        found.append(one)
-    return found
+        rows.append(row)
+    return rows
 
 
 def as_transformers(text: str) -> str:
@@ -31,8 +31,8 @@ def as_transformers(text: str) -> str:
     """
     numbers = count()
 
-    def link(found: re.Match[str]) -> str:
-        return f"![](images/{next(numbers)}.jpg)\n" if found[1] == "image" else ""
+    def link(match: re.Match[str]) -> str:
+        return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
 
     return _operators(_REFERENCE.sub(link, text))
 
@@ -44,7 +44,7 @@ def as_vllm(text: str) -> str:
     breaks two stay.
     """
     text = _REFERENCE.sub("", text)
-    text = _DISPLAY.sub(lambda found: _NUMBER.sub("", found[0]), text)
+    text = _DISPLAY.sub(lambda match: _NUMBER.sub("", match[0]), text)
     return _GAP.sub("\n\n", text).replace("<center>", "").replace("</center>", "")
 
 

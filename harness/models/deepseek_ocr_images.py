@@ -36,7 +36,7 @@ class OcrImageProcessor(UnlimitedOcrImageProcessor):
         wholes, crops, counts, grids = [], [], [], []
         for image in images:
             picture = to_pil_image(image)
-            wholes.append(self._finished(_whole(picture, options), options))
+            wholes.append(self._finished(_global_view(picture, options), options))
             columns, rows, cut = _crops(picture, options)
             crops += [self._finished(crop, options) for crop in cut]
             counts.append(len(cut))
@@ -57,7 +57,7 @@ class OcrImageProcessor(UnlimitedOcrImageProcessor):
         return pixels.squeeze(0)
 
 
-def _whole(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
+def _global_view(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
     """Return the global view: stretched in small modes without crops, otherwise padded with grey."""
     side = options["size"].height
     if not options["crop_to_patches"] and side <= options["maximum_pad_value"]:

@@ -38,14 +38,14 @@ class Sizes:
     stem: Mapping[str, Any] = field(default_factory=dict)
 
 
-def released_sizes(found: Mapping[str, Any]) -> Sizes:
+def released_sizes(config: Mapping[str, Any]) -> Sizes:
     """Read the release's config.json."""
-    width = _table(_table(found, "vision_config"), "width")
+    width = _table(_table(config, "vision_config"), "width")
     clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
     return Sizes(
-        text=_given(_table(found, "language_config"), {name: name for name in TEXT}),
-        tower=_given(clip, TOWER),
-        stem=_given(sam, STEM),
+        text=_by_name(_table(config, "language_config"), {name: name for name in TEXT}),
+        tower=_by_name(clip, TOWER),
+        stem=_by_name(sam, STEM),
     )
 
 
@@ -63,14 +63,14 @@ def library_sizes(config: Any) -> Sizes:
     )
 
 
-def _table(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = found.get(name)
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
     return table if isinstance(table, Mapping) else {}
 
 
-def _given(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+def _by_name(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
     return {
-        ours: table[theirs]
-        for ours, theirs in names.items()
-        if theirs is not None and theirs in table
+        name: table[release_name]
+        for name, release_name in names.items()
+        if release_name is not None and release_name in table
     }

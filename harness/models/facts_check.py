@@ -35,8 +35,8 @@ def check_facts(adapter: Parts) -> None:
 
     The model may lie on the meta device. The line names the first fact that differs, its value and the model's.
     """
-    for key, stated, found in _compared(adapter):
-        if stated != found:
+    for key, stated, measured in _compared(adapter):
+        if stated != measured:
             conversion = adapter.spec.conversion
             hint = (
                 ""
@@ -44,8 +44,8 @@ def check_facts(adapter: Parts) -> None:
                 else f"; the original release is converted by: {conversion}"
             )
             raise UserError(
-                f"model={adapter.spec.name}: model.facts.{key}={_said(stated)}, the loaded model has "
-                f"{_said(found)}{hint}"
+                f"model={adapter.spec.name}: model.facts.{key}={_as_yaml(stated)}, the loaded model has "
+                f"{_as_yaml(measured)}{hint}"
             )
     if adapter.facts.patch_tokens:
         adapter.tower_blocks()
@@ -65,8 +65,8 @@ def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
         yield "stem", "stated" if facts.stem else None, "one" if stem else None
     if stem is not None and facts.stem is not None:
         yield from _stacks("stem", facts.stem, stem)
-    for one in (adapter.projector, *adapter.deepstack().values()):
-        yield "projector", facts.projector, linear_widths(one)
+    for module in (adapter.projector, *adapter.deepstack().values()):
+        yield "projector", facts.projector, linear_widths(module)
     yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
     yield "vocabulary", facts.vocabulary, vocabulary(adapter)
     yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
@@ -77,9 +77,9 @@ def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
         yield "visual_tokens", facts.visual_tokens, count
 
 
-def _stacks(name: str, stated: StackFacts, found: StackFacts) -> Iterator[tuple[str, Any, Any]]:
-    for one in fields(StackFacts):
-        yield f"{name}.{one.name}", getattr(stated, one.name), getattr(found, one.name)
+def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tuple[str, Any, Any]]:
+    for field in fields(StackFacts):
+        yield f"{name}.{field.name}", getattr(stated, field.name), getattr(measured, field.name)
 
 
 def _canonical(text: StackFacts) -> StackFacts:
@@ -89,7 +89,7 @@ def _canonical(text: StackFacts) -> StackFacts:
     return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
 
 
-def _said(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """Write a value the way a config file does."""
     if isinstance(value, tuple):
         return str(list(value))

@@ -33,7 +33,7 @@ class Pooling:
     share: Tensor
 
     @classmethod
-    def read(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
+    def measure(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
         """Read the rule off a function from (frames, units, C) to (frames, tokens, C).
 
         It is linear, so unit vectors in place of features come out as the weights. Cost: one frame of C = `units`.

@@ -33,7 +33,7 @@ from espalier.harness.models.internvl_processor import (
 )
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -77,7 +77,7 @@ class InternVLAdapter(Adapter):
         return known_text(super().checkpoint_config(spec), spec)
 
     @classmethod
-    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
         """Give frames of videos the size and colours of pictures."""
         del spec
         processor.video_processor = frames_like(processor.image_processor)
@@ -101,8 +101,8 @@ class InternVLAdapter(Adapter):
 
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return an encoder layer's attention; hidden_states[-1] is the output of layers[-1]."""
-        chosen = self.model.config.vision_feature_layer if index is None else index
-        attention: nn.Module = self.model.model.vision_tower.encoder.layer[chosen].attention
+        layer = self.model.config.vision_feature_layer if index is None else index
+        attention: nn.Module = self.model.model.vision_tower.encoder.layer[layer].attention
         return attention
 
     def to_units(self, values: Tensor) -> Tensor:
@@ -129,14 +129,14 @@ class InternVLAdapter(Adapter):
         Runs end at `</img>`, and a tile always has as many tokens, so that they tell how many tiles there are.
         """
         image = self.model.config.image_token_id
-        found: list[Item] = []
+        items: list[Item] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
-            held, lengths = torch.unique_consecutive(row, return_counts=True)
-            for length in lengths[held].tolist():
-                found.append(self._item(length, first))
+            values, lengths = torch.unique_consecutive(row, return_counts=True)
+            for length in lengths[values].tolist():
+                items.append(self._item(length, first))
                 first += length
-        return {image: found}
+        return {image: items}
 
     def _item(self, length: int, first: int) -> Item:
         """Describe `length` placeholders from projector unit `first` on."""
@@ -150,26 +150,26 @@ class InternVLAdapter(Adapter):
             work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
         )
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return a tile of the picture, which was stretched to fill whole tiles, or all of it for its thumbnail."""
-        if sight.view == 0:
+        if view.index == 0:
             return WHOLE
         images = self.processor.image_processor
         # Where pictures share a limit, each of several may have had fewer tiles than one alone.
-        for most in range(images.max_patches, images.min_patches - 1, -1):
+        for limit in range(images.max_patches, images.min_patches - 1, -1):
             columns, rows = get_optimal_tiled_canvas(
-                (sight.size[1], sight.size[0]),
+                (view.size[1], view.size[0]),
                 (images.size["height"], images.size["width"]),
                 images.min_patches,
-                most,
+                limit,
             )
-            if columns * rows == sight.tiles:
+            if columns * rows == view.tiles:
                 break
         else:
             raise ValueError(
-                f"a picture of {sight.size} has {sight.tiles} tiles, not {columns} x {rows}"
+                f"a picture of {view.size} has {view.tiles} tiles, not {columns} x {rows}"
             )
-        return WHOLE.cell(*divmod(sight.view - 1, columns), rows, columns)
+        return WHOLE.cell(*divmod(view.index - 1, columns), rows, columns)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Tiles and frames, each cut into squares of patches."""

@@ -41,10 +41,10 @@ def known_text(config: Any, spec: ModelSpec) -> Any:
     Raises:
         UserError: its text stack is none of TEXTS.
     """
-    kind = config.text_config.model_type
-    if kind not in TEXTS:
+    model_type = config.text_config.model_type
+    if model_type not in TEXTS:
         raise UserError(
-            f"model={spec.name}: its text stack is of type {kind!r}; valid: {', '.join(TEXTS)}"
+            f"model={spec.name}: its text stack is of type {model_type!r}; valid: {', '.join(TEXTS)}"
         )
     return config
 
@@ -95,12 +95,12 @@ def label_frames(processor: Any, label: str) -> None:
     placeholders = processor.image_token * processor.image_seq_length
     frame = f"{processor.start_image_token}{placeholders}{processor.end_image_token}"
 
-    def written(video_inputs: Any, video_idx: int, **more: Any) -> str:
-        del more
+    def frame_labels(video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        del kwargs
         count = video_inputs["pixel_values_videos"][video_idx].shape[0]
         return "\n".join(label.replace("{}", str(i + 1)) + frame for i in range(count))
 
-    processor.replace_video_token = written
+    processor.replace_video_token = frame_labels
 
 
 def process_chat(
@@ -121,8 +121,8 @@ def process_chat(
     tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
     together = spec.processor.get("patches_together")
     if together is not None and pictures:
-        most = min(processor.image_processor.max_patches, together // len(pictures))
-        tiles["max_patches"] = max(most, 1)
+        limit = min(processor.image_processor.max_patches, together // len(pictures))
+        tiles["max_patches"] = max(limit, 1)
     return processor(
         text=[text],
         images=pictures or None,

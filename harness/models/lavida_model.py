@@ -46,19 +46,19 @@ class LavidaModel(LlavaOnevisionModel):
 
     def _packed(self, views: Tensor, size: Any, newline: Tensor) -> Tensor:
         """Return the tokens of one image from its pooled views (V, tokens, D)."""
-        whole, tiles = views[0], views[1:]
+        global_view, tiles = views[0], views[1:]
         if not len(tiles):
-            return torch.cat([whole, newline[None]])
+            return torch.cat([global_view, newline[None]])
         config: Any = self.config
         rows, columns = get_anyres_image_grid_shape(
             size, config.image_grid_pinpoints, config.vision_config.image_size
         )
-        side = isqrt(len(whole))
+        side = isqrt(len(global_view))
         tiled = tiles.view(rows, columns, side, side, -1)
         plane = tiled.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
         plane = unpad_image(plane, size)
         ends = newline[:, None, None].expand(-1, plane.shape[1], 1)
-        return torch.cat([whole, torch.cat([plane, ends], dim=2).flatten(1).T])
+        return torch.cat([global_view, torch.cat([plane, ends], dim=2).flatten(1).T])
 
 
 class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):

@@ -76,28 +76,30 @@ _FIXED: Mapping[str, Any] = {
 _RANGE = re.compile(r"\((\d+)x(\d+)\).*\((\d+)x(\d+)\)")
 
 
-def check_release(found: Mapping[str, Any]) -> None:
+def check_release(config: Mapping[str, Any]) -> None:
     """Refuse a release that is computed in another way.
 
     Raises:
         UserError: what config.json states differs; the line names the first key.
     """
     for key, valid in _FIXED.items():
-        if found.get(key, valid) != valid:
-            raise UserError(f"config.json: {key}={found[key]!r} cannot be loaded; valid: {valid!r}")
+        if config.get(key, valid) != valid:
+            raise UserError(
+                f"config.json: {key}={config[key]!r} cannot be loaded; valid: {valid!r}"
+            )
 
 
-def text_sizes(found: Mapping[str, Any]) -> dict[str, Any]:
+def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what config.json states of the text stack, in the library's words; nothing where it is silent."""
     sizes: dict[str, Any] = {}
-    for ours, theirs in _SIZES.items():
-        stated = [found[key] for key in theirs if found.get(key) is not None]
+    for name, release_name in _SIZES.items():
+        stated = [config[key] for key in release_name if config.get(key) is not None]
         if stated:
-            sizes[ours] = stated[0]
-    if found.get("rope_theta") is not None:
+            sizes[name] = stated[0]
+    if config.get("rope_theta") is not None:
         sizes["rope_parameters"] = {
             "rope_type": "default",
-            "rope_theta": float(found["rope_theta"]),
+            "rope_theta": float(config["rope_theta"]),
         }
     return sizes
 

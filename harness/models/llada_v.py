@@ -67,12 +67,12 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         Raises:
             UserError: it says that something is computed in another way.
         """
-        found = config_of(spec)
-        check_release(found)
-        config = cls._described(spec, _tokenizer(spec), text_sizes(found))
-        if "image_grid_pinpoints" in found:
+        release = config_of(spec)
+        check_release(release)
+        config = cls._described(spec, _tokenizer(spec), text_sizes(release))
+        if "image_grid_pinpoints" in release:
             config.image_grid_pinpoints = planes(
-                found["image_grid_pinpoints"], config.vision_config.image_size
+                release["image_grid_pinpoints"], config.vision_config.image_size
             )
         return config
 

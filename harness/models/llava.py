@@ -23,7 +23,7 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, cropped, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, cropped, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -112,18 +112,18 @@ class LlavaAdapter(Adapter):
         grid, n = rectangle(1, side, side), side**2
         work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
         images = range(inputs["pixel_values"].shape[0])
-        found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
-        return {self.model.config.image_token_id: found}
+        items = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
+        return {self.model.config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return the square that the picture is padded to, or the one that is cut out of its middle."""
         images = self.processor.image_processor
         if getattr(images, "do_pad", False):
-            return padded(sight)
+            return padded(view)
         if not images.do_center_crop:
             return WHOLE
         edge = images.size["shortest_edge"] or images.crop_size["height"]
-        return cropped(sight.size, images.crop_size["height"] / edge)
+        return cropped(view.size, images.crop_size["height"] / edge)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Images, one after the other."""

@@ -22,7 +22,7 @@ from espalier.harness.engine.visual_items import Item
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -55,26 +55,29 @@ class LlavaNextAdapter(LlavaAdapter):
         """Global view, then the stitched crops row by row, each row ended by a newline token."""
         config = self.model.config
         side = self._side()
-        found: list[Item] = []
+        items: list[Item] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
             shape = get_anyres_image_grid_shape(
                 size, config.image_grid_pinpoints, config.vision_config.image_size
             )
-            found.append(packed_item(partial(self._pack, size), shape, side, first, True))
-            first += found[-1].work.units
-        return {config.image_token_id: found}
+            items.append(packed_item(partial(self._pack, size), shape, side, first, True))
+            first += items[-1].work.units
+        return {config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture, stretched to the global view; padding of the crops is cut off to whole cells."""
-        return padded(sight) if sight.view else WHOLE
+        return padded(view) if view.index else WHOLE
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Of each image its global view and its crops, without the tiles that fill up the batch."""
         side = self._side()
         (items,) = self.items(inputs).values()
         tiles = [item.work.units // side**2 for item in items]
-        parts = [own[:count] for own, count in zip(inputs["pixel_values"], tiles, strict=True)]
+        parts = [
+            tiles_of_image[:count]
+            for tiles_of_image, count in zip(inputs["pixel_values"], tiles, strict=True)
+        ]
         return self.square(torch.cat(parts))
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:

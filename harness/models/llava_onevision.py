@@ -26,7 +26,7 @@ from espalier.harness.models.frame_pools import Pooling
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.onevision_processor import build_processor, stackable
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -56,7 +56,7 @@ class LlavaOnevisionAdapter(Adapter):
         super().__init__(model, processor, spec)
         vision = model.config.vision_config
         self._side: int = vision.image_size // vision.patch_size
-        self._pooling = Pooling.read(self._pool, self._side**2)
+        self._pooling = Pooling.measure(self._pool, self._side**2)
         #: Tokens along the edge of one view of an image.
         self._view = self._side
 
@@ -127,9 +127,9 @@ class LlavaOnevisionAdapter(Adapter):
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
             lone = [count == 1 for count in counts for _ in range(count)]
-            for size, alone in zip(inputs["image_sizes"].cpu(), lone, strict=True):
+            for size, single in zip(inputs["image_sizes"].cpu(), lone, strict=True):
                 shape = (0, 0)
-                if alone:
+                if single:
                     shape = get_anyres_image_grid_shape(
                         size, config.image_grid_pinpoints, config.vision_config.image_size
                     )
@@ -147,9 +147,9 @@ class LlavaOnevisionAdapter(Adapter):
                 first += videos[-1].work.units
         return {config.image_token_id: images, config.video_token_id: videos}
 
-    def placed(self, sight: Sight) -> Box:
+    def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture, stretched to a lone one's global view; crops, and each of several, are padded."""
-        return WHOLE if sight.alone and not sight.view else padded(sight)
+        return WHOLE if view.only_picture and not view.index else padded(view)
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
         """Run the model's own packing on one image of `size` (height, width)."""

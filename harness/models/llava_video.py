@@ -54,10 +54,12 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set how frames are pooled and tell the processor how many placeholders that makes."""
-        told = spec.processor.get("time_instruction", False)
-        if told not in TIMES:
+        instruct = spec.processor.get("time_instruction", False)
+        if instruct not in TIMES:
             raise unknown_name(
-                "model.processor.time_instruction", str(told), [str(name).lower() for name in TIMES]
+                "model.processor.time_instruction",
+                str(instruct),
+                [str(name).lower() for name in TIMES],
             )
         pooling = spec.processor.get("video_pooling", POOLINGS[0])
         if pooling not in POOLINGS:
@@ -72,17 +74,17 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
         tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
         return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
 
-    def written(self, chat: Chat, media: Media) -> str:
+    def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of the frames in it if asked."""
-        text = super().written(chat, media)
+        text = super().prompt_text(chat, media)
         tell = TIMES[self.spec.processor.get("time_instruction", False)]
         if tell is None:
             return text
         before, *after = text.split(self.processor.video_token, maxsplit=len(media.clips))
-        for clip, rest in zip(media.clips, after, strict=True):
-            told = f"{self.processor.video_token}{tell(clip)}\n"
+        for clip, following in zip(media.clips, after, strict=True):
+            marked = f"{self.processor.video_token}{tell(clip)}\n"
             # The line break behind the last video, or the blank before the next.
-            before += told + (rest[1:] if rest[:1] in ("\n", " ") else rest)
+            before += marked + (following[1:] if following[:1] in ("\n", " ") else following)
         return before
 
     def _pool(self, features: Tensor) -> Tensor:

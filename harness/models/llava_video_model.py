@@ -30,10 +30,10 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Refuse a configuration of another model, the original release's too: its defaults would fill the gaps."""
-        kind = config_dict.get("model_type")
-        if kind != cls.model_type:
+        model_type = config_dict.get("model_type")
+        if model_type != cls.model_type:
             raise ValueError(
-                f"its config.json has model_type={kind!r} instead of {cls.model_type!r}"
+                f"its config.json has model_type={model_type!r} instead of {cls.model_type!r}"
             )
         return super().from_dict(config_dict, **kwargs)
 
@@ -69,14 +69,14 @@ class LlavaVideoModel(LlavaOnevisionModel):
         **kwargs: Any,
     ) -> Any:
         """Encode videos without the single newline that LLaVA-OneVision puts at their end."""
-        found = super().get_video_features(
+        output = super().get_video_features(
             pixel_values_videos,
             vision_feature_layer=vision_feature_layer,
             vision_feature_select_strategy=vision_feature_select_strategy,
             **{**kwargs, "return_dict": True},
         )
-        found.pooler_output = found.pooler_output[:, :-1]
-        return found
+        output.pooler_output = output.pooler_output[:, :-1]
+        return output
 
 
 class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration):

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.models.checkpoint_formats import check_format
 from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.memory_check import check_placed, free_room, spread
+from espalier.harness.models.memory_check import check_placed, free_memory, weight_limits
 from espalier.harness.specs.run_spec import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def template_beside(spec: ModelSpec) -> str | None:
             continue
         try:
             text = file.read_text(encoding="utf-8")
-            held = text if file.suffix == ".jinja" else json.loads(text).get("chat_template")
+            value = text if file.suffix == ".jinja" else json.loads(text).get("chat_template")
         except MALFORMED as error:
             raise _unreadable(spec, error) from error
-        if template := default_template(held):
+        if template := default_template(value):
             return template
     return None
 
@@ -108,36 +108,36 @@ def template_of_processor(processor: Any, tokenizers: bool = True) -> str | None
 
     `tokenizers` takes that of its tokenizer where it has none.
     """
-    own = default_template(getattr(processor, "chat_template", None))
-    if own is not None or not tokenizers:
-        return own
+    template = default_template(getattr(processor, "chat_template", None))
+    if template is not None or not tokenizers:
+        return template
     return default_template(getattr(processor.tokenizer, "chat_template", None))
 
 
-def default_template(held: Any) -> str | None:
+def default_template(value: Any) -> str | None:
     """Return the template that is used of one, of several by name, or of a list of these as old files have it."""
-    if isinstance(held, list):
-        held = {part.get("name"): part.get("template") for part in held if isinstance(part, dict)}
-    return (held.get("default") if isinstance(held, dict) else held) or None
+    if isinstance(value, list):
+        value = {part.get("name"): part.get("template") for part in value if isinstance(part, dict)}
+    return (value.get("default") if isinstance(value, dict) else value) or None
 
 
 def other_template(spec: ModelSpec, shipped: str | None) -> str | None:
     """Return one line if the template beside the weights is not the one that the model's file knows; else None."""
-    known, found = spec.template_sha256, sha256_of(shipped)
-    if known is None or spec.weights == "random" or known == found:
+    expected, actual = spec.template_sha256, sha256_of(shipped)
+    if expected is None or spec.weights == "random" or expected == actual:
         return None
     return (
-        f"model={spec.name}: the chat template beside the weights has sha256 {found}, not {known} "
+        f"model={spec.name}: the chat template beside the weights has sha256 {actual}, not {expected} "
         "(model.template_sha256): another revision, or changed; prompts follow it only under "
         f"model.conversation={CHECKPOINT}"
     )
 
 
-def warn_of_template(spec: ModelSpec, shipped: str | None, used: str) -> None:
+def warn_of_template(spec: ModelSpec, shipped: str | None, template: str) -> None:
     """Log what `other_template` finds, or that prompts of a local directory follow another template than its own."""
     line = other_template(spec, shipped)
     unstated = spec.conversation is None and spec.template_sha256 is None
-    if line is None and spec.path is not None and shipped not in (None, used) and unstated:
+    if line is None and spec.path is not None and shipped not in (None, template) and unstated:
         line = (
             f"model={spec.name}: prompts follow the family's own format, and the chat template in {str(spec.path)!r} "
             f"is another; it is used under model.conversation={CHECKPOINT}"
@@ -154,11 +154,11 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     """
     source, revision = source_of(spec)
     try:
-        found, _ = PretrainedConfig.get_config_dict(source, **revision)
+        config, _ = PretrainedConfig.get_config_dict(source, **revision)
     except MALFORMED as error:
         raise _unreadable(spec, error) from error
-    check_format(spec, source, found)
-    return dict(found)
+    check_format(spec, source, config)
+    return dict(config)
 
 
 def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
@@ -167,12 +167,12 @@ def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
     Raises:
         UserError: the checkpoint has no readable config.json, or its `model_type` is not among the valid ones.
     """
-    kind = config_of(spec).get("model_type")
-    if kind not in valid:
-        needed = " or ".join(map(repr, valid))
+    model_type = config_of(spec).get("model_type")
+    if model_type not in valid:
+        expected = " or ".join(map(repr, valid))
         raise UserError(
-            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {kind!r}, "
-            f"needed is {needed}{_conversion(spec)}"
+            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {model_type!r}, "
+            f"needed is {expected}{_conversion(spec)}"
         )
 
 
@@ -193,7 +193,7 @@ def load_checkpoint(
     source, options = source_of(spec)
     if spec.device_map is not None:
         options["device_map"] = spec.device_map
-        options["max_memory"] = dict(spread(spec, free_room()))
+        options["max_memory"] = dict(weight_limits(spec, free_memory()))
     try:
         model, report = model_class.from_pretrained(
             source,
@@ -208,16 +208,16 @@ def load_checkpoint(
         )
     except MALFORMED as error:
         raise _unreadable(spec, error) from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(
             key
             if isinstance(key, str)
             else f"{key[0]} of shape {tuple(key[1])}, the model's has {tuple(key[2])}"
-            for key in report[kind]
+            for key in report[problem]
         )
         if names:
             raise UserError(
-                f"model={spec.name}: checkpoint {source!r} has {len(names)} {kind.replace('_', ' ')}, "
+                f"model={spec.name}: checkpoint {source!r} has {len(names)} {problem.replace('_', ' ')}, "
                 f"the first is {names[0]}{_conversion(spec)}"
             )
     if spec.device_map is None:

@@ -40,7 +40,7 @@ def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> 
 def text_stack(adapter: Parts) -> StackFacts:
     """Return the sizes of the decoder."""
     types = getattr(adapter.decoder.config, "layer_types", None) or ()
-    return read_stack(adapter.decoder.layers, sum("sliding" in kind for kind in types))
+    return read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
 
 
 def tower_stack(adapter: Parts) -> StackFacts:

@@ -65,10 +65,10 @@ def _of_file(config: Any, spec: ModelSpec) -> bool | None:
 
 def _of_checkpoint(config: Any, spec: ModelSpec) -> bool | None:
     """Return what config.json states, of the whole model or else of its text stack; None if it states neither."""
-    held = config_of(spec)
-    if KEY in held:
+    stored = config_of(spec)
+    if KEY in stored:
         return bool(getattr(config, KEY, False))
-    text = held.get("text_config")
+    text = stored.get("text_config")
     value = text.get(KEY) if isinstance(text, dict) else None
     return None if value is None else bool(value)
 
@@ -79,21 +79,21 @@ def _stores_head(spec: ModelSpec, renames: Mapping[str, str]) -> bool | None:
     if names is None:
         return None
     for pattern, name in renames.items():
-        names = [re.sub(pattern, name, one) for one in names]
+        names = [re.sub(pattern, name, key) for key in names]
     return any(name.endswith(HEAD) for name in names)
 
 
 def _names(spec: ModelSpec) -> list[str] | None:
     """Return the names of a local checkpoint's tensors; None if it is not here, or does not parse, as loading tells."""
-    held = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
-    if held is None:
+    path = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
+    if path is None:
         return None
-    index = held.parent / INDEX
+    index = path.parent / INDEX
     try:
         if index.is_file():
             return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         return [
-            name for file in held.parent.glob("*.safetensors") for name in _header(file)
+            name for file in path.parent.glob("*.safetensors") for name in _header(file)
         ] or None
     except MALFORMED:
         return None

@@ -68,7 +68,7 @@ class Qwen2VLAdapter(Adapter):
         return bounded(load_part(spec, AutoProcessor), spec)
 
     @classmethod
-    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
         """Set the picture sizes of `model.processor`; all else is as whoever loaded it has it."""
         return bounded(processor, spec)
 
@@ -171,13 +171,13 @@ class Qwen2VLAdapter(Adapter):
         """Squares of patches in raster order, frame by frame; the tower sees the images, then the videos."""
         config, first = self.model.config, 0
         names = {config.image_token_id: "image_grid_thw", config.video_token_id: "video_grid_thw"}
-        found: dict[int, list[Item]] = {token: [] for token in names}
+        items: dict[int, list[Item]] = {token: [] for token in names}
         for token, name in names.items():
             for shape in inputs[name].tolist() if name in inputs else []:
                 side = config.vision_config.spatial_merge_size
-                found[token].append(merged_item(shape, side, first, *self.order(shape)))
-                first += found[token][-1].work.units
-        return found
+                items[token].append(merged_item(shape, side, first, *self.order(shape)))
+                first += items[token][-1].work.units
+        return items
 
     def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
         """Return the raster numbers of the projector's units in its order, and the pairs attended in windows."""

@@ -44,7 +44,7 @@ def window_order(shape: Sequence[int], merge: int, side: int) -> tuple[Tensor, i
     """
     frames, rows, columns = shape[0], shape[1] // merge, shape[2] // merge
     frame, _, row, column = rectangle(frames, rows, columns).unbind(1)
-    across, down = -(-columns // side), -(-rows // side)
-    window = (frame * down + row // side) * across + column // side
+    windows_x, windows_y = -(-columns // side), -(-rows // side)
+    window = (frame * windows_y + row // side) * windows_x + column // side
     patches = window.bincount() * merge**2
     return window.argsort(stable=True), int(patches.square().sum())

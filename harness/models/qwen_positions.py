@@ -27,7 +27,7 @@ def released_positions(
     *,
     side: int,
     pace: float | None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return time, height and width of each token, and how far the next token's position is from the row's length.
 
@@ -42,7 +42,7 @@ def released_positions(
         second_per_grid_ts: seconds from one frame of `video_grid_thw` to the next, for each video; None: one.
         side: patches along the edge of a visual token.
         pace: position steps a second of a video; None: one step a frame, whatever the time.
-        others: what else `generate` was given.
+        **kwargs: what else `generate` was given.
 
     Returns:
         positions: (3, B, L).
@@ -51,7 +51,7 @@ def released_positions(
     Raises:
         ValueError: placeholders and pictures do not agree in number.
     """
-    del others
+    del kwargs
     blocks = {
         IMAGE: _blocks(image_grid_thw, side, None, None),
         VIDEO: _blocks(video_grid_thw, side, second_per_grid_ts, pace),
@@ -71,15 +71,19 @@ def released_positions(
 def _row(kinds: list[int], blocks: dict[int, Iterator[Tensor]]) -> Tensor:
     """Return the positions (3, T) of one prompt's tokens."""
     parts, start = [], 0
-    for kind, run in groupby(kinds):
-        left = len(list(run))
-        while left > 0:
+    for run_kind, run in groupby(kinds):
+        remaining = len(list(run))
+        while remaining > 0:
             # Pictures may stand one behind the other without a word between.
-            block = torch.arange(left).expand(3, -1) if kind == TEXT else next(blocks[kind], None)
-            if block is None or block.shape[1] > left:
-                raise ValueError(f"{left} placeholders are left for which there is no picture")
+            block = (
+                torch.arange(remaining).expand(3, -1)
+                if run_kind == TEXT
+                else next(blocks[run_kind], None)
+            )
+            if block is None or block.shape[1] > remaining:
+                raise ValueError(f"{remaining} placeholders are left for which there is no picture")
             parts.append(block + start)
-            left -= block.shape[1]
+            remaining -= block.shape[1]
             start = int(parts[-1].max()) + 1
     return torch.cat(parts, 1)
 

@@ -47,7 +47,7 @@ def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
     Args:
         special: the tokens of padding, beginning and end, of which some may be the same, then all others.
     """
-    padding, begin, end, *others = special
+    padding, begin, end, *extra = special
     tokens = dict.fromkeys([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -58,7 +58,7 @@ def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
         pad_token=padding,
         bos_token=begin,
         eos_token=end,
-        additional_special_tokens=others,
+        additional_special_tokens=extra,
     )
 
 

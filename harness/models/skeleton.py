@@ -43,5 +43,5 @@ def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers, shared ones once."""
-    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    return sum(one.numel() * one.element_size() for one in tensors.values())
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -53,14 +53,14 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
 
 def _causal(attention: Any) -> bool:
     """Return whether an attention looks back alone: its configuration's word goes before its own, as in the library."""
-    own = getattr(attention, "is_causal", False)
-    return bool(getattr(getattr(attention, "config", None), "is_causal", own))
+    default = getattr(attention, "is_causal", False)
+    return bool(getattr(getattr(attention, "config", None), "is_causal", default))
 
 
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
     """Return the widths of a chain of linear maps, in the order in which the module holds them."""
     maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    return (maps[0].in_features, *(one.out_features for one in maps))
+    return (maps[0].in_features, *(linear.out_features for linear in maps))
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class _Mlp:
 def _mlp(layer: Any) -> _Mlp:
     mlp = layer.mlp
     if not hasattr(mlp, "experts"):
-        return _Mlp(_down(mlp), _gated(mlp), 0)
+        return _Mlp(_down_width(mlp), _gated(mlp), 0)
     # All experts lie in one tensor (experts, hidden, width of one); the shared ones are one MLP.
     number, _, width = mlp.experts.down_proj.shape
     routed = mlp.gate.top_k * width
-    return _Mlp(routed + _down(mlp.shared_experts), _gated(mlp.experts), number)
+    return _Mlp(routed + _down_width(mlp.shared_experts), _gated(mlp.experts), number)
 
 
-def _down(mlp: nn.Module) -> int:
+def _down_width(mlp: nn.Module) -> int:
     """Return the width that the last linear map starts from."""
     return [part for part in mlp.modules() if isinstance(part, nn.Linear)][-1].in_features
 

@@ -56,9 +56,9 @@ def _question(
     stream = question_streams(split, seed, [index])[0]
     question = make(objects, stream)
     if name == "seedling_exist":  # exactly as many "yes" as "no"
-        wanted = ("yes", "no")[number % 2]
+        target_answer = ("yes", "no")[number % 2]
         for _ in range(_MOST_TRIES):
-            if question.answer == wanted:
+            if question.answer == target_answer:
                 break
             question = make(objects, stream)
     return question
@@ -125,14 +125,14 @@ def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 def exist_metrics(sample: dict[str, Any], answer: str) -> dict[str, Any]:
     """Scores a yes/no answer; "f1" carries (truth, answer) for its aggregation."""
-    said = yes_or_no(answer)
-    right = float(said == sample["answer"])
+    reply = yes_or_no(answer)
+    right = float(reply == sample["answer"])
     return {
         "accuracy": right,
         f"accuracy_{sample['template']}": right,
-        "f1": [sample["answer"], said],
-        "yes_ratio": float(said == "yes"),
-        "unparsed": float(not said),
+        "f1": [sample["answer"], reply],
+        "yes_ratio": float(reply == "yes"),
+        "unparsed": float(not reply),
     }
 
 
@@ -150,8 +150,8 @@ def rec_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Scores digits read in order."""
-    read = words(answer)
-    parsed = bool(read) and all(word in _DIGITS for word in read)
+    tokens = words(answer)
+    parsed = bool(tokens) and all(word in _DIGITS for word in tokens)
     return {
         "one_minus_ned": reading_score(answer, sample["answer"]),
         "all_read": exact_match(answer, sample["answer"]),
@@ -172,7 +172,7 @@ def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 def f1_of_yes(pairs: Sequence[Sequence[str]]) -> float:
     """Returns the F1 of "yes" over (truth, answer) pairs; neither "yes" nor "no" is not "yes"."""
-    hits = sum(truth == said == "yes" for truth, said in pairs)
-    claimed = sum(said == "yes" for _, said in pairs)
-    wanted = sum(truth == "yes" for truth, _ in pairs)
-    return 2 * hits / (claimed + wanted) if claimed + wanted else 0.0
+    hits = sum(truth == reply == "yes" for truth, reply in pairs)
+    claimed = sum(reply == "yes" for _, reply in pairs)
+    positives = sum(truth == "yes" for truth, _ in pairs)
+    return 2 * hits / (claimed + positives) if claimed + positives else 0.0

@@ -84,8 +84,8 @@ def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
 
 def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
     """Asks whether something is there; half of the answers are "yes"."""
-    choice, wanted = stream.below(3), bool(stream.below(2))
-    answer = "yes" if wanted else "no"
+    choice, present_answer = stream.below(3), bool(stream.below(2))
+    answer = "yes" if present_answer else "no"
     for number, (items, names, prefix) in enumerate(
         [(_digits(objects), [str(i) for i in range(10)], "digit "), (_shapes(objects), SHAPES, "")]
     ):
@@ -93,17 +93,19 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
             continue
         present = [name for name in names if any(item.name == name for item in items)]
         absent = [name for name in names if name not in present]
-        name = stream.pick(present if wanted else absent)
+        name = stream.pick(present if present_answer else absent)
         target = next((item for item in items if item.name == name), None)
         template = TEMPLATES["exist"][number]
         return Question("exist", template, f"is there a {prefix}{name} ?", answer, target)
     item = stream.pick(objects)
     text = describe(item)
-    if not wanted:  # hard negative: the right thing in a colour it does not have here
+    if not present_answer:  # hard negative: the right thing in a colour it does not have here
         thing = text.split()[1]
-        taken = {text.split()[0] for text in map(describe, objects) if text.split()[1] == thing}
-        text = f"{stream.pick([c for c in COLOUR_NAMES if c not in taken])} {thing}"
-    target = item if wanted else None
+        used_colours = {
+            text.split()[0] for text in map(describe, objects) if text.split()[1] == thing
+        }
+        text = f"{stream.pick([c for c in COLOUR_NAMES if c not in used_colours])} {thing}"
+    target = item if present_answer else None
     return Question("exist", "coloured_object", f"is there a {text} ?", answer, target)
 
 
@@ -119,9 +121,9 @@ def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Que
 def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
     """Asks for the box of one object."""
     by_digit = stream.below(2) == 0
-    named = _unique(_digits(objects))
-    if by_digit and named:
-        item = stream.pick(named)
+    unique_digits = _unique(_digits(objects))
+    if by_digit and unique_digits:
+        item = stream.pick(unique_digits)
         template, text = "digit", f"digit {item.name}"
     else:
         item = stream.pick(objects)

@@ -22,8 +22,8 @@ _PART = re.compile(rf"\b({_COLOURS})\s+(?:frame\s+with\s+digit\s+(\d)|({_SHAPES}
 
 def words(answer: str) -> list[str]:
     """Splits an answer into lower-case words, without punctuation at their ends."""
-    found = (word.strip(".,;:!?\"'") for word in str(answer).lower().split())
-    return [word for word in found if word]
+    stripped = (word.strip(".,;:!?\"'") for word in str(answer).lower().split())
+    return [word for word in stripped if word]
 
 
 def exact_match(answer: str, truth: str) -> float:
@@ -33,8 +33,8 @@ def exact_match(answer: str, truth: str) -> float:
 
 def is_one_of(answer: str, allowed: Sequence[str]) -> bool:
     """Tells whether the answer is one word out of a closed list."""
-    found = words(answer)
-    return len(found) == 1 and found[0] in allowed
+    tokens = words(answer)
+    return len(tokens) == 1 and tokens[0] in allowed
 
 
 def yes_or_no(answer: str) -> str:
@@ -67,9 +67,9 @@ def reading_score(answer: str, truth: str) -> float:
 
     Words rather than characters, since answers are single digits separated by spaces.
     """
-    read, wanted = words(answer), words(truth)
-    longest = max(len(read), len(wanted))
-    return 1 - Levenshtein.distance(read, wanted) / longest if longest else 1.0
+    answer_words, truth_words = words(answer), words(truth)
+    longest = max(len(answer_words), len(truth_words))
+    return 1 - Levenshtein.distance(answer_words, truth_words) / longest if longest else 1.0
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ class CaptionScore:
 def caption_score(answer: str, objects: Sequence[SceneObject]) -> CaptionScore:
     """Scores a caption against the objects of its scene."""
     missing = {(item.colour, item.name): item for item in objects}
-    named = right = close = 0
-    for colour, digit, shape, rest in _PART.findall(str(answer).lower()):
-        named += 1
+    mentions = right = close = 0
+    for colour, digit, shape, tail in _PART.findall(str(answer).lower()):
+        mentions += 1
         item = missing.pop((colour, digit or shape), None)
         if item is None:
             continue
         right += 1
-        close += _is_close(rest, item.box)
-    if not named:
+        close += _is_close(tail, item.box)
+    if not mentions:
         return CaptionScore(0.0, 0.0, 0.0, False)
     total = max(len(objects), 1)
-    return CaptionScore(right / total, right / named, close / total, True)
+    return CaptionScore(right / total, right / mentions, close / total, True)
 
 
 def _is_close(text: str, box: BOX) -> bool:

@@ -79,7 +79,7 @@ class Scene:
 
 
 @dataclass
-class Layout:
+class SceneLayout:
     """Parameters of B scenes. Object arrays are ``(B, 6)``; only the first ``count`` slots are real."""
 
     split: str
@@ -119,7 +119,7 @@ def make_layout(
     index: np.ndarray | Sequence[int],
     min_objects: int = 3,
     max_objects: int = MAX_OBJECTS,
-) -> Layout:
+) -> SceneLayout:
     """Places the objects of B scenes.
 
     Args:
@@ -146,7 +146,7 @@ def make_layout(
     is_digit = np.zeros(real.shape, bool)
     np.put_along_axis(is_digit, order, _SLOTS[None] < digits[:, None], axis=1)
     size = np.array(SIZES)[uniform(bits[:, 37:43], len(SIZES))]
-    return Layout(
+    return SceneLayout(
         split=split,
         count=count,
         is_digit=is_digit,
@@ -186,7 +186,7 @@ class Scenes:
         min_objects: int = 3,
         max_objects: int = MAX_OBJECTS,
         distort: bool = False,
-    ) -> tuple[Layout, np.ndarray]:
+    ) -> tuple[SceneLayout, np.ndarray]:
         """Returns the layouts and pixels ``(B, 96, 96, 3)`` of many scenes.
 
         Args:
@@ -203,18 +203,18 @@ class Scenes:
         layout = make_layout(split, seed, index, min_objects, max_objects)
         return layout, self.render(layout, distort)
 
-    def digit_image_numbers(self, layout: Layout) -> np.ndarray:
+    def digit_image_numbers(self, layout: SceneLayout) -> np.ndarray:
         """Returns which digit image each slot shows ``(B, 6)``; meaningful where ``is_digit``."""
         pools = self.digits.pools[layout.split]
         sizes = np.array([len(pool) for pool in pools])
-        chosen = uniform(layout.draws[:, 136:142], sizes[layout.digit])
+        picks = uniform(layout.draws[:, 136:142], sizes[layout.digit])
         padded = np.zeros((10, sizes.max()), np.int64)
         for value, pool in enumerate(pools):
             padded[value, : len(pool)] = pool
-        numbers: np.ndarray = padded[layout.digit, chosen]
+        numbers: np.ndarray = padded[layout.digit, picks]
         return numbers
 
-    def render(self, layout: Layout, distort: bool = False) -> np.ndarray:
+    def render(self, layout: SceneLayout, distort: bool = False) -> np.ndarray:
         """Draws the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""
         bits = layout.draws
         images = self._backgrounds(bits)

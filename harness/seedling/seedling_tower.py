@@ -15,7 +15,7 @@ from espalier.harness.seedling.patch_targets import (
     PatchTargets,
     global_targets,
 )
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, Layout
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, SceneLayout
 from espalier.harness.seedling.vocabulary import BINS
 
 
@@ -75,7 +75,7 @@ class TowerHeads(nn.Module):
         self.scene = nn.Linear(width, GLOBAL_LABELS + MAX_OBJECTS + 1)
 
     def losses(
-        self, hidden: torch.Tensor, pooled: torch.Tensor, layout: Layout, targets: PatchTargets
+        self, hidden: torch.Tensor, pooled: torch.Tensor, layout: SceneLayout, targets: PatchTargets
     ) -> dict[str, torch.Tensor]:
         """Returns the loss terms.
 
@@ -88,24 +88,24 @@ class TowerHeads(nn.Module):
         label, colour = torch.from_numpy(targets.label), torch.from_numpy(targets.colour)
         box = torch.from_numpy(targets.box)
         normed = self.norm(hidden[:, 1:])
-        inside = label > 0
+        on_object = label > 0
         error = F.cross_entropy(self.label(normed).transpose(1, 2), label, reduction="none")
-        objects = normed[inside]
+        objects = normed[on_object]
         bins = self.box(objects).view(-1, BINS)
         scene = self.scene(pooled)
         present = torch.from_numpy(global_targets(layout))
         contents = F.binary_cross_entropy_with_logits(scene[:, :GLOBAL_LABELS], present)
         count = F.cross_entropy(scene[:, GLOBAL_LABELS:], torch.from_numpy(layout.count))
         return {
-            "label": error[inside].mean() + 0.5 * error[~inside].mean(),
-            "colour": F.cross_entropy(self.colour(objects), colour[inside]),
-            "box": F.cross_entropy(bins, box[inside].view(-1)),
+            "label": error[on_object].mean() + 0.5 * error[~on_object].mean(),
+            "colour": F.cross_entropy(self.colour(objects), colour[on_object]),
+            "box": F.cross_entropy(bins, box[on_object].view(-1)),
             "scene": 4 * contents + 0.5 * count,
         }
 
     @torch.no_grad()
     def digit_votes(
-        self, hidden: torch.Tensor, layout: Layout, targets: PatchTargets
+        self, hidden: torch.Tensor, layout: SceneLayout, targets: PatchTargets
     ) -> tuple[np.ndarray, np.ndarray]:
         """Names every digit object by averaging its patches' log-probabilities.
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import espalier
-from espalier.harness.api.argument_errors import reworded
+from espalier.harness.api.argument_errors import in_python_terms
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
@@ -58,9 +58,9 @@ def asked():
 def test_an_answer_is_what_the_engine_says(model, asked, method, params):
     with espalier.apply(model, method, ratio=0.5, **params) as pruned:
         answer = pruned.ask(*asked[0], max_new_tokens=6)
-        built = pruned._settled.method
+        built = pruned._checked.method
     assert all(getattr(built, name) == value for name, value in params.items())
-    with model.opened() as adapter, Session(adapter, built, Budget("kept", 0.5)) as session:
+    with model.open_adapter() as adapter, Session(adapter, built, Budget("kept", 0.5)) as session:
         content = [{"type": "image", "image": asked[0][0]}, {"type": "text", "text": asked[0][1]}]
         inputs = adapter.encode([[{"role": "user", "content": content}]])
         generated = session.generate(inputs, max_new_tokens=6, do_sample=False)
@@ -189,7 +189,7 @@ def test_a_borrowed_draft_works_beside_its_target(asked):
         for folder in (weights / "seedling", weights / "seedling_draft")
     ]
     with espalier.apply(both[0], "pearl", draft=both[1]) as fast:
-        assert fast._settled.spec.engine.transport == "threads"
+        assert fast._checked.spec.engine.transport == "threads"
         found = fast.ask(*asked[0])
     with espalier.apply(both[0], "none") as plain:
         assert plain.ask(*asked[0]).text == found.text
@@ -211,8 +211,8 @@ def test_a_video_is_a_file_or_frames():
         array = pruned.ask(np.stack([np.asarray(one) for one in frames]), "w1", max_new_tokens=2)
         apart = pruned.ask(frames[:2], "w1", max_new_tokens=2)
     assert (from_file.visual, from_frames.visual, array.visual) == (16, 24, 24)
-    assert [one.name for one in from_frames._seen.shown] == ["0.0 s", "1.0 s", "2.0 s"]
-    assert [one.name for one in apart._seen.shown] == ["picture 1", "picture 2"]
+    assert [one.name for one in from_frames._visible.images] == ["0.0 s", "1.0 s", "2.0 s"]
+    assert [one.name for one in apart._visible.images] == ["picture 1", "picture 2"]
 
 
 def test_a_picture_of_what_was_kept(model, asked, tmp_path):
@@ -326,17 +326,18 @@ def test_outside_the_with_nothing_is_answered(model, asked):
 
 def test_lines_keep_commands_and_file_names():
     line = "model.path=null is true; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
-    assert reworded(line) == (
+    assert in_python_terms(line) == (
         "path=None is True; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
     )
     assert (
-        reworded("/m/model.safetensors and model='x' of null.png")
+        in_python_terms("/m/model.safetensors and model='x' of null.png")
         == "/m/model.safetensors and model='x' of null.png"
     )
     assert (
-        reworded("method.draft_options.path=1, method.draft=x") == "draft_options.path=1, draft=x"
+        in_python_terms("method.draft_options.path=1, method.draft=x")
+        == "draft_options.path=1, draft=x"
     )
-    assert reworded("chat 1 of the batch: no", 9, 4) == "question 5: no"
+    assert in_python_terms("chat 1 of the batch: no", 9, 4) == "question 5: no"
 
 
 @pytest.mark.slow

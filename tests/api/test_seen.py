@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.api.questions import single, video
-from espalier.harness.api.visible_tokens import Seen, rows_of, seen_by
+from espalier.harness.api.questions import question_chat, video
+from espalier.harness.api.visible_tokens import VisibleChat, grid_rows, visible_chat
 from espalier.harness.models.adapter import Adapter
 from tests.api.families import ramps
 from tests.families import FAMILIES
@@ -20,19 +20,19 @@ SQUARE = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gunda
 SHAPES = ((120, 80), (70, 150))
 
 
-def seen(adapter: Adapter, *media: Any) -> tuple[Seen, dict[str, Any], torch.Tensor]:
+def seen(adapter: Adapter, *media: Any) -> tuple[VisibleChat, dict[str, Any], torch.Tensor]:
     """Return what is seen of a chat, its inputs, and the projector unit of each token."""
-    chat = single(list(media), "w1 w2", adapter.spec)
+    chat = question_chat(list(media), "w1 w2", adapter.spec)
     inputs = adapter.encode([chat])
     layout = adapter.layout(inputs)
-    return seen_by(adapter, chat, rows_of(layout)[0]), inputs, layout.source[0, :, 0]
+    return visible_chat(adapter, chat, grid_rows(layout)[0]), inputs, layout.source[0, :, 0]
 
 
-def centres(found: Seen) -> tuple[np.ndarray, np.ndarray]:
+def centres(found: VisibleChat) -> tuple[np.ndarray, np.ndarray]:
     """Return (N, 2) the middle of each token's place, and (N,) whether it lies wholly inside its picture."""
     places, inside = [], []
     for number, row, column in found.tokens:
-        view = found.views[number]
+        view = found.grids[number]
         box = view.box.cell(int(row), int(column), view.rows, view.columns)
         places.append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
         edges = (box.left, box.top, 1 - box.right, 1 - box.bottom)
@@ -88,7 +88,7 @@ def test_one_picture_is_seen_whole(name):
     places, _ = centres(found)
     assert -0.01 < places.min() < 0.2  # a border cell may reach into the padding
     assert 0.8 < places.max() < 1.01
-    for view in range(len(found.views)):
+    for view in range(len(found.grids)):
         mine = places[found.tokens[:, 0] == view]
         assert np.allclose(mine.mean(0), 0.5)
 
@@ -101,8 +101,8 @@ def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name
     adapter = adapter_of(name)
     clip = video([ramps(56, 56) for _ in range(4)], fps=2)
     found, *_ = seen(adapter, clip)
-    assert len(found.shown) == frames
-    assert found.shown[1].name == ("1.0 s" if frames == 2 else "0.5 s")
+    assert len(found.images) == frames
+    assert found.images[1].name == ("1.0 s" if frames == 2 else "0.5 s")
     mixed, *_ = seen(adapter, clip, ramps(28, 56))
     assert [len(mixed.shown), mixed.shown[-1].picture.size] == [frames + 1, (28, 56)]
     assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.views)
@@ -113,6 +113,6 @@ def test_every_visual_token_of_every_family_has_a_place(name):
     adapter = adapter_of(name)
     for chat in FAMILIES[name].chats:
         layout = adapter.layout(adapter.encode([chat]))
-        found = seen_by(adapter, chat, rows_of(layout)[0])
+        found = visible_chat(adapter, chat, grid_rows(layout)[0])
         assert len(found.tokens) == layout.counts[0]
-        assert {view.shown for view in found.views} == set(range(len(found.shown)))
+        assert {view.image for view in found.grids} == set(range(len(found.images)))

@@ -112,7 +112,7 @@ def folder_of(family: str, layout: str, template: str | None, texts: str, to: Pa
 
 
 def prompt(model: espalier.Model) -> str:
-    with model.opened() as adapter:
+    with model.open_adapter() as adapter:
         return adapter.prompt(CHAT)
 
 

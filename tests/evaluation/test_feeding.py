@@ -282,12 +282,12 @@ def test_a_processor_of_its_own_prepares_the_same_beside_another(name: str) -> N
     adapter = ADAPTERS.load(family.spec.adapter).load(family.spec)
     chats = list(family.chats)
     expected = adapter.encode(chats)
-    assert adapter.apart.processor.tokenizer is not adapter.processor.tokenizer
-    assert adapter.apart.model is adapter.model
+    assert adapter.thread_copy.processor.tokenizer is not adapter.processor.tokenizer
+    assert adapter.thread_copy.model is adapter.model
     found: list[Mapping[str, Any]] = []
 
     def read() -> None:
-        found.extend(adapter.moved(adapter.apart.prepare(chats)) for _ in range(3))
+        found.extend(adapter.to_device(adapter.thread_copy.prepare(chats)) for _ in range(3))
 
     thread = threading.Thread(target=read)
     thread.start()

@@ -26,7 +26,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.media import frame_decoder as decoding
 from espalier.harness.media import frames, timeline
 from espalier.harness.media.container import _video_stream
-from espalier.harness.media.frame_rules import THINNED, each_second, frames_wanted, pick, thinned
+from espalier.harness.media.frame_rules import THINNED, each_second, pick, target_count, thinned
 from espalier.harness.media.frames import sample_frames
 from espalier.harness.media.images import open_image
 from espalier.harness.media.timeline import read_timeline
@@ -143,7 +143,7 @@ def test_indices_ascend_differ_and_lie_within(total: int, count: int, rule: str)
 def test_the_rate_rule_takes_an_even_number_within_its_cap(
     total: int, cap: int, rate: float, fps: float
 ) -> None:
-    taken = frames_wanted(total, cap, "fps", rate, fps)
+    taken = target_count(total, cap, "fps", rate, fps)
     assert taken % 2 == 0
     assert 2 <= taken <= min(cap, total)
     if 4 <= total / fps * rate <= min(cap, total) - 2:
@@ -168,11 +168,11 @@ def test_one_uniform_frame_is_the_first_and_one_centre_frame_the_middle() -> Non
 
 
 def test_rate_counts_by_hand() -> None:
-    assert frames_wanted(250, 768, "fps", 2.0, 25.0) == 20  # ten seconds
-    assert frames_wanted(250, 8, "fps", 2.0, 25.0) == 8  # capped
-    assert frames_wanted(25, 768, "fps", 2.0, 25.0) == 4  # one second, and at least four
-    assert frames_wanted(3, 768, "fps", 2.0, 25.0) == 2  # even
-    assert frames_wanted(290, 768, "fps", 1.0, 29.0) == 10
+    assert target_count(250, 768, "fps", 2.0, 25.0) == 20  # ten seconds
+    assert target_count(250, 8, "fps", 2.0, 25.0) == 8  # capped
+    assert target_count(25, 768, "fps", 2.0, 25.0) == 4  # one second, and at least four
+    assert target_count(3, 768, "fps", 2.0, 25.0) == 2  # even
+    assert target_count(290, 768, "fps", 1.0, 29.0) == 10
 
 
 # Frames
@@ -186,7 +186,7 @@ def test_frames_are_exactly_those_of_a_full_decode(name: str, folder: Path) -> N
     for count, rule in [(1, "uniform"), (5, "uniform"), (7, "centre"), (6, "fps"), (13, "uniform")]:
         clip = sample_frames(path, count, rule)
         assert clip.total_frames == len(every)
-        wanted = frames_wanted(len(every), count, rule, 2.0, fps)
+        wanted = target_count(len(every), count, rule, 2.0, fps)
         assert clip.indices == pick(len(every), wanted, rule)
         assert clip.frames.dtype == np.uint8
         for place, index in enumerate(clip.indices):
@@ -605,9 +605,9 @@ def test_rules_by_the_clock_thin_out_only_what_is_too_much() -> None:
 
 def test_rules_of_other_evaluations() -> None:
     assert pick(10, 4, "floor") == (0, 2, 5, 7)
-    assert frames_wanted(1000, 33, "pairs", 2.0, 30.0) == 32
-    assert frames_wanted(7, 32, "pairs", 2.0, 30.0) == 6
-    assert frames_wanted(1, 32, "pairs", 2.0, 30.0) == 2
+    assert target_count(1000, 33, "pairs", 2.0, 30.0) == 32
+    assert target_count(7, 32, "pairs", 2.0, 30.0) == 6
+    assert target_count(1, 32, "pairs", 2.0, 30.0) == 2
     assert pick(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
 
 

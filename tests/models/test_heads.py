@@ -136,7 +136,7 @@ def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path
     state(folder, stated)
     change(folder, lambda tensors: tensors[head_of(tensors)].add_(1))
     wanted = []
-    monkeypatch.setattr(base, "check_room", lambda spec, needed, room: wanted.append(needed))
+    monkeypatch.setattr(base, "check_memory", lambda spec, needed, room: wanted.append(needed))
     model = load_adapter(spec_of(name, path=folder)).model
     tensors = load((folder / "model.safetensors").read_bytes())
     assert torch.equal(model.lm_head.weight, tensors[head_of(tensors)])
@@ -197,12 +197,12 @@ def test_a_folder_alone_is_tied_as_its_own_files_say(saved, tmp_path):
     """Without a file of conf/model, and under the class's default where they say nothing: tied for InternVL."""
     folder = copied(saved("internvl", "model"), tmp_path)
     state(folder, None)
-    with espalier.load(folder, device="cpu").opened() as adapter:
+    with espalier.load(folder, device="cpu").open_adapter() as adapter:
         assert adapter.model.lm_head.weight is adapter.model.get_input_embeddings().weight
     state(folder, False, "text_config")
     with pytest.raises(espalier.UserError, match=f"has no {HEAD}"):
         espalier.load(folder, device="cpu")
     whole = copied(saved("internvl"), tmp_path / "whole")
     state(whole, None)
-    with espalier.load(whole, device="cpu").opened() as adapter:
+    with espalier.load(whole, device="cpu").open_adapter() as adapter:
         assert adapter.model.lm_head.weight is not adapter.model.get_input_embeddings().weight

@@ -359,12 +359,12 @@ def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str)
     assert found.difference is not None
     place = found.ours.index(SEEN) + 1
     assert found.words[found.ours[place]] == byte_tokenizer().tokenize("\n")[0]
-    assert found.theirs == (*found.ours[:place], *found.ours[place + 1 :])
+    assert found.reference == (*found.ours[:place], *found.ours[place + 1 :])
     spec = DENOISING[family].spec
     flush = load_tiny(
         replace(spec, prompt=replace(spec.prompt, join="flush")), saved_release(family)
     )
-    assert compared(flush, chat("What?", 0)).ours == found.theirs
+    assert compared(flush, chat("What?", 0)).ours == found.reference
 
 
 @pytest.mark.parametrize(

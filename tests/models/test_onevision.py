@@ -125,7 +125,7 @@ def pooled_as_published(frames, side, how):
 )
 @pytest.mark.parametrize("row_newlines", [False, True])
 def test_pooled_frames_are_traced_to_their_units(side, how, pooled, row_newlines):
-    pooling = Pooling.read(lambda frames: pooled_as_published(frames, side, how), side**2)
+    pooling = Pooling.measure(lambda frames: pooled_as_published(frames, side, how), side**2)
     assert pooling.side == pooled
     features = torch.randn(10 + 3 * side**2, 5, dtype=torch.float64)
     item = pooling.item(3, 10, row_newlines)

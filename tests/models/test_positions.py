@@ -286,9 +286,9 @@ def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_row_names_the_rule(name):
     adapter = load_adapter(SPECS[name])
-    assert adapter.told(FAMILIES[name].chats[0])["positions"] == ORDER
+    assert adapter.prompt_summary(FAMILIES[name].chats[0])["positions"] == ORDER
     llava = Tiny("llava").adapter
-    assert "positions" not in llava.told(FAMILIES["llava"].chats[0])
+    assert "positions" not in llava.prompt_summary(FAMILIES["llava"].chats[0])
 
 
 @pytest.mark.parametrize("name", SPECS)

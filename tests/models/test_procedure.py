@@ -15,7 +15,7 @@ from espalier.harness.models import loader as loading
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.conversations import sha256_of
 from espalier.harness.models.loader import other_template
-from espalier.harness.models.reference_prompts import SEEN, Tokens, compared, in_pieces
+from espalier.harness.models.reference_prompts import SEEN, PromptTokens, compared, in_pieces
 from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
@@ -71,16 +71,16 @@ def test_a_begin_token_written_into_the_prompt_costs_later_pieces_their_first_to
     tokenizer = sentences(begin=False, prepend="never")
     found = spelt(tokenizer, in_pieces(tokenizer, "<s>USER: <image>\nQ?", ["<image>"]))
     assert found == ["<s>", *"USER:", "▁", "picture", "Q", "?"]
-    plain = spelt(tokenizer, in_pieces(tokenizer, "<s><image>\nQ?", ["<image>"], begun=True))
+    plain = spelt(tokenizer, in_pieces(tokenizer, "<s><image>\nQ?", ["<image>"], keeps_begin=True))
     assert plain == ["<s>", "picture", "\n", "Q", "?"]
 
 
 def test_the_first_difference_is_told() -> None:
-    same = Tokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"})
+    same = PromptTokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"})
     assert same.difference is None
-    other = Tokens("", (0, SEEN, 4), (0, SEEN, 5, 4), {0: "<s>", 4: "\n", 5: "▁"})
+    other = PromptTokens("", (0, SEEN, 4), (0, SEEN, 5, 4), {0: "<s>", 4: "\n", 5: "▁"})
     assert other.difference == "token 2: here 4 '\\n', in the original 5 '▁'; 3 and 4 tokens"
-    longer = Tokens("", (0, 4, 4), (0, 4), {0: "<s>", 4: "\n"})
+    longer = PromptTokens("", (0, 4, 4), (0, 4), {0: "<s>", 4: "\n"})
     assert longer.difference == "token 2: here 4 '\\n', in the original the end; 3 and 2 tokens"
 
 
@@ -127,7 +127,7 @@ def test_another_template_beside_the_weights_is_a_warning(monkeypatch: pytest.Mo
     said: list[str] = []
     monkeypatch.setattr(loading.log, "warning", lambda form, line: said.append(form % line))
     spec = replace(FAMILIES["llava"].spec, path=saved("llava"), weights="trained", dtype="float32")
-    own = sha256_of(load_adapter(spec).shipped)
+    own = sha256_of(load_adapter(spec).shipped_template)
     assert not said  # nothing is known, so nothing is another
     load_adapter(replace(spec, template_sha256="0" * 64))
     (line,) = said

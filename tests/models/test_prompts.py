@@ -235,9 +235,9 @@ def test_prompts_are_those_of_the_authors(
     for text in (POPE, MMBENCH):
         for media, chat in ((one, [first]), (two, [first, second]), ("", [])):
             expected = golden.format(m=media, t=text)
-            assert adapter.told(asked(text, *chat))["rendered"] == expected
+            assert adapter.prompt_summary(asked(text, *chat))["rendered"] == expected
         if film is not None:
-            found = adapter.told(asked(text, video(0)))["rendered"]
+            found = adapter.prompt_summary(asked(text, video(0)))["rendered"]
             assert found == golden.format(m=film, t=text)
 
 
@@ -291,12 +291,14 @@ def test_every_set_of_every_family_asks_as_its_golden_strings(
     for text in texts:
         for media, chat in ((one, [first]), (two, [first, second])):
             if media is not None:
-                rendered_prompt = adapter.told(asked(text, *chat))["rendered"]
+                rendered_prompt = adapter.prompt_summary(asked(text, *chat))["rendered"]
                 # DeepSeek-OCR's format strips both ends.
                 ends = text.strip() if family == "deepseek_ocr" else text
                 assert rendered_prompt == frame.format(m=media, t=ends)
         if film is not None:
-            assert adapter.told(asked(text, video(0)))["rendered"] == frame.format(m=film, t=text)
+            assert adapter.prompt_summary(asked(text, video(0)))["rendered"] == frame.format(
+                m=film, t=text
+            )
 
 
 def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
@@ -336,7 +338,7 @@ def test_llava_video_tells_times_in_three_forms() -> None:
         }
         for form, text in golden.items():
             spec = replace(FAMILIES["llava_video"].spec, processor={"time_instruction": form})
-            prompt = load_adapter(spec).written(asked("Q", "a.mp4"), Media(clips=[clip]))
+            prompt = load_adapter(spec).prompt_text(asked("Q", "a.mp4"), Media(clips=[clip]))
             assert prompt == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
     assert model_under("llava_video_7b", "vlmevalkit").processor["time_instruction"] == "vlmevalkit"
     with pytest.raises(UserError, match=r"time_instruction='yes' is unknown.*vlmevalkit"):
@@ -405,16 +407,16 @@ def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_
     (folder / "chat_template.jinja").write_text(own)
     spec = FAMILIES["llava"].spec
     adapter = load_tiny(spec, folder)
-    told = adapter.told(asked("w1"))
+    told = adapter.prompt_summary(asked("w1"))
     assert told["rendered"] == VICUNA.format(m="", t="w1")
     assert told["template_sha256"] == sha256(adapter.format(None).encode()).hexdigest()
     assert told["checkpoint_template_sha256"] == sha256(own.encode()).hexdigest()
-    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).told(asked("w1"))
+    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).prompt_summary(asked("w1"))
     assert theirs["rendered"] == "Q: w1"
     assert theirs["template_sha256"] == theirs["checkpoint_template_sha256"]
     # Without a checkpoint the directory still says how it was trained.
     new = load_adapter(replace(spec, conversation="checkpoint", path=folder))
-    assert new.told(asked("w1"))["rendered"] == "Q: w1"
+    assert new.prompt_summary(asked("w1"))["rendered"] == "Q: w1"
 
 
 @pytest.mark.parametrize(

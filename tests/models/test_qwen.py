@@ -528,7 +528,7 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
         chosen = {} if setting is None else {"cap_pixels_per_frame": setting}
         spec = replace(SPECS[name], processor={**BOUNDS, **chosen})
         loaded = load_tiny(spec, folder)
-        adopted = type(loaded).adopted(AutoProcessor.from_pretrained(folder), spec)
+        adopted = type(loaded).adopt_processor(AutoProcessor.from_pretrained(folder), spec)
         for processor in (loaded.processor, adopted):
             bounds = processor.video_processor.cap_pixels_per_frame
             assert bounds is (bool(stated) if setting is None else setting)

@@ -21,9 +21,9 @@ class Actor:
         at: Its left upper corner.
         ready: First frame in which something may happen to it again.
         path: Corners still ahead of it while it moves.
-        behind: Number of the place that it moved from last, -1 before.
+        previous_cell: Number of the place that it moved from last, -1 before.
         covered_at: Frame in which a panel came over it, -1 without one.
-        there: Whether it is in the picture.
+        present: Whether it is in the picture.
     """
 
     track: Track
@@ -34,9 +34,9 @@ class Actor:
     at: tuple[int, int]
     ready: int
     path: list[tuple[int, int]] = field(default_factory=list)
-    behind: int = -1
+    previous_cell: int = -1
     covered_at: int = -1
-    there: bool = True
+    present: bool = True
 
     @property
     def box(self) -> BOX:
@@ -51,7 +51,7 @@ class Actor:
 
     def record(self, frame: int) -> None:
         """Writes its state into its track, if it is in the picture."""
-        if not self.there:
+        if not self.present:
             return
         track = self.track
         track.box[frame] = self.box

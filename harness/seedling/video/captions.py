@@ -10,16 +10,16 @@ from espalier.harness.seedling.video.events import Event
 QUESTION = "describe the video ."
 
 
-def named(event: Event) -> str:
+def object_name(event: Event) -> str:
     """Names the object of an event as it is before it: "red star", "blue frame"."""
     return f"{event.colour} {event.thing}"
 
 
 def sentence(event: Event) -> str:
     """Returns the caption's sentence about an event."""
-    thing, place = named(event), f"the {event.place}"
+    thing, place = object_name(event), f"the {event.place}"
     new = f"a {thing}" + (f" with digit {event.digit}" if event.digit else "")
-    told = {
+    clauses = {
         "present": f"there is {new} at {place}",
         "enter": f"{new} enters at {place}",
         "leave": f"the {thing} leaves from {place}",
@@ -29,7 +29,7 @@ def sentence(event: Event) -> str:
         "uncover": f"the {thing} at {place} is seen again",
         "change": f"the {thing} at {place} changes from digit {event.digit} to digit {event.outcome}",
     }
-    return f"at time {time_word(event.frame)} {told[event.kind]} ;"
+    return f"at time {time_word(event.frame)} {clauses[event.kind]} ;"
 
 
 def caption(events: Sequence[Event]) -> str:
@@ -48,4 +48,4 @@ def clause(event: Event) -> str:
         "uncover": "is seen again",
         "change": f"changes to digit {event.outcome}",
     }
-    return f"the {named(event)} {acts[event.kind]}"
+    return f"the {object_name(event)} {acts[event.kind]}"

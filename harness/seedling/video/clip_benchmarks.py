@@ -14,8 +14,8 @@ from espalier.harness.seedling.video.clip_scores import (
     caption_score,
     concluded,
     digits_score,
-    found_score,
     moment,
+    moment_score,
     only_digits,
 )
 from espalier.harness.seedling.video.clips import Clip, clip
@@ -48,16 +48,16 @@ def samples(
     for number in range(count):
         address = {"split": split, "seed": seed, "index": first + number, "frames": frames}
         story = tell(split, seed, first + number, frames)
-        asked = MAKERS[cycle[number % len(cycle)]](story, dialogue_stream(story))
+        dialogue = MAKERS[cycle[number % len(cycle)]](story, dialogue_stream(story))
         records.append(
             address
             | {
-                "family": asked.family,
-                "template": asked.template,
-                "question": asked.question,
-                "answer": asked.answer,
-                "moment": asked.target.frame if asked.target else -1,
-                "box": list(asked.target.box) if asked.target else [],
+                "family": dialogue.family,
+                "template": dialogue.template,
+                "question": dialogue.question,
+                "answer": dialogue.answer,
+                "moment": dialogue.target.frame if dialogue.target else -1,
+                "box": list(dialogue.target.box) if dialogue.target else [],
             }
         )
     return records
@@ -96,9 +96,9 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     right = exact_match(answer, truth)
     scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
     if family == "when":
-        said, wanted = moment(answer), moment(truth)
-        near = said is not None and wanted is not None and abs(said - wanted) <= NEAR
-        scores |= {"near_when": float(near), "unparsed": float(said is None)}
+        answered, expected = moment(answer), moment(truth)
+        near = answered is not None and expected is not None and abs(answered - expected) <= NEAR
+        scores |= {"near_when": float(near), "unparsed": float(answered is None)}
     elif family == "how_many":
         scores["unparsed"] = float(not is_one_of(answer, DIGITS))
     return scores
@@ -106,9 +106,9 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 def find_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Scores a moment and a box; "found" wants both, within a frame and from an IoU of 0.5 on."""
-    score = found_score(answer, sample["moment"], tuple(sample["box"]))
+    score = moment_score(answer, sample["moment"], tuple(sample["box"]))
     return {
-        "found": float(score.found),
+        "found": float(score.correct),
         "moment_near": float(score.near),
         "mean_iou": score.iou,
         "unparsed": float(not score.parsed),

@@ -30,7 +30,7 @@ def in_memory(clip: Clip) -> frames.Clip:
     )
 
 
-def written(clip: Clip, folder: str | Path) -> Path:
+def write_mp4(clip: Clip, folder: str | Path) -> Path:
     """Writes a clip as an mp4 file and returns its path.
 
     H.264 in RGB without loss (libx264rgb at a quantiser of 0), so that reading gives the same pixels.

@@ -45,8 +45,8 @@ def digits_score(answer: str, truth: str) -> float:
 
 def only_digits(answer: str) -> bool:
     """Returns whether an answer is digits and times, one digit at least."""
-    read = _untimed(answer)
-    return bool(read) and all(word in DIGITS for word in read)
+    tokens = _untimed(answer)
+    return bool(tokens) and all(word in DIGITS for word in tokens)
 
 
 def concluded(family: str, answer: str) -> str:
@@ -66,26 +66,26 @@ def _untimed(answer: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Told:
+class CaptionSentence:
     """One sentence of a caption: the frame that it names, and its words behind the time."""
 
     frame: int
     words: str
 
 
-def told(answer: str) -> list[Told]:
+def caption_sentences(answer: str) -> list[CaptionSentence]:
     """Returns the sentences of a caption that tell of an event; others are left out."""
-    found = []
+    sentences = []
     for part in answer.split(";"):
         words = " ".join(part.split())
         time = re.fullmatch(r"at time t(\d{1,4}) (.*)", words)
         if time and _TOLD.fullmatch(time[2]):
-            found.append(Told(int(time[1]), time[2]))
-    return found
+            sentences.append(CaptionSentence(int(time[1]), time[2]))
+    return sentences
 
 
 @dataclass(frozen=True)
-class CaptionScore:
+class EventScore:
     """Scores of one caption, all in 0..1.
 
     Attributes:
@@ -101,67 +101,72 @@ class CaptionScore:
     parsed: bool
 
 
-def caption_score(answer: str, events: Sequence[Event]) -> CaptionScore:
+def caption_score(answer: str, events: Sequence[Event]) -> EventScore:
     """Scores a caption against what happens in its clip.
 
     An event is right if a sentence says all of it (kind, object, digits, places) with a time that is
     off by one frame at most. Sentences and events are matched one to one without crossing, as many
     as can be. Cost: sentences times events.
     """
-    said = told(answer)
-    truth = [told(sentence(event))[0] for event in events]
-    right, total = matched(said, truth, NEAR), max(len(truth), 1)
-    return CaptionScore(
+    sentences = caption_sentences(answer)
+    truth = [caption_sentences(sentence(event))[0] for event in events]
+    right, total = matched(sentences, truth, NEAR), max(len(truth), 1)
+    return EventScore(
         recall=right / total,
-        precision=right / max(len(said), 1),
-        exact=matched(said, truth, 0) / total,
-        parsed=bool(said),
+        precision=right / max(len(sentences), 1),
+        exact=matched(sentences, truth, 0) / total,
+        parsed=bool(sentences),
     )
 
 
-def matched(said: Sequence[Told], truth: Sequence[Told], near: int) -> int:
+def matched(
+    sentences: Sequence[CaptionSentence], truth: Sequence[CaptionSentence], tolerance: int
+) -> int:
     """Returns the length of the longest common subsequence, of times equal within `near` frames."""
     best = [0] * (len(truth) + 1)
-    for one in said:
+    for candidate in sentences:
         row = [0]
-        for place, other in enumerate(truth):
-            same = one.words == other.words and abs(one.frame - other.frame) <= near
-            row.append(max(row[-1], best[place + 1], best[place] + same))
+        for place, truth_sentence in enumerate(truth):
+            equal = (
+                candidate.words == truth_sentence.words
+                and abs(candidate.frame - truth_sentence.frame) <= tolerance
+            )
+            row.append(max(row[-1], best[place + 1], best[place] + equal))
         best = row
     return best[-1]
 
 
 def moment(answer: str) -> int | None:
     """Reads the frame from an answer, or None unless it names exactly one time."""
-    found = _TIME.findall(answer)
-    return int(found[0]) if len(found) == 1 else None
+    times = _TIME.findall(answer)
+    return int(times[0]) if len(times) == 1 else None
 
 
 @dataclass(frozen=True)
-class FoundScore:
+class MomentScore:
     """Scores of an answer that names a moment and a box.
 
     Attributes:
-        found: Whether the moment is off by one frame at most and the IoU at least 0.5.
+        correct: Whether the moment is off by one frame at most and the IoU at least 0.5.
         near: Whether the moment is off by one frame at most.
         iou: Intersection over union of the boxes; 0 without exactly four location tokens.
         parsed: Whether the answer names one moment and one box.
     """
 
-    found: bool
+    correct: bool
     near: bool
     iou: float
     parsed: bool
 
 
-def found_score(answer: str, frame: int, box: BOX) -> FoundScore:
+def moment_score(answer: str, frame: int, box: BOX) -> MomentScore:
     """Scores an answer to a question for the moment and the box of an event."""
-    said, bins = moment(answer), locations(answer)
-    near = said is not None and abs(said - frame) <= NEAR
+    frame_named, bins = moment(answer), locations(answer)
+    near = frame_named is not None and abs(frame_named - frame) <= NEAR
     overlap = iou(box_from_bins(bins), box) if len(bins) == 4 else 0.0
-    return FoundScore(
-        found=near and overlap >= LEAST_IOU,
+    return MomentScore(
+        correct=near and overlap >= LEAST_IOU,
         near=near,
         iou=overlap,
-        parsed=said is not None and len(bins) == 4,
+        parsed=frame_named is not None and len(bins) == 4,
     )

@@ -44,12 +44,12 @@ class Clip(Story):
         An object has a patch of which it fills 12 pixels or more, or its panel while it is covered.
         """
         owner = np.full((len(self.frames), GRID, GRID), -1, np.int64)
-        most = np.zeros(owner.shape, np.int64)
+        best = np.zeros(owner.shape, np.int64)
         for number, track in enumerate(self.tracks):
             x0, y0, x1, y1 = track.box.T
             area = _overlap(y0, y1)[:, :, None] * _overlap(x0, x1)[:, None, :]
-            wins = (area >= MIN_OVERLAP) & (area > most)
-            owner[wins], most[wins] = number, area[wins]
+            wins = (area >= MIN_OVERLAP) & (area > best)
+            owner[wins], best[wins] = number, area[wins]
         return owner.reshape(len(owner), GRID * GRID)
 
 

@@ -71,19 +71,19 @@ def named_once(story: Story) -> list[Event]:
 
 def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
     """Returns (frame, track) of all objects at rest in a place and seen, or of those called `thing`."""
-    found = []
+    positions = []
     for number, track in enumerate(story.tracks):
         if thing is None or track.thing == thing:
-            still = (track.place >= 0) & ~track.covered
-            found += [(frame, number) for frame in np.flatnonzero(still).tolist()]
-    return found
+            at_rest = (track.place >= 0) & ~track.covered
+            positions += [(frame, number) for frame in np.flatnonzero(at_rest).tolist()]
+    return positions
 
 
-def _alone(story: Story, event: Event) -> bool:
+def _happens_alone(story: Story, event: Event) -> bool:
     """Returns whether nothing else moves, or is covered, while this object begins to."""
     others = [track for number, track in enumerate(story.tracks) if number != event.track]
     if event.kind == "move":
-        return not any(t.there(event.frame) and t.place[event.frame] < 0 for t in others)
+        return not any(t.present(event.frame) and t.place[event.frame] < 0 for t in others)
     return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
 
 
@@ -95,12 +95,12 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for the object of an event, for what is at a place, or for a digit at a time."""
     choice = stream.below(4)
     digits = _at(story, "frame")
-    alone = [event for event in later(story) if _alone(story, event)]
-    if choice == 0 and alone:
-        event = stream.pick(alone)
-        acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
+    single_events = [event for event in later(story) if _happens_alone(story, event)]
+    if choice == 0 and single_events:
+        event = stream.pick(single_events)
+        acts = captions.clause(event).removeprefix(f"the {captions.object_name(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, captions.named(event), "event", shows=_shows(event))
+        return Dialogue("what", text, captions.object_name(event), "event", shows=_shows(event))
     if choice == 1 and digits:
         frame, number = stream.pick(digits)
         track = story.tracks[number]
@@ -110,9 +110,7 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
-        text = (
-            f"the {captions.named(event)} turns to what colour at time {time_word(event.frame)} ?"
-        )
+        text = f"the {captions.object_name(event)} turns to what colour at time {time_word(event.frame)} ?"
         return Dialogue("what", text, event.outcome, "colour", shows=_shows(event))
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
@@ -133,19 +131,19 @@ def counting_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks how many digits, shapes or objects are seen at a time; the answer goes through all places first."""
     template = stream.pick(("digits", "shapes", "objects"))
     frame = stream.below(story.length)
-    counted = {
+    numbers = {
         _place(track, frame): number
         for number, track in enumerate(story.tracks)
-        if track.seen(frame)
+        if track.visible(frame)
         and template in ("objects", "digits" if track.thing == "frame" else "shapes")
     }
-    told = [
-        f"{name} {story.tracks[counted[place]].name(frame) if place in counted else 'no'}"
+    parts = [
+        f"{name} {story.tracks[numbers[place]].name(frame) if place in numbers else 'no'}"
         for place, name in enumerate(PLACES)
     ]
     text = f"how many {template} are there at time {time_word(frame)} ?"
-    answer = " ".join([*told, str(len(counted))])
-    shows = tuple((frame, counted[place]) for place in sorted(counted))
+    answer = " ".join([*parts, str(len(numbers))])
+    shows = tuple((frame, numbers[place]) for place in sorted(numbers))
     return Dialogue("how_many", text, answer, template, shows=shows)
 
 
@@ -168,11 +166,11 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
     if stream.below(2):
         first = stream.below(len(events))
         second = stream.below(len(events) - 1)
-        event, other = events[first], events[second + (second >= first)]
-        text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
-        order = "before" if event.frame < other.frame else "after"
-        answer = f"{time_word(event.frame)} {time_word(other.frame)} {order}"
-        return Dialogue("order", text, answer, "before_after", shows=_shows(event, other))
+        event, reference = events[first], events[second + (second >= first)]
+        text = f"is it before or after {captions.clause(reference)} that {captions.clause(event)} ?"
+        order = "before" if event.frame < reference.frame else "after"
+        answer = f"{time_word(event.frame)} {time_word(reference.frame)} {order}"
+        return Dialogue("order", text, answer, "before_after", shows=_shows(event, reference))
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
     after = story.events[places[id(event)] + 1]
@@ -218,8 +216,8 @@ def find_question(story: Story, stream: DrawStream) -> Dialogue:
 
 def caption_question(story: Story, stream: DrawStream) -> Dialogue:
     """Asks for everything that happens; draws nothing."""
-    told = captions.caption(story.events)
-    return Dialogue("caption", captions.QUESTION, told, "describe", shows=_shows(*story.events))
+    text = captions.caption(story.events)
+    return Dialogue("caption", captions.QUESTION, text, "describe", shows=_shows(*story.events))
 
 
 MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {

@@ -68,13 +68,13 @@ class Track:
     covered: np.ndarray
     place: np.ndarray
 
-    def there(self, frame: int) -> bool:
+    def present(self, frame: int) -> bool:
         """Returns whether the object is in the picture, covered or not."""
         return int(self.colour[frame]) >= 0
 
-    def seen(self, frame: int) -> bool:
+    def visible(self, frame: int) -> bool:
         """Returns whether the object can be seen."""
-        return self.there(frame) and not self.covered[frame]
+        return self.present(frame) and not self.covered[frame]
 
     def name(self, frame: int) -> str:
         """Names the object as it is in a frame, by colour: "red star", "blue frame"."""

@@ -77,23 +77,23 @@ class _Teller:
         return [items.pop(self.stream.below(len(items))) for _ in range(count)]
 
     def _present(self) -> list[int]:
-        return [number for number, actor in enumerate(self.actors) if actor.there]
+        return [number for number, actor in enumerate(self.actors) if actor.present]
 
     def _free_colours(self) -> list[int]:
-        taken = {self.actors[number].colour for number in self._present()}
-        return [colour for colour in range(len(COLOUR_NAMES)) if colour not in taken]
+        used = {self.actors[number].colour for number in self._present()}
+        return [colour for colour in range(len(COLOUR_NAMES)) if colour not in used]
 
     def _free_cells(self) -> list[int]:
         present = [self.actors[number] for number in self._present()]
         # A place is free again once the object that moves on has left it altogether.
-        taken = {actor.cell for actor in present} | {a.behind for a in present if a.path}
-        return [cell for cell in range(len(PLACES)) if cell not in taken]
+        used = {actor.cell for actor in present} | {a.previous_cell for a in present if a.path}
+        return [cell for cell in range(len(PLACES)) if cell not in used]
 
     def _neighbours(self, cell: int) -> list[int]:
         y, x = divmod(cell, 3)
-        near = [(y - 1, x), (y, x - 1), (y, x + 1), (y + 1, x)]
+        adjacent = [(y - 1, x), (y, x - 1), (y, x + 1), (y + 1, x)]
         free = self._free_cells()
-        return [3 * a + b for a, b in near if 0 <= a < 3 and 0 <= b < 3 and 3 * a + b in free]
+        return [3 * a + b for a, b in adjacent if 0 <= a < 3 and 0 <= b < 3 and 3 * a + b in free]
 
     def _spot(self, cell: int, size: int) -> tuple[int, int]:
         """Draws the left upper corner of an object of this size inside a place."""
@@ -183,7 +183,7 @@ class _Teller:
 
     def _leave(self, frame: int, number: int) -> None:
         self._note("leave", frame, number)
-        self.actors[number].there = False
+        self.actors[number].present = False
 
     def _move(self, frame: int, number: int) -> None:
         actor = self.actors[number]
@@ -193,7 +193,7 @@ class _Teller:
         steps = range(1, STRIDE + 1)
         path = [(x + (to_x - x) * k // STRIDE, y + (to_y - y) * k // STRIDE) for k in steps]
         actor.at, actor.path = path[0], path[1:]
-        actor.behind, actor.cell, actor.ready = actor.cell, cell, frame + STRIDE + REST - 1
+        actor.previous_cell, actor.cell, actor.ready = actor.cell, cell, frame + STRIDE + REST - 1
 
     def _turn(self, frame: int, number: int) -> None:
         colour = self.stream.pick(self._free_colours())

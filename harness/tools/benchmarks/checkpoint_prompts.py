@@ -11,7 +11,7 @@ from espalier.harness.evaluation.prompt_text import Wording
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import ADAPTERS, Adapter
 from espalier.harness.models.loader import other_template
-from espalier.harness.models.reference_prompts import Tokens, compared
+from espalier.harness.models.reference_prompts import PromptTokens, compared
 from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.ranks import alone
 from espalier.harness.specs.hub_cache import cached_file
@@ -72,7 +72,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     task = loaded.tasks[0]
     name = task.config.task
     wording = Wording(spec.benchmark.text, {name: task})
-    found: list[Tokens] = []
+    found: list[PromptTokens] = []
     with alone(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
@@ -86,7 +86,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     said = differences[:1] or [
         f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
     ]
-    template = other_template(spec.model, adapter.shipped)
+    template = other_template(spec.model, adapter.shipped_template)
     if template is not None:
         said.append(template)
     elif spec.model.template_sha256 is not None:

@@ -55,7 +55,7 @@ def boxes(one: Clip, frame: int) -> dict[int, tuple[int, ...]]:
     return {
         number: tuple(track.box[frame].tolist())
         for number, track in enumerate(one.tracks)
-        if track.there(frame)
+        if track.present(frame)
     }
 
 
@@ -79,7 +79,7 @@ def changes(one: Clip) -> list[tuple[int, int, str]]:
     found = []
     for number, track in enumerate(one.tracks):
         for frame in range(1, one.length):
-            was, now = track.there(frame - 1), track.there(frame)
+            was, now = track.present(frame - 1), track.present(frame)
             if was != now:
                 found.append((frame, number, "enter" if now else "leave"))
             if not (was and now):
@@ -142,7 +142,7 @@ def test_only_objects_and_light_change(clips):
         for number, track in enumerate(one.tracks):
             for frame in range(1, one.length):
                 own = [e for e in one.events if e.track == number and e.frame == frame]
-                if own or not (track.there(frame - 1) and track.there(frame)):
+                if own or not (track.present(frame - 1) and track.present(frame)):
                     continue
                 if track.place[frame] < 0 or track.place[frame - 1] < 0 or track.thing != "frame":
                     continue

@@ -90,7 +90,7 @@ def answers_by_search(story: Story, text: str) -> set[str]:
         return {
             COLOUR_NAMES[track.colour[frame]]
             for track in story.tracks
-            if track.there(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
+            if track.present(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
         }
     if text.startswith("what is at the "):
         return {

@@ -11,7 +11,7 @@ from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 
 
-def identities(chats: Sequence[Chat]) -> list[str]:
+def sample_ids(chats: Sequence[Chat]) -> list[str]:
     """Return 12 hex digits for each chat, out of all that its model is given, in its order.
 
     Whatever is drawn for a sample is seeded by them. Cost: a pass over the pixels, once for media that chats share.
