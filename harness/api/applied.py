@@ -1,4 +1,4 @@
-"""A method on a model for the length of a `with`: questions go in, answers come out."""
+"""A method applied to a model inside a `with`, answering questions."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
 
-#: Longest answer unless a call says otherwise.
+#: Default of `max_new_tokens`.
 NEW_TOKENS = 128
 
 
 class Applied:
-    """A method on a model, as `apply` returns it: a context manager, inside which questions are answered.
+    """The result of `apply`: a context manager that answers questions while it is open.
 
     Args:
-        checked: the method, checked.
+        checked: the method, after all checks.
         model: the model.
-        draft: the loaded draft model, if there is one.
+        draft: the loaded draft model; None: no draft, or one loaded on entry.
     """
 
     def __init__(self, checked: CheckedMethod, model: Model, draft: Model | None) -> None:
@@ -46,7 +46,7 @@ class Applied:
         self._stack: ExitStack | None = None
 
     def __repr__(self) -> str:
-        """Say what is applied to what."""
+        """Return method, model and budget."""
         spec = self._checked.spec
         return f"<{self._checked.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
 
@@ -54,10 +54,10 @@ class Applied:
         """Install the method on the model.
 
         Raises:
-            UserError: the model's attention or layers are not supported, or the draft does not go with it.
+            UserError: the model's attention or layers are not supported, or the draft does not match the model.
         """
         if self._stack is not None:
-            raise RuntimeError("this `with` is open already; apply(...) anew for another")
+            raise RuntimeError("this `with` is open already; call apply(...) again for another")
         with ExitStack() as stack, user_errors():
             self._adapter = stack.enter_context(self._model.open_adapter())
             draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
@@ -73,7 +73,7 @@ class Applied:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.close()
@@ -89,31 +89,29 @@ class Applied:
         batch_size: int = 8,
         **generation: Any,
     ) -> Any:
-        """Ask about pictures, a video or nothing.
+        """Ask a question about pictures, a video or no media.
 
         Args:
-            media: what stands before the words: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
-                or `espalier.video(frames)`; a list of these; None. Or a whole chat in place of media and question, a
-                list of turns with `role` and `content`.
-            question: a text; or a list of texts about the same media, for a list of answers.
-            max_new_tokens: longest answer.
-            batch_size: questions of a list that are answered at once.
-            **generation: what transformers' `generate` takes: `do_sample`, `temperature`, `num_beams` and so on.
-                `until`: strings that cut the answer off.
+            media: placed before the question: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
+                or `espalier.video(frames)`; a list of these; None. Alternatively a chat that replaces media and
+                question: a list of turns with `role` and `content`.
+            question: a text, or a list of texts about the same media.
+            max_new_tokens: maximum length of an answer, in tokens.
+            batch_size: number of questions of a list answered at once.
+            **generation: arguments of transformers' `generate`: `do_sample`, `temperature`, `num_beams` and so on.
+                `until`: strings that end the answer.
 
         Returns:
-            Answer, or a list of them if `question` is a list.
+            One Answer, or a list of answers if `question` is a list.
 
         Raises:
-            UserError: something that cannot be opened, answered or honoured; one line.
+            UserError: an input cannot be opened, or an argument is not supported; one line.
         """
         spec = self._model.spec
         with user_errors():
             if is_chat(media):
                 if question is not None:
-                    raise UserError(
-                        "question: a whole chat holds its question already; valid: ask(chat) alone"
-                    )
+                    raise UserError("question: a chat holds its question already; valid: ask(chat)")
                 chats = [open_chat(media, spec)]
             else:
                 questions = question if isinstance(question, list | tuple) else [question]
@@ -130,16 +128,16 @@ class Applied:
         batch_size: int = 8,
         **generation: Any,
     ) -> list[Answer]:
-        """Ask about different pictures in batches; a decoder answers one after another.
+        """Ask questions about different media in batches; a decoder answers them one at a time.
 
         Args:
-            questions: pairs (media, question) or whole chats, as `ask` takes them.
-            max_new_tokens: longest answer.
-            batch_size: how many are answered at once.
+            questions: pairs (media, question) or chats, as in `ask`.
+            max_new_tokens: maximum length of an answer, in tokens.
+            batch_size: number of questions answered at once.
             **generation: as in `ask`.
 
         Raises:
-            UserError: as `ask`; the line says which question.
+            UserError: as in `ask`; the line starts with the number of the question.
         """
         spec, chats = self._model.spec, []
         for number, request in enumerate(questions):
@@ -147,7 +145,7 @@ class Applied:
                 if not is_chat(request) and not (
                     isinstance(request, tuple | list) and len(request) == 2
                 ):
-                    raise UserError(f"{request!r}; valid: (media, question) or a whole chat")
+                    raise UserError(f"{request!r}; valid: (media, question) or a chat")
                 chats.append(
                     open_chat(request, spec)
                     if is_chat(request)
@@ -160,7 +158,7 @@ class Applied:
     ) -> list[Answer]:
         if self._stack is None:
             raise UserError(
-                "the method is not on the model; valid: inside `with espalier.apply(...) as pruned:`"
+                "the method is not applied; valid: inside `with espalier.apply(...) as pruned:`"
             )
         spec = self._checked.spec
         with user_errors():
@@ -170,7 +168,7 @@ class Applied:
             check_generation(merged)
             self._checked.check_generation(merged)
         resolved = settings({}, spec.model.generation, generation)
-        # What a decoder has checked: it answers one at a time.
+        # Decoders set 1: they answer one sample at a time.
         size = spec.engine.batch_size or size
         answers: list[Answer] = []
         for start in range(0, len(chats), size):
@@ -218,7 +216,7 @@ class Applied:
 
 
 def _cached(record: Record) -> float:
-    """Return the share of the visual cache entries that is left; a denoised answer has no cache that could lose any."""
+    """Return the remaining share of the visual cache entries; 1 for a denoised answer, which has no cache."""
     if not record.visual or record.denoising is not None:
         return 1.0
     return record.kv_entries / max(sum(record.entering), 1)
@@ -231,7 +229,7 @@ def _words(chat: Chat) -> str:
 
 @contextmanager
 def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
-    """Seed torch's global generator where `generate` draws from it, and leave no trace."""
+    """Seed torch's global generator if `generate` samples, and restore its state afterwards."""
     if not samples:
         yield
         return
@@ -241,14 +239,14 @@ def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
 
 
 @contextmanager
-def user_errors(before: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
-    """Turn what a user can cause into one UserError line in the words of Python.
+def user_errors(prefix: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
+    """Turn errors that a user can cause into one UserError line that names Python arguments.
 
-    What a method's own code raised stays its cause.
+    The cause of a MethodError, an exception of the method's code, is kept.
     """
     try:
-        with python_errors(before, count, first):
+        with python_errors(prefix, count, first):
             yield
     except MethodError as error:
-        line = f"{before}{in_python_terms(str(error), count, first)}"
+        line = f"{prefix}{in_python_terms(str(error), count, first)}"
         raise UserError(line) from error.__cause__

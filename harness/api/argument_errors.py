@@ -1,4 +1,4 @@
-"""Error lines in the words of Python: arguments that somebody gave, not config keys that nobody typed."""
+"""Reword error lines for Python callers: name arguments, not config keys."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _KEY = re.compile(
     r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
 
-#: What values are called.
+#: Config values and their Python spelling.
 _VALUES = {"null": "None", "true": "True", "false": "False"}
 _VALUE = re.compile(r"(?<![\w./'-])(null|true|false)(?![\w/'-]|\.\w)")
 
-#: How an adapter names a chat of its batch.
+#: Adapters' name for a chat of a batch.
 _CHAT = re.compile(r"\bchat (\d+) of the batch(: )?")
 
-#: Commands stay as the shell takes them.
+#: Text from here on is a shell command and stays as it is.
 _COMMAND = "python -m "
 
 
 @contextmanager
 def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
-    """Let errors name arguments of Python.
+    """Reword the line of a UserError raised inside the block to name Python arguments.
 
     Args:
-        prefix: stands before the line.
-        questions: how many are answered; of several, the line says which one it was.
-        first: number of the first one of the batch at hand.
+        prefix: text before the line.
+        questions: number of questions answered; if more than one, the line names the question.
+        first: number of the first question of the current batch.
 
     Raises:
-        UserError: what was raised inside, with its line in_python_terms.
+        UserError: the error raised inside, reworded.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Itera
 
 
 def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:
-    """Return an error line with the arguments of Python in place of config keys."""
+    """Return an error line with Python arguments in place of config keys."""
     message, command, arguments = line.partition(_COMMAND)
     message = _VALUE.sub(lambda match: _VALUES[match[1]], _KEY.sub("", message))
 

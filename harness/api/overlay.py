@@ -1,4 +1,4 @@
-"""Pictures with what a method kept of them."""
+"""Draw pictures with the areas of dropped tokens faded out."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from PIL import Image
 from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
 
-#: Longest edge of a drawn picture in pixels, and its width on paper in inches; many stand smaller.
+#: Longest edge of a drawn picture in pixels; its width in inches, and the minimum width if there are many; pictures
+#: per row.
 EDGE = 720
 WIDTH = 4.2
 SMALL = 2.0
 ACROSS = 6
 
-#: How far a place without a token fades into white: one that was dropped, one that no token ever covered.
+#: Blend with white, 0 to 1, of the area of a dropped token, and of an area that no token covers.
 FADED = 0.72
 UNSEEN = 0.93
 
-#: Values of a mask.
+#: Mask values.
 _OUTSIDE, _DROPPED, _KEPT = 0, 1, 2
 
 
 class Drawing(Figure):
-    """A matplotlib figure that notebooks show by itself."""
+    """A matplotlib figure that notebooks display."""
 
     def _repr_png_(self) -> bytes:
-        """Return it as PNG."""
+        """Return the figure as PNG."""
         buffer = BytesIO()
         self.savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
@@ -43,20 +44,20 @@ class Drawing(Figure):
 def draw(
     visible: VisibleChat, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
 ) -> Drawing:
-    """Draw what was seen with the places of dropped tokens faded out.
+    """Draw the pictures of a chat with the areas of dropped tokens faded out.
 
     Args:
-        visible: pictures, and where tokens lie on them.
-        kept: tokens that stayed.
-        title: stands above all.
-        path: a file to save it to as well.
+        visible: pictures and the areas of their tokens.
+        kept: indices of the kept tokens.
+        title: title of the figure.
+        path: also save the figure to this file.
 
     Raises:
         UserError: there is no picture, or the file cannot be written.
     """
     panels = _panels(visible)
     if not panels:
-        raise UserError("show(): this answer was to a question without pictures")
+        raise UserError("show(): this answer belongs to a question without pictures")
     alive = np.zeros(len(visible.tokens), dtype=bool)
     alive[list(kept)] = True
     rows = ceil(len(panels) / ACROSS)
@@ -79,13 +80,13 @@ def draw(
 
 
 def drawable(text: str) -> bool:
-    """Say whether the figure's font has every character of a text."""
+    """Return whether the figure's font has every character of a text."""
     font = get_font(findfont(FontProperties()))
     return all(font.get_char_index(ord(character)) for character in text)
 
 
 def _panels(visible: VisibleChat) -> list[tuple[str, list[TokenGrid]]]:
-    """Return what is drawn side by side: of each picture its whole view and its tiles, as far as it has them."""
+    """Return (title, grids) of each panel: one for a picture's global view and one for its tiles, if present."""
     panels = []
     for number, image in enumerate(visible.images):
         grids = [grid for grid in visible.grids if grid.image == number]
@@ -123,7 +124,7 @@ def _panel(
 
 
 def _shrunk(picture: Image.Image) -> Image.Image:
-    """Return the picture with its longer edge `EDGE` pixels long: small ones have ragged cells."""
+    """Return the picture resized to a longer edge of `EDGE` pixels; small pictures would have ragged cells."""
     scale = EDGE / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
     resampling = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
@@ -131,13 +132,13 @@ def _shrunk(picture: Image.Image) -> Image.Image:
 
 
 def _pixels(start: float, end: float, length: int) -> tuple[int, int]:
-    """Return a half-open range of pixels; neighbours share their border, so that no pixel is left between."""
+    """Return a half-open range of pixels; neighbouring cells share their border, so no pixel falls between them."""
     first, last = (min(max(round(edge * length), 0), length) for edge in (start, end))
     return first, last
 
 
 def _faded(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return (H, W, 3) pixels, those of dropped tokens grey and light, those without a token lighter still."""
+    """Return (H, W, 3) pixels: grey and faded for dropped tokens, faded further where no token lies."""
     grey = pixels.mean(2, keepdims=True).repeat(3, axis=2)
     share = np.select([mask == _DROPPED, mask == _OUTSIDE], [FADED, UNSEEN], 0.0)[..., None]
     base = np.where((mask == _KEPT)[..., None], pixels, grey)

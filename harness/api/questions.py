@@ -1,4 +1,4 @@
-"""What people hand over, pictures, videos and words, as chats that adapters read."""
+"""Convert a caller's pictures, videos and texts into chats for adapters."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ CHAT = "a list of turns {'role': ..., 'content': ...}, a content being a text or
 
 
 def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) -> Clip:
-    """Return frames as one video, all of which the model sees.
+    """Return frames as one video; the model gets all of them.
 
     Args:
         source: a list of pictures of one size, or an array (T, H, W, 3) of uint8.
-        fps: frames per second, for models that are told the time.
-        transparency: of the pictures: `drop` takes the colours under it, `white` lays them on white.
+        fps: frames per second, for models that get frame times.
+        transparency: `drop` uses the colours under transparent areas, `white` composites the pictures on white.
 
     Raises:
-        UserError: no frames, or frames of several sizes.
+        UserError: no frames, or frames of different sizes.
     """
     fields.choice("transparency", transparency, TRANSPARENCY)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
-        raise UserError(f"video={type(source).__name__} is no list of pictures; valid: {FRAMES}")
+        raise UserError(f"video={type(source).__name__} is not a list of pictures; valid: {FRAMES}")
     frames = [np.asarray(_picture(frame, transparency)) for frame in source]
     if not frames or len({frame.shape for frame in frames}) > 1:
         raise UserError(
@@ -55,7 +55,7 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
 
 
 def is_chat(value: Any) -> bool:
-    """Say whether something is a whole chat instead of pictures."""
+    """Return whether an argument is a chat rather than media."""
     return (
         isinstance(value, Sequence)
         and len(value) > 0
@@ -65,10 +65,10 @@ def is_chat(value: Any) -> bool:
 
 
 def question_chat(media: Any, question: Any, spec: ModelSpec) -> Chat:
-    """Return the chat of one question about pictures or a video, which stand before the words.
+    """Return the chat of one question, with its pictures or video before the text.
 
     Raises:
-        UserError: something that cannot be opened, or a question that is no text.
+        UserError: media that cannot be opened, or a question that is not a text.
     """
     if not isinstance(question, str):
         raise UserError(
@@ -81,10 +81,10 @@ def question_chat(media: Any, question: Any, spec: ModelSpec) -> Chat:
 
 
 def open_chat(turns: Any, spec: ModelSpec) -> Chat:
-    """Return a chat in the form that adapters read, pictures opened and videos sampled.
+    """Return a chat in the form that adapters read, with pictures opened and videos sampled.
 
     Raises:
-        UserError: turns or parts of another form, or something that cannot be opened.
+        UserError: turns or parts of another form, or media that cannot be opened.
     """
     chat: Chat = []
     for number, turn in enumerate(turns):
@@ -120,7 +120,7 @@ def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:
-    """Return a picture or a video, told apart by what it is, and a path by its ending."""
+    """Return the part of a picture or video; a path is a video if its suffix is that of a video."""
     if _is_video(source):
         return {"type": "video", "video": _clip(source, spec)}
     return {"type": "image", "image": _picture(source, spec.transparency)}

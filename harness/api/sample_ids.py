@@ -1,4 +1,4 @@
-"""Names of samples that are asked from Python: the same for the same words, pictures and videos, and for no others."""
+"""Ids of questions asked from Python: a hash of their texts, pictures and videos."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from espalier.harness.models.chat_media import Chat
 
 
 def sample_ids(chats: Sequence[Chat]) -> list[str]:
-    """Return 12 hex digits for each chat, out of all that its model is given, in its order.
+    """Return 12 hex digits for each chat, a hash of its content in order.
 
-    Whatever is drawn for a sample is seeded by them. Cost: a pass over the pixels, once for media that chats share.
+    They seed the random draws of a sample. Cost: one pass over the pixels, once for media that chats share.
 
     Args:
-        chats: with pictures and clips opened.
+        chats: chats with opened pictures and clips.
     """
-    # By the object: lists of questions about one video share its frames.
+    # Keyed by object: questions about one video share its frames.
     digests: dict[int, str] = {}
 
     def content(part: dict[str, Any]) -> str:
@@ -45,7 +45,7 @@ def sample_ids(chats: Sequence[Chat]) -> list[str]:
 
 
 def _digest(medium: Any) -> str:
-    """Return a digest of the pixels of a picture, or of the frames of a clip and their times."""
+    """Return a digest of a picture's pixels, or of a clip's frames and times."""
     if isinstance(medium, Clip):
         header = (medium.frames.shape, medium.timestamps, medium.fps, medium.duration)
         return _hashed(repr(header).encode(), medium.frames.tobytes())

@@ -1,4 +1,4 @@
-"""What a model saw of a chat: its pictures and frames, and where each visual token lies on them."""
+"""Map each visual token of a chat to its area on a picture or frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class VisibleImage:
     """A picture or a frame of a video.
 
     Attributes:
-        name: what stands above it: empty for a single picture.
+        name: title in a figure; empty for a single picture.
         picture: RGB.
     """
 
@@ -34,11 +34,11 @@ class TokenGrid:
     """A grid of visual tokens on one picture.
 
     Attributes:
-        image: number of the picture.
-        view: as the model numbers the views of a picture; 0 is the whole of it.
-        box: where it lies.
-        rows: of the grid.
-        columns: of the grid.
+        image: index of the picture.
+        view: the model's number of this view; 0 is the global view.
+        box: area of the grid on the picture.
+        rows: number of rows.
+        columns: number of columns.
     """
 
     image: int
@@ -50,12 +50,12 @@ class TokenGrid:
 
 @dataclass(frozen=True, eq=False)
 class VisibleChat:
-    """One chat as the model saw it.
+    """The pictures of a chat and the areas of its visual tokens.
 
     Attributes:
-        shown: pictures and frames in the order of the prompt.
-        views: grids of tokens on them.
-        tokens: (N, 3) view, row and column of each visual token.
+        images: pictures and frames in the order of the prompt.
+        grids: grids of tokens on them.
+        tokens: (N, 3) grid, row and column of each visual token.
     """
 
     images: tuple[VisibleImage, ...] = ()
@@ -64,11 +64,11 @@ class VisibleChat:
 
 
 def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
-    """Return where the visual tokens of a chat lie.
+    """Return the areas of a chat's visual tokens.
 
     Args:
         adapter: the model.
-        chat: with pictures and clips opened.
+        chat: a chat with opened pictures and clips.
         grid: (N, 4) picture or frame, view, row and column of each token (`Layout.grid`).
     """
     if not len(grid):
@@ -104,17 +104,14 @@ def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
 
 
 def _order(adapter: Adapter, chat: Chat) -> Iterable[str]:
-    """Return `image` and `video` in the order in which their placeholders stand in the prompt.
-
-    A template may put videos before pictures.
-    """
+    """Return `image` and `video` in the order of the prompt's placeholders; a template may put videos first."""
     text = adapter.prompt_text(chat, adapter.load_media(chat))
     kinds = dict(zip(adapter.placeholders, ("image", "video"), strict=False))
     return (kinds[word] for word in re.findall("|".join(map(re.escape, kinds)), text))
 
 
 def _frames_of(clips: Sequence[Clip], places: int) -> list[int]:
-    """Return how many places in time each clip takes: a frame each, or a pair of frames each."""
+    """Return the time steps of each clip: one per frame, or one per pair of frames."""
     for joined in (1, 2):
         counts = [-(-len(clip.frames) // joined) for clip in clips]
         if sum(counts) == places:
@@ -123,7 +120,7 @@ def _frames_of(clips: Sequence[Clip], places: int) -> list[int]:
 
 
 def _numbered(pictures: Sequence[Image.Image], with_video: bool) -> list[VisibleImage]:
-    """Name pictures by number if there are several; a single one only `beside` a video."""
+    """Name several pictures by number; a single picture has a name only next to a video."""
     if len(pictures) == 1:
         return [VisibleImage("picture" if with_video else "", pictures[0])]
     return [
@@ -132,7 +129,7 @@ def _numbered(pictures: Sequence[Image.Image], with_video: bool) -> list[Visible
 
 
 def _clip_images(clip: Clip, places: int) -> list[VisibleImage]:
-    """Return the first frame of each place in time."""
+    """Return the first frame of each time step."""
     joined = -(-len(clip.frames) // places)
     return [
         VisibleImage(f"{clip.timestamps[n]:.1f} s", Image.fromarray(clip.frames[n]))
@@ -147,5 +144,5 @@ def grid_rows(layout: Any) -> list[np.ndarray]:
 
 
 def without_chats(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return encoded inputs without the chats that a speculative decoder puts beside them."""
+    """Return encoded inputs without the chats that a speculative decoder adds."""
     return {name: value for name, value in inputs.items() if name != "chats"}

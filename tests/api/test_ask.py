@@ -193,9 +193,7 @@ def test_a_borrowed_draft_works_beside_its_target(asked):
         found = fast.ask(*asked[0])
     with espalier.apply(both[0], "none") as plain:
         assert plain.ask(*asked[0]).text == found.text
-    with pytest.raises(
-        espalier.UserError, match="names no draft of its own; valid: a name of conf/model"
-    ):
+    with pytest.raises(espalier.UserError, match="names no draft; valid: a name of conf/model"):
         espalier.apply(both[0], "pearl")
 
 
@@ -300,7 +298,7 @@ UNANSWERED = {
     "turn 0 of the chat holds": lambda p, i: p.ask(
         [{"role": "user", "content": [{"type": "sound"}]}]
     ),
-    "a whole chat holds its question": lambda p, i: p.ask([{"role": "user", "content": "w"}], "w"),
+    "a chat holds its question": lambda p, i: p.ask([{"role": "user", "content": "w"}], "w"),
     "batch_size=0": lambda p, i: p.ask(i, "w", batch_size=0),
 }
 

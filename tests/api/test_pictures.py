@@ -146,7 +146,7 @@ def test_transparency_is_a_setting_of_the_model(model: Any) -> None:
 
 def test_what_is_no_video_and_no_content_is_refused(model: Any) -> None:
     for source in (5, "film", None, {}):
-        with pytest.raises(espalier.UserError, match="is no list of pictures"):
+        with pytest.raises(espalier.UserError, match="is not a list of pictures"):
             video(source)
     for fps in ("x", 0, float("inf")):
         with pytest.raises(espalier.UserError, match=r"fps=.* must be a number above 0"):

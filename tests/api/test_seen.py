@@ -104,8 +104,8 @@ def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name
     assert len(found.images) == frames
     assert found.images[1].name == ("1.0 s" if frames == 2 else "0.5 s")
     mixed, *_ = seen(adapter, clip, ramps(28, 56))
-    assert [len(mixed.shown), mixed.shown[-1].picture.size] == [frames + 1, (28, 56)]
-    assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.views)
+    assert [len(mixed.images), mixed.images[-1].picture.size] == [frames + 1, (28, 56)]
+    assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.grids)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

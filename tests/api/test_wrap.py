@@ -192,7 +192,8 @@ def test_a_folder_without_a_file_of_conf_is_read_by_its_own_configuration():
     assert config_of(model.spec)["model_type"] == "internvl"
     assert model.spec.facts.text == FAMILIES["internvl"].spec.facts.text
     with pytest.raises(
-        espalier.UserError, match="do not say all that is needed; valid: a name of conf/model"
+        espalier.UserError,
+        match="do not describe the model completely; valid: a name of conf/model",
     ):
         espalier.load(saved("deepseek_ocr"))
 
@@ -201,7 +202,7 @@ def test_what_was_calibrated_on_a_checkpoint_is_refused_for_a_model_in_memory():
     taken = espalier.wrap(*loaded("llava"))
     for method in ("d2pruner", "fitprune"):
         with pytest.raises(
-            espalier.UserError, match=f"'{method}' reads what was calibrated on a checkpoint"
+            espalier.UserError, match=f"'{method}' reads a calibration of a checkpoint"
         ):
             espalier.apply(taken, method, ratio=0.5)
 
