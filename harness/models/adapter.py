@@ -26,7 +26,6 @@ from espalier.harness.models.conversations import (
     takes_parts,
     template_of,
 )
-from espalier.harness.models.facts_check import check_facts
 from espalier.harness.models.foreign_templates import check_bounds
 from espalier.harness.models.loader import (
     MALFORMED,
@@ -39,7 +38,8 @@ from espalier.harness.models.loader import (
     template_of_processor,
     warn_of_template,
 )
-from espalier.harness.models.memory_check import check_memory, free_memory
+from espalier.harness.models.measured_facts import check_facts
+from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.output_heads import settle_head
 from espalier.harness.models.random_weights import SPECIAL, build_random, byte_tokenizer
 from espalier.harness.models.skeleton import build_skeleton, weight_bytes
@@ -232,7 +232,7 @@ class Adapter(Parts):
         skeleton = build_skeleton(cls.model_class, config, spec)
         # An adapter gives its processor the run's chat template: the one to come must still find the checkpoint's.
         check_facts(cls(skeleton, copy(processor), spec))
-        check_memory(spec, weight_bytes(skeleton), free_memory())
+        check_memory(spec, weight_bytes(skeleton), free_bytes())
         if spec.weights == "random":
             model = build_random(cls.model_class, config, tokenizer, spec)
         else:

@@ -6,7 +6,10 @@ It differs in the decoder's attention, which the configuration made here sets to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,20 +27,141 @@ from espalier.harness.engine.visual_items import Item
 from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import PLAIN, join_of
-from espalier.harness.models.deepseek_ocr_answers import CLEAN_UPS, answer_ids
 from espalier.harness.models.deepseek_ocr_images import (
     SETTINGS,
     OcrImageProcessor,
     plane,
     view_work,
 )
-from espalier.harness.models.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
+#: Sizes of the decoder, under the same names in the release's `language_config` and in the library.
+TEXT = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "moe_intermediate_size", "n_routed_experts"),
+    *("num_experts_per_tok", "n_shared_experts", "mlp_layer_types", "first_k_dense_replace"),
+)
+
+#: Sizes of CLIP and of SAM in the library, and by what name the release's `vision_config.width` gives them.
+TOWER = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": None,
+}
+STEM = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "mlp_dim": None,
+    "global_attn_indexes": "global_attn_indexes",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a config.json states of each stack; nothing where it is silent."""
+
+    text: Mapping[str, Any] = field(default_factory=dict)
+    tower: Mapping[str, Any] = field(default_factory=dict)
+    stem: Mapping[str, Any] = field(default_factory=dict)
+
+
+def released_sizes(config: Mapping[str, Any]) -> Sizes:
+    """Read the release's config.json."""
+    width = _table(_table(config, "vision_config"), "width")
+    clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
+    return Sizes(
+        text=_by_name(_table(config, "language_config"), {name: name for name in TEXT}),
+        tower=_by_name(clip, TOWER),
+        stem=_by_name(sam, STEM),
+    )
+
+
+def library_sizes(config: Any) -> Sizes:
+    """Read a configuration of the library's own class."""
+    vision = config.vision_config
+
+    def values(part: Any, names: Any) -> dict[str, Any]:
+        return {name: getattr(part, name) for name in names if hasattr(part, name)}
+
+    return Sizes(
+        text=values(config.text_config, TEXT),
+        tower=values(vision.encoder_config, TOWER),
+        stem=values(vision.sam_config, STEM),
+    )
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _by_name(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        name: table[release_name]
+        for name, release_name in names.items()
+        if release_name is not None and release_name in table
+    }
+
+
+#: A label and its boxes; the label is the first group.
+_REFERENCE = re.compile(r"<\|ref\|>(.*?)<\|/ref\|><\|det\|>.*?<\|/det\|>", re.DOTALL)
+_DISPLAY = re.compile(r"\\\[.*?\\\]", re.DOTALL)
+_NUMBER = re.compile(r"\\quad \([^)]*\)")
+_GAP = re.compile(r"\n{3,4}")
+
+
+def answer_ids(ids: Sequence[int], end: int | None, pad: int) -> list[int]:
+    """Return new tokens up to the first that ends the answer or fills up its row, which stay out."""
+    rows = []
+    for row in ids:
+        if row in (end, pad):
+            break
+        rows.append(row)
+    return rows
+
+
+def as_transformers(text: str) -> str:
+    """Return an answer as the transformers code writes it to a file.
+
+    Pictures become markdown links, numbered from 0, and a line break; other labels and boxes go; two operators that
+    markdown renderers lack are spelt out.
+    """
+    numbers = count()
+
+    def link(match: re.Match[str]) -> str:
+        return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
+
+    return _operators(_REFERENCE.sub(link, text))
+
+
+def as_vllm(text: str) -> str:
+    """Return an answer as the vLLM code of the release writes it for benchmarks.
+
+    All labels and boxes go, with the tags that centre, and numbers behind displayed formulas; of three or four line
+    breaks two stay.
+    """
+    text = _REFERENCE.sub("", text)
+    text = _DISPLAY.sub(lambda match: _NUMBER.sub("", match[0]), text)
+    return _GAP.sub("\n\n", text).replace("<center>", "").replace("</center>", "")
+
+
+def _operators(text: str) -> str:
+    return text.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+
+
+#: By the names of `model.processor.clean_up`.
+CLEAN_UPS: Mapping[str, Callable[[str], str]] = {
+    "transformers": as_transformers,
+    "vllm": as_vllm,
+}
+
 
 #: Tokens of the stem, along an edge, that the convolution turns into one cell.
 FOLD = 4
@@ -183,13 +307,13 @@ class DeepseekOcrAdapter(Adapter):
         first = n_whole**2 * len(global_views)
         items: list[Item] = []
         shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
-        for image, ((columns, rows), count) in enumerate(shapes):
+        for image, ((columns, rows), n_crops) in enumerate(shapes):
             planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
             work = self._work(global_views)
-            if count:
+            if n_crops:
                 planes.insert(0, plane(1, columns, rows, n_crop, first))
-                first += count * n_crop**2
-            for _ in range(count):
+                first += n_crops * n_crop**2
+            for _ in range(n_crops):
                 work = work.plus(self._work(crop))
             # The separator stands at the end, where one more newline would.
             planes.append(tuple(table[-1:] for table in planes[-1]))

@@ -2,18 +2,85 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-from transformers import LlavaOnevisionProcessor
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionModel,
+    LlavaOnevisionProcessor,
+)
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionPreTrainedModel,
+    get_anyres_image_grid_shape,
+    unpad_image,
+)
 
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.lavida_model import LavidaForConditionalGeneration
 from espalier.harness.models.llada_v import LladaVAdapter
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
+
+class LavidaModel(LlavaOnevisionModel):
+    """`LlavaOnevisionModel` whose images are pooled 2 x 2, as video frames are there, and whose planes stay whole."""
+
+    def pack_image_features(
+        self,
+        image_features: Any,
+        image_sizes: Any,
+        image_newline: Tensor | None = None,
+        vision_aspect_ratio: str | None = None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Turn projected views into the tokens of each image.
+
+        Args:
+            image_features: of each image (views, patches, D), the whole image first, then its tiles in raster order.
+            image_sizes: (images, 2) height and width in pixels.
+            image_newline: (D,) what ends each row of the stitched tiles, and the tokens of an image of one view.
+            vision_aspect_ratio: not read; no plane is shrunk.
+
+        Returns:
+            The (tokens, D) of each image, and their numbers.
+        """
+        del vision_aspect_ratio
+        newline = self.image_newline if image_newline is None else image_newline
+        packed = [
+            self._packed(self.apply_pooling(views), size, newline.to(views))
+            for views, size in zip(image_features, image_sizes, strict=True)
+        ]
+        return packed, torch.tensor([len(tokens) for tokens in packed], device=packed[0].device)
+
+    def _packed(self, views: Tensor, size: Any, newline: Tensor) -> Tensor:
+        """Return the tokens of one image from its pooled views (V, tokens, D)."""
+        global_view, tiles = views[0], views[1:]
+        if not len(tiles):
+            return torch.cat([global_view, newline[None]])
+        config: Any = self.config
+        rows, columns = get_anyres_image_grid_shape(
+            size, config.image_grid_pinpoints, config.vision_config.image_size
+        )
+        side = isqrt(len(global_view))
+        tiled = tiles.view(rows, columns, side, side, -1)
+        plane = tiled.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
+        plane = unpad_image(plane, size)
+        ends = newline[:, None, None].expand(-1, plane.shape[1], 1)
+        return torch.cat([global_view, torch.cat([plane, ends], dim=2).flatten(1).T])
+
+
+class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+    """`LlavaOnevisionForConditionalGeneration` around a `LavidaModel`."""
+
+    def __init__(self, config: Any) -> None:
+        """Build the modules; the parent's constructor would build LLaVA-OneVision's first and throw them away."""
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        text = config.text_config
+        self.model = LavidaModel(config)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
 
 
 class LavidaProcessor(LlavaOnevisionProcessor):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,24 +14,119 @@ from transformers import (
     AutoProcessor,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 
+from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
-from espalier.harness.models.frame_pools import Pooling
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.onevision_processor import build_processor, stackable
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
+#: Mean and standard deviation of SigLIP's pixels.
+HALF = [0.5, 0.5, 0.5]
+
+
+def build_processor(
+    processor_class: Any,
+    config: Any,
+    tokenizer: Any,
+    picture_class: Any = LlavaOnevisionImageProcessor,
+) -> Any:
+    """Return a processor that fits a configuration of the family; `picture_class` resizes images."""
+    side = config.vision_config.image_size
+    size = {"height": side, "width": side}
+    pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
+    return processor_class(
+        image_processor=picture_class(**pixels, image_grid_pinpoints=config.image_grid_pinpoints),
+        video_processor=LlavaOnevisionVideoProcessor(**pixels),
+        tokenizer=tokenizer,
+        num_image_tokens=(side // config.vision_config.patch_size) ** 2,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+        vision_aspect_ratio=config.vision_aspect_ratio,
+    )
+
+
+def stackable(videos: list[Any]) -> list[Any]:
+    """Return the frames of a batch's videos, each (F, H, W, 3).
+
+    Raises:
+        UserError: videos of different numbers of frames, which the model cannot stack.
+    """
+    counts = sorted({len(frames) for frames in videos})
+    if len(counts) > 1:
+        raise UserError(
+            f"model.video.frames: videos of {counts[0]} and {counts[-1]} frames meet in one batch, which this model "
+            "cannot stack; valid: engine.batch_size=1, model.video.short=error"
+        )
+    return videos
+
+
+#: Units that one token can blend: both published rules look at two rows and two columns.
+TAPS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """What one frame of `units` projector units becomes.
+
+    Attributes:
+        units: projector units of a frame.
+        side: rows, and columns, of its tokens.
+        source: (side * side, S) units of the frame that each token blends.
+        share: (side * side, S) their weights.
+    """
+
+    units: int
+    side: int
+    source: Tensor
+    share: Tensor
+
+    @classmethod
+    def measure(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
+        """Read the rule off a function from (frames, units, C) to (frames, tokens, C).
+
+        It is linear, so unit vectors in place of features come out as the weights. Cost: one frame of C = `units`.
+        """
+        weights = pool(torch.eye(units, dtype=torch.float64)[None])[0]
+        share, source = weights.topk(min(TAPS, units), dim=1)
+        return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
+
+    def item(self, frames: int, first: int, row_newlines: bool) -> Item:
+        """Describe a video: the frames in order, each in raster order.
+
+        Args:
+            frames: their number.
+            first: number of the video's first projector unit; frame follows frame.
+            row_newlines: whether a newline token ends each row of each frame, or a single one the whole video.
+        """
+        if row_newlines:
+            grid = rectangle(frames, self.side, self.side + 1)
+            prunable = grid[:, 3] < self.side
+        else:
+            end = torch.tensor([[frames - 1, 0, self.side, 0]])
+            grid = torch.cat([rectangle(frames, self.side, self.side), end])
+            prunable = grid[:, 2] < self.side
+        source = torch.full((len(grid), self.source.shape[1]), first)
+        share = torch.zeros(source.shape, dtype=self.share.dtype)
+        offset = first + self.units * torch.arange(frames).view(-1, 1, 1)
+        source[prunable] = (self.source + offset).flatten(0, 1)
+        share[prunable] = self.share.repeat(frames, 1)
+        n = frames * self.units
+        work = Work(tokens=n, pairs=n * self.units, units=n)
+        return Item(grid=grid, source=source, share=share, prunable=prunable, work=work)
 
 
 class LlavaOnevisionAdapter(Adapter):

@@ -11,14 +11,13 @@ from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
 from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
 from espalier.harness.models.llava_video_model import (
     POOLINGS,
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.onevision_processor import build_processor
 
 if TYPE_CHECKING:
     from espalier.harness.media.frames import Clip

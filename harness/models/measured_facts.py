@@ -2,10 +2,188 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.models.stack_sizes import linear_widths, read_stack
+from espalier.harness.errors import UserError
 from espalier.methods.signals import SIGNALS
+
+if TYPE_CHECKING:
+    pass
+
+#: What transformers' families call the same parts.
+ATTENTION = ("self_attn", "attention", "attn")
+OUTPUT = ("o_proj", "out_proj", "projection_layer", "proj")
+KEYS = ("k_proj",)
+FUSED = ("qkv_proj", "qkv")
+HEADS = ("num_attention_heads", "num_heads")
+GATES = ("gate_proj", "gate_up_proj")
+
+
+def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
+    """Return the facts of a stack of which at most layer 0 differs from the others, by the width of its MLP.
+
+    Args:
+        layers: the layers that count; weights may be on the meta device.
+        window_layers: those of them whose attention stays inside windows, which no module of all families says alike.
+    """
+    attention = _part(layers[-1], ATTENTION)
+    output = _part(attention, OUTPUT)
+    heads = next(
+        int(getattr(place, name))
+        for place in (attention, getattr(attention, "config", None))
+        for name in HEADS
+        if hasattr(place, name)
+    )
+    head_dim = output.in_features // heads
+    first, body = _mlp(layers[0]), _mlp(layers[-1])
+    return StackFacts(
+        layers=len(layers),
+        hidden=output.out_features,
+        intermediate=body.width,
+        heads=heads,
+        kv_heads=_key_width(attention, output.in_features) // head_dim,
+        head_dim=head_dim,
+        gated=body.gated,
+        causal=_causal(attention),
+        window_layers=window_layers,
+        first_intermediate=None if first == body else first.width,
+        experts=body.experts,
+    )
+
+
+def _causal(attention: Any) -> bool:
+    """Return whether an attention looks back alone: its configuration's word goes before its own, as in the library."""
+    default = getattr(attention, "is_causal", False)
+    return bool(getattr(getattr(attention, "config", None), "is_causal", default))
+
+
+def linear_widths(module: nn.Module) -> tuple[int, ...]:
+    """Return the widths of a chain of linear maps, in the order in which the module holds them."""
+    maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return (maps[0].in_features, *(linear.out_features for linear in maps))
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """Width that one token goes through, whether it is gated, and how many experts a router chooses from."""
+
+    width: int
+    gated: bool
+    experts: int
+
+
+def _mlp(layer: Any) -> _Mlp:
+    mlp = layer.mlp
+    if not hasattr(mlp, "experts"):
+        return _Mlp(_down_width(mlp), _gated(mlp), 0)
+    # All experts lie in one tensor (experts, hidden, width of one); the shared ones are one MLP.
+    number, _, width = mlp.experts.down_proj.shape
+    routed = mlp.gate.top_k * width
+    return _Mlp(routed + _down_width(mlp.shared_experts), _gated(mlp.experts), number)
+
+
+def _down_width(mlp: nn.Module) -> int:
+    """Return the width that the last linear map starts from."""
+    return [part for part in mlp.modules() if isinstance(part, nn.Linear)][-1].in_features
+
+
+def _gated(mlp: nn.Module) -> bool:
+    return any(hasattr(mlp, name) for name in GATES)
+
+
+def _key_width(attention: Any, queries: int) -> int:
+    if any(hasattr(attention, name) for name in KEYS):
+        return int(_part(attention, KEYS).out_features)
+    return (int(_part(attention, FUSED).out_features) - queries) // 2
+
+
+def _part(module: Any, names: Sequence[str]) -> Any:
+    """Return the part of a module under the first of the names that it has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
+#: Facts that a model cannot confirm, and why nothing is falsified by them.
+UNCONFIRMED = {
+    "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
+    "signals": "what the family's code can produce; a method that reads a missing one is refused",
+    "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
+    "visual_tokens": "nominal where images are cut by their shape: a row counts its samples; of one grid, confirmed",
+}
+
+
+def check_facts(adapter: Parts) -> None:
+    """Raise UserError unless an adapter's model is the one that its config file describes. Cost: no weight is read.
+
+    The model may lie on the meta device. The line names the first fact that differs, its value and the model's.
+    """
+    for key, stated, measured in _compared(adapter):
+        if stated != measured:
+            conversion = adapter.spec.conversion
+            hint = (
+                ""
+                if conversion is None
+                else f"; the original release is converted by: {conversion}"
+            )
+            raise UserError(
+                f"model={adapter.spec.name}: model.facts.{key}={_as_yaml(stated)}, the loaded model has "
+                f"{_as_yaml(measured)}{hint}"
+            )
+    if adapter.facts.patch_tokens:
+        adapter.tower_blocks()
+    if adapter.facts.class_attention == "probe":
+        adapter.pooling_attention()
+
+
+def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value in the config file, value of the model) of every fact that the model can confirm."""
+    facts = adapter.facts
+    # A stack without layers has no sizes to read.
+    yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
+    yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
+    yield from _stacks("tower", facts.tower, tower_stack(adapter))
+    stem = stem_stack(adapter)
+    if (stem is None) != (facts.stem is None):
+        yield "stem", "stated" if facts.stem else None, "one" if stem else None
+    if stem is not None and facts.stem is not None:
+        yield from _stacks("stem", facts.stem, stem)
+    for module in (adapter.projector, *adapter.deepstack().values()):
+        yield "projector", facts.projector, linear_widths(module)
+    yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
+    yield "vocabulary", facts.vocabulary, vocabulary(adapter)
+    yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
+    has_token = has_class_token(adapter)
+    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
+    yield "class_attention", facts.class_attention, "token" if has_token else substitute
+    if (count := adapter.image_tokens()) is not None:
+        yield "visual_tokens", facts.visual_tokens, count
+
+
+def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tuple[str, Any, Any]]:
+    for field in fields(StackFacts):
+        yield f"{name}.{field.name}", getattr(stated, field.name), getattr(measured, field.name)
+
+
+def _canonical(text: StackFacts) -> StackFacts:
+    """Return the facts of a stack scaled to its first layer, where there is no other MLP than that layer's own."""
+    if text.layers > 1 or text.first_intermediate is None:
+        return text
+    return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
+
+
+def _as_yaml(value: Any) -> str:
+    """Write a value the way a config file does."""
+    if isinstance(value, tuple):
+        return str(list(value))
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 #: How towers name the embedding of a class token.
 CLASS_TOKENS = ("class_embedding", "cls_token")

@@ -27,7 +27,7 @@ ROWS_OF_STREAM = 6
 PATCHES = 4
 
 
-def free_memory() -> FreeMemory:
+def free_bytes() -> FreeMemory:
     """Return the free bytes of this machine's memory (`cpu`) and of each visible card.
 
     Memory that holds cached files counts as free, for the kernel gives it back; where /proc does not say, nothing is

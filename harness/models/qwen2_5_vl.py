@@ -12,8 +12,7 @@ from transformers import (
     Qwen2_5_VLProcessor,
 )
 
-from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.qwen_geometry import window_order
+from espalier.harness.models.qwen2_vl import Qwen2VLAdapter, window_order
 
 if TYPE_CHECKING:
     from espalier.harness.cost.facts import ModelFacts

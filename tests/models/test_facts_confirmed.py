@@ -14,7 +14,7 @@ from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.models import adapter as base
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
-from espalier.harness.models.facts_check import UNCONFIRMED, check_facts
+from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.specs.run_spec import ModelSpec

@@ -23,7 +23,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import ADAPTERS, Adapter
-from espalier.harness.models.llada_release import RENAMES, planes
+from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.reference_prompts import SEEN, compared
 from espalier.harness.models.skeleton import build_skeleton

@@ -16,7 +16,7 @@ from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.frame_pools import Pooling
+from espalier.harness.models.llava_onevision import Pooling
 from espalier.harness.tools.convert import convert_llava_video as conversion
 from espalier.methods.base import Need, Site
 from tests.families.onevision import (

@@ -19,7 +19,7 @@ from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
     check_memory,
     check_placed,
-    free_memory,
+    free_bytes,
     prompt_bytes,
     weight_limits,
 )
@@ -194,7 +194,7 @@ def test_a_model_is_refused_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(LLAVA, path=save_llava(tmp_path), weights="trained")
-    monkeypatch.setattr(base, "free_memory", lambda: {"cpu": 1000})
+    monkeypatch.setattr(base, "free_bytes", lambda: {"cpu": 1000})
     monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(UserError, match=r"do not fit on model\.device='cpu'"):
         load_adapter(spec)
@@ -230,7 +230,7 @@ def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
 
 
 def test_this_machine_has_room() -> None:
-    assert free_memory()["cpu"] > 2**20
+    assert free_bytes()["cpu"] > 2**20
 
 
 # ---------------------------------------------------------------- attention
