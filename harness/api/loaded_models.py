@@ -20,9 +20,10 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.models.adapter import ADAPTERS, Adapter, family_of, load_adapter
-from espalier.harness.models.loader import config_of, template_of_processor
+from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
-from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests

@@ -1,4 +1,7 @@
-"""The facts of a model read off the model itself, weights or none: what `model.facts` states for one of conf/model."""
+"""Facts of a model measured on its modules, and their comparison with `model.facts`, on which budgets and FLOPs rest.
+
+No function reads weights; a model may be on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from espalier.methods.signals import SIGNALS
 if TYPE_CHECKING:
     pass
 
-#: What transformers' families call the same parts.
+#: Names of the same parts in transformers' families.
 ATTENTION = ("self_attn", "attention", "attn")
 OUTPUT = ("o_proj", "out_proj", "projection_layer", "proj")
 KEYS = ("k_proj",)
@@ -26,11 +29,11 @@ GATES = ("gate_proj", "gate_up_proj")
 
 
 def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
-    """Return the facts of a stack of which at most layer 0 differs from the others, by the width of its MLP.
+    """Return the facts of a stack in which only layer 0 may differ from the others, by the width of its MLP.
 
     Args:
-        layers: the layers that count; weights may be on the meta device.
-        window_layers: those of them whose attention stays inside windows, which no module of all families says alike.
+        layers: the layers to count.
+        window_layers: number of layers with window attention, which families store differently.
     """
     attention = _part(layers[-1], ATTENTION)
     output = _part(attention, OUTPUT)
@@ -58,20 +61,20 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
 
 
 def _causal(attention: Any) -> bool:
-    """Return whether an attention looks back alone: its configuration's word goes before its own, as in the library."""
+    """Return whether an attention is causal; its configuration overrides its own attribute, as in the library."""
     default = getattr(attention, "is_causal", False)
     return bool(getattr(getattr(attention, "config", None), "is_causal", default))
 
 
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
-    """Return the widths of a chain of linear maps, in the order in which the module holds them."""
+    """Return the input width and all output widths of a module's linear layers, in order."""
     maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
     return (maps[0].in_features, *(linear.out_features for linear in maps))
 
 
 @dataclass(frozen=True)
 class _Mlp:
-    """Width that one token goes through, whether it is gated, and how many experts a router chooses from."""
+    """The MLP of a layer: active width per token, whether it is gated, and the number of routed experts."""
 
     width: int
     gated: bool
@@ -82,14 +85,14 @@ def _mlp(layer: Any) -> _Mlp:
     mlp = layer.mlp
     if not hasattr(mlp, "experts"):
         return _Mlp(_down_width(mlp), _gated(mlp), 0)
-    # All experts lie in one tensor (experts, hidden, width of one); the shared ones are one MLP.
+    # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
     number, _, width = mlp.experts.down_proj.shape
     routed = mlp.gate.top_k * width
     return _Mlp(routed + _down_width(mlp.shared_experts), _gated(mlp.experts), number)
 
 
 def _down_width(mlp: nn.Module) -> int:
-    """Return the width that the last linear map starts from."""
+    """Return the input width of the last linear layer."""
     return [part for part in mlp.modules() if isinstance(part, nn.Linear)][-1].in_features
 
 
@@ -104,11 +107,11 @@ def _key_width(attention: Any, queries: int) -> int:
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
-    """Return the part of a module under the first of the names that it has."""
+    """Return the attribute of a module under the first name that exists."""
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
-#: Facts that a model cannot confirm, and why nothing is falsified by them.
+#: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
 UNCONFIRMED = {
     "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
@@ -118,10 +121,7 @@ UNCONFIRMED = {
 
 
 def check_facts(adapter: Parts) -> None:
-    """Raise UserError unless an adapter's model is the one that its config file describes. Cost: no weight is read.
-
-    The model may lie on the meta device. The line names the first fact that differs, its value and the model's.
-    """
+    """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
     for key, stated, measured in _compared(adapter):
         if stated != measured:
             conversion = adapter.spec.conversion
@@ -141,9 +141,9 @@ def check_facts(adapter: Parts) -> None:
 
 
 def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value in the config file, value of the model) of every fact that the model can confirm."""
+    """Yield (key, value in the config file, measured value) of every fact that the model can confirm."""
     facts = adapter.facts
-    # A stack without layers has no sizes to read.
+    # First, because a stack without layers has no other sizes.
     yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
     yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
     yield from _stacks("tower", facts.tower, tower_stack(adapter))
@@ -170,14 +170,14 @@ def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tup
 
 
 def _canonical(text: StackFacts) -> StackFacts:
-    """Return the facts of a stack scaled to its first layer, where there is no other MLP than that layer's own."""
+    """Return the facts of a stack; one scaled to its first layer has only that layer's MLP."""
     if text.layers > 1 or text.first_intermediate is None:
         return text
     return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
 
 
 def _as_yaml(value: Any) -> str:
-    """Write a value the way a config file does."""
+    """Return a value as a config file writes it."""
     if isinstance(value, tuple):
         return str(list(value))
     if value is None:
@@ -185,20 +185,20 @@ def _as_yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-#: How towers name the embedding of a class token.
+#: Towers' names for the embedding of a class token.
 CLASS_TOKENS = ("class_embedding", "cls_token")
 
-#: Visual tokens that stand for one image where their number follows its shape: LLaVA-1.5's.
+#: Nominal visual tokens per image if the number depends on its shape: LLaVA-1.5's.
 NOMINAL = 576
 
 
 def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> ModelFacts:
-    """Return the facts of an adapter's model. Cost: no weight is read; the model may lie on the meta device.
+    """Return the facts of an adapter's model.
 
     Args:
-        adapter: around the model; its own facts are not looked at.
+        adapter: adapter of the model; its `facts` are not read.
         lacking: signals that the family's code cannot produce.
-        patch_tokens: whether the family's visual tokens are the tower's patches one to one.
+        patch_tokens: whether each visual token is one patch of the tower.
     """
     return ModelFacts(
         text=text_stack(adapter),
@@ -222,13 +222,13 @@ def text_stack(adapter: Parts) -> StackFacts:
 
 
 def tower_stack(adapter: Parts) -> StackFacts:
-    """Return the sizes of the vision tower up to the layer that the projector reads."""
+    """Return the sizes of the vision tower, up to the layer that the projector reads."""
     layers = list(adapter.tower_layers())
     return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
 
 
 def stem_stack(adapter: Parts) -> StackFacts | None:
-    """Return the sizes of what runs before the tower; None without such a stack."""
+    """Return the sizes of the stack before the tower; None if there is none."""
     stem = adapter.stem_layers()
     if not stem:
         return None
@@ -236,7 +236,7 @@ def stem_stack(adapter: Parts) -> StackFacts | None:
 
 
 def projector_widths(adapter: Parts) -> tuple[int, ...]:
-    """Return the widths of the projector's linear maps."""
+    """Return the widths of the projector's linear layers."""
     return linear_widths(adapter.projector)
 
 
@@ -246,12 +246,12 @@ def vocabulary(adapter: Parts) -> int:
 
 
 def rotary_axes(adapter: Parts) -> int:
-    """Return the decoder's position axes: three where rotary sections are dealt out to time, height and width."""
+    """Return the number of the decoder's position axes: three if rotary sections encode time, height and width."""
     parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
     sections = parameters.get("mrope_section")
     return 1 if sections is None else len(sections)
 
 
 def has_class_token(adapter: Parts) -> bool:
-    """Say whether the tower has one."""
+    """Return whether the tower has a class token."""
     return any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())

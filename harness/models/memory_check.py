@@ -1,4 +1,4 @@
-"""Whether a model and its longest prompt fit where they are to go, asked before weights are read."""
+"""Check that a model and its longest prompt fit into memory, before weights are read."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ if TYPE_CHECKING:
     from espalier.harness.cost.facts import StackFacts
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: Places by number of the card or `cpu`, and the bytes that are free there.
+#: Free bytes by number of the GPU, or `cpu`.
 FreeMemory = Mapping[int | str, int]
 
-#: Rows of the residual stream's width that a layer holds at once for each token: the stream, its norm, queries, keys,
-#: values and what attention returns.
+#: Vectors of the hidden size that a layer holds at once for each token: residual stream, its norm, queries, keys,
+#: values and the output of attention.
 ROWS_OF_STREAM = 6
 
-#: Patches of the tower for each visual token, where the projector merges two by two.
+#: Patches of the tower per visual token, if the projector merges 2 x 2.
 PATCHES = 4
 
 
 def free_bytes() -> FreeMemory:
-    """Return the free bytes of this machine's memory (`cpu`) and of each visible card.
+    """Return the free bytes of the host (`cpu`) and of each visible GPU.
 
-    Memory that holds cached files counts as free, for the kernel gives it back; where /proc does not say, nothing is
-    taken as short.
+    The page cache counts as free, because the kernel releases it; without /proc the host counts as unlimited.
     """
     count = torch.cuda.device_count()
     cards: dict[int | str, int] = {n: torch.cuda.mem_get_info(n)[0] for n in range(count)}
@@ -48,15 +47,15 @@ def _available() -> int:
 
 
 def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
-    """Return the bytes that one card needs beside weights for the longest prompt (`spec.longest` tokens).
+    """Return the bytes that one GPU needs in addition to weights for the longest prompt (`spec.longest` tokens).
 
-    The cache of the card's layers; what one layer and one block of the tower hold of all tokens at once; scores of
-    eager attention; and one layer's weights, since layers are not divided between cards. An estimate from the sizes
-    of the model: allocators take a few percent more.
+    The sum of: the KV cache of the GPU's layers; the activations of one layer or one tower block for all tokens, with
+    the scores of eager attention; the weights of one layer, since layers are not split between GPUs. An estimate from
+    the sizes of the model; allocators take a few percent more.
 
     Args:
-        spec: the model, with the tokens of its longest prompt.
-        share: of the layers that stand on the card.
+        spec: the model, with the length of its longest prompt.
+        share: share of the layers on the GPU.
     """
     text, tower, tokens = spec.facts.text, spec.facts.tower, spec.longest
     size: int = getattr(torch, spec.dtype).itemsize
@@ -68,7 +67,7 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
 
 
 def _layer_values(stack: StackFacts, tokens: int, spec: ModelSpec) -> int:
-    """Return the numbers that one layer holds of `tokens` tokens at once."""
+    """Return the number of values that one layer holds at once for `tokens` tokens."""
     matrices = 3 if stack.gated else 2
     rows = ROWS_OF_STREAM * stack.hidden + matrices * stack.intermediate
     pairs = stack.heads * tokens * tokens if spec.attention == "eager" else 0
@@ -76,11 +75,10 @@ def _layer_values(stack: StackFacts, tokens: int, spec: ModelSpec) -> int:
 
 
 def weight_limits(spec: ModelSpec, free: FreeMemory) -> FreeMemory:
-    """Return what weights may take of each place under `model.device_map=auto`.
+    """Return the maximum bytes of weights on each device under `model.device_map=auto`.
 
-    `model.max_memory` sets it; otherwise what is free on the cards, less what the longest prompt needs there, and less
-    the card on which a draft is to live where there are others. The host's memory holds layers only under
-    `model.offload=true`, or where there is no card.
+    `model.max_memory` sets them. Otherwise: the free bytes of each GPU minus those for the longest prompt, and 0 on the
+    GPU of a draft if there are others. The host holds layers only under `model.offload=true`, or without a GPU.
     """
     if spec.max_memory:
         limits = spec.max_memory.items()
@@ -94,21 +92,21 @@ def weight_limits(spec: ModelSpec, free: FreeMemory) -> FreeMemory:
 
 
 def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
-    """Raise UserError where `needed` bytes of weights do not fit beside the longest prompt."""
+    """Raise UserError if `weights` bytes do not fit in memory together with the longest prompt."""
     if spec.device_map is not None:
         places = weight_limits(spec, free)
         cards = [place for place in places if place != "cpu"]
         host = places.get("cpu", 0)
         if cards and host and not spec.offload and weights > sum(places[card] for card in cards):
             raise UserError(
-                f"model.max_memory gives the host {_gib(host)} of model={spec.name}, from where layers are copied at "
-                "each token; valid: model.offload=true, or cpu: 0"
+                f"model.max_memory places {_gib(host)} of model={spec.name} on the host, and those layers are copied "
+                "for each token; valid: model.offload=true, or cpu: 0"
             )
         allowed = sum(places.values())
         if weights > allowed:
             raise UserError(
-                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}, which "
-                f"model.device_map={spec.device_map!r} leaves beside {_prompt(spec)}; "
+                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}, the memory of "
+                f"model.device_map={spec.device_map!r} without {_prompt(spec)}; "
                 f"valid: {_remedies(spec, weights, free)}"
             )
         return
@@ -116,7 +114,7 @@ def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
     available = free[place] - (0 if place == "cpu" else prompt_bytes(spec))
     if weights <= available:
         return
-    suffix = "" if place == "cpu" else f" beside {_prompt(spec)}"
+    suffix = "" if place == "cpu" else f" besides {_prompt(spec)}"
     raise UserError(
         f"model={spec.name}: {_gib(weights)} of weights do not fit on model.device={spec.device!r}, where "
         f"{_gib(max(available, 0))} are free{suffix}; valid: {_remedies(spec, weights, free)}"
@@ -124,22 +122,22 @@ def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
 
 
 def check_placed(spec: ModelSpec, places: Mapping[str, int | str | torch.device]) -> None:
-    """Raise UserError where the library put layers on the host or on disk, and nobody asked for that.
+    """Raise UserError if the library placed layers on the host or on disk without `model.offload=true`.
 
     Args:
         spec: the model.
-        places: of its modules, as the library decided (`hf_device_map`).
+        places: devices of its modules, chosen by the library (`hf_device_map`).
     """
     slow = sorted({str(place) for place in places.values()} & {"cpu", "disk"})
     if slow and len({str(place) for place in places.values()}) > len(slow) and not spec.offload:
         raise UserError(
-            f"model={spec.name}: layers would stand on {' and '.join(slow)}, from where they are copied at each token; "
-            "valid: more room on cards, a smaller model, or model.offload=true"
+            f"model={spec.name}: layers would be placed on {' and '.join(slow)} and copied for each token; "
+            "valid: more GPU memory, a smaller model, or model.offload=true"
         )
 
 
 def _remedies(spec: ModelSpec, weights: int, free: FreeMemory) -> str:
-    """Return what would fit; a plan is named only if it holds the weights and the longest prompt."""
+    """Return settings that would fit; device_map=auto only if it holds the weights and the longest prompt."""
     remedies = []
     multi_card = len([place for place in free if place != "cpu"]) > 1 and spec.device != "cpu"
     for offload in (False, True):

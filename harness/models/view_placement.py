@@ -1,4 +1,4 @@
-"""Where in a picture a model's views of it lie, in shares of the picture's width and height."""
+"""Areas of a model's views on a picture, as fractions of the picture's width and height."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ViewBox:
-    """A rectangle; it may reach beyond the picture, 0 to 1 both ways, where a view is padded."""
+    """A rectangle on a picture, which spans 0 to 1; that of a padded view reaches beyond."""
 
     left: float
     top: float
@@ -15,7 +15,7 @@ class ViewBox:
     bottom: float
 
     def cell(self, row: int, column: int, rows: int, columns: int) -> ViewBox:
-        """Return one cell of the rectangle cut into a grid."""
+        """Return one cell of the rectangle divided into a grid."""
         width, height = (self.right - self.left) / columns, (self.bottom - self.top) / rows
         left, top = self.left + column * width, self.top + row * height
         return ViewBox(left, top, left + width, top + height)
@@ -29,12 +29,12 @@ class PictureView:
     """A view of a picture, as a grid of visual tokens.
 
     Attributes:
-        size: width and height of the picture.
-        index: as `Item.grid` numbers them; 0 is the picture as a whole.
-        rows: of the grid.
-        columns: of the grid.
-        tiles: views of the picture beside view 0.
-        only_picture: whether it is the only picture of its chat.
+        size: width and height of the picture in pixels.
+        index: number of the view in `Item.grid`; 0 is the global view.
+        rows: rows of the grid.
+        columns: columns of the grid.
+        tiles: number of the picture's views without view 0.
+        only_picture: whether the chat has no other picture.
     """
 
     size: tuple[int, int]
@@ -46,14 +46,14 @@ class PictureView:
 
 
 def padded(view: PictureView) -> ViewBox:
-    """Return a view in the middle of which the picture stands, as large as fits, its cells square."""
+    """Return the area of a view with square cells that contains the whole picture, centred."""
     width, height = view.size
     scale = min(view.columns / width, view.rows / height)
     return _around(view.columns / (width * scale), view.rows / (height * scale))
 
 
 def cropped(size: tuple[int, int], share: float = 1.0) -> ViewBox:
-    """Return the square in the middle of a picture, `share` of its shorter edge wide."""
+    """Return the central square of a picture, with an edge of `share` of the picture's shorter edge."""
     edge = min(size) * share
     return _around(edge / size[0], edge / size[1])
 

@@ -13,6 +13,7 @@ from espalier.harness.cost.flops import flops_block, sample_flops
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.session import Session
 from espalier.harness.models.chat_media import marked
+from espalier.harness.models.chat_templates import render_chat
 from espalier.methods.none import NoReduction
 from tests.decoding.test_speculation import DECODERS, GREEDY, speculation, target
 from tests.families import FAMILIES
@@ -114,7 +115,7 @@ def test_every_decoder_answers_a_text_alone(name: str) -> None:
 
 def words(adapter: Any, asked: list[dict]) -> str:
     """What the prompt of a chat says, as it goes to the processor."""
-    return str(adapter.prompt(marked(asked, adapter.placeholders, adapter.inline)))
+    return str(render_chat(adapter, marked(asked, adapter.placeholders, adapter.inline)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
 from espalier.harness.models.deepseek_ocr import as_transformers, as_vllm
 from espalier.harness.models.deepseek_ocr_images import OcrImageProcessor
@@ -416,7 +416,7 @@ def test_sizes_that_the_release_states_are_compared_with_the_facts(release, plac
 def test_another_model_is_refused_by_its_type_before_anything_is_built(release, monkeypatch):
     (release / "config.json").write_text(json.dumps({"model_type": "llava"}))
     monkeypatch.setattr(base, "build_skeleton", lambda *_: pytest.fail("it was built"))
-    with pytest.raises(UserError, match=r"is of type 'llava', needed is 'deepseek_vl_v2' or 'unl"):
+    with pytest.raises(UserError, match=r"is of type 'llava', valid: 'deepseek_vl_v2' or 'unl"):
         load_adapter(replace(GUNDAM, path=release, weights="trained"))
 
 

@@ -23,10 +23,11 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import ADAPTERS, Adapter
+from espalier.harness.models.build_adapter import build_adapter, build_skeleton, random_processor
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.reference_prompts import SEEN, compared
-from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families.llada import (
@@ -176,7 +177,7 @@ def test_units_and_shares_make_the_tokens(name: str) -> None:
 
 def test_square_picture_of_lavida_takes_as_many_tokens_as_its_paper_counts() -> None:
     """196 of the whole, 28 rows of 28 and a newline each; the paper counts 980, without newlines."""
-    processor = ADAPTERS.load("lavida").random_processor(real_spec("lavida"))
+    processor = random_processor(ADAPTERS.load("lavida"), real_spec("lavida"))
     ids = processor(images=[[picture(0, 900, 900)]], text=["<image>"], return_tensors="pt")
     assert int((ids["input_ids"] == processor.image_token_id).sum()) == 196 + 28 * 29
     assert real_spec("lavida").facts.visual_tokens == 196 + 28 * 28
@@ -192,7 +193,7 @@ def test_square_picture_of_lavida_takes_as_many_tokens_as_its_paper_counts() -> 
     ],
 )
 def test_tokens_of_a_picture_of_llada_v(size: tuple[int, int], tokens: int) -> None:
-    processor = ADAPTERS.load("llada_v").random_processor(real_spec("llada_v"))
+    processor = random_processor(ADAPTERS.load("llada_v"), real_spec("llada_v"))
     ids = processor(images=[[picture(0, *size)]], text=["<image>"], return_tensors="pt")
     assert int((ids["input_ids"] == processor.image_token_id).sum()) == tokens
 
@@ -345,11 +346,13 @@ ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 @pytest.mark.parametrize(("family", "asked"), [("lavida", ""), ("llada_v", " /no_think")])
 def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
     adapter = adapter_of(family)
-    assert adapter.prompt(chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{asked}{ANSWER}"
-    assert adapter.prompt(chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{asked}{ANSWER}"
+    assert render_chat(adapter, chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{asked}{ANSWER}"
+    assert (
+        render_chat(adapter, chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{asked}{ANSWER}"
+    )
     thinking = replace(DENOISING[family].spec, conversation="llada_think")
     adapter = load_tiny(thinking, saved_release(family))
-    assert adapter.prompt(chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
+    assert render_chat(adapter, chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -404,7 +407,7 @@ def test_placeholders_behind_the_embedding_are_refused() -> None:
 def test_a_denoising_model_is_an_adapter_like_any(tmp_path: Path) -> None:
     """With random weights, as from a release: the same parts under the same facts."""
     spec = replace(DENOISING["lavida"].spec, weights="random", dtype="float32")
-    adapter: Adapter = ADAPTERS.load("lavida").load(spec)
+    adapter: Adapter = build_adapter(ADAPTERS.load("lavida"), spec)
     assert adapter.decoder.config.is_causal is False
     assert adapter.image_tokens() is None
     counts = adapter.layout(adapter.encode(DENOISING["lavida"].chats)).counts

@@ -16,6 +16,7 @@ from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.llava_onevision import Pooling
 from espalier.harness.tools.convert import convert_llava_video as conversion
 from espalier.methods.base import Need, Site
@@ -299,7 +300,7 @@ def test_probe_needs_a_head():
 
 def test_prompt_is_the_format_that_the_family_was_trained_with():
     adapter = load_adapter(ONEVISION)
-    assert adapter.prompt(watch("How many?", video(0), picture(1))) == (
+    assert render_chat(adapter, watch("How many?", video(0), picture(1))) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )

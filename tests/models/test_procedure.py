@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from espalier.harness.models import loader as loading
+from espalier.harness.models import chat_templates
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.loader import other_template
 from espalier.harness.models.reference_prompts import SEEN, PromptTokens, compared, in_pieces
 from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
@@ -108,8 +108,8 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         spec=SimpleNamespace(video=VideoSpec()),
         pieces=pieces,
         placeholders=("<image>",),
-        opened=lambda chat: [],
-        written=lambda chat, media: "USER: <image>\nQ?",
+        load_media=lambda chat: [],
+        prompt_text=lambda chat, media: "USER: <image>\nQ?",
         encode=lambda chats: batch,
         items=lambda inputs: {seen: []},
     )
@@ -125,7 +125,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
 
 def test_another_template_beside_the_weights_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(loading.log, "warning", lambda form, line: said.append(form % line))
+    monkeypatch.setattr(chat_templates.log, "warning", lambda form, line: said.append(form % line))
     spec = replace(FAMILIES["llava"].spec, path=saved("llava"), weights="trained", dtype="float32")
     own = sha256_of(load_adapter(spec).shipped_template)
     assert not said  # nothing is known, so nothing is another

@@ -29,6 +29,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from tests.families import FAMILIES
@@ -392,12 +393,14 @@ def test_turns_of_a_longer_chat_and_a_system_turn_of_its_own() -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
         {"role": "user", "content": "r"},
     ]
-    assert Tiny("llava").adapter.prompt(turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
+    assert (
+        render_chat(Tiny("llava").adapter, turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
+    )
     head = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
     tail = (
         "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert Tiny("qwen2_vl").adapter.prompt(turns) == head + tail
+    assert render_chat(Tiny("qwen2_vl").adapter, turns) == head + tail
 
 
 def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Need, Site
@@ -137,7 +138,7 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
     film = np.repeat(painted(2, 3, 3, 150), 2, axis=0).astype(np.uint8)
     film = Clip(film, (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0), 1.0, 4, 4.0)
     parts = [{"type": kind} for kind in ("video", "image", "image")]
-    text = adapter.prompt(video_chat("w1", *parts))
+    text = render_chat(adapter, video_chat("w1", *parts))
     inputs = adapter.process([text], [[Image.fromarray(pixels) for pixels in still]], [[film]])
     layout = adapter.layout(inputs)
     with torch.inference_mode():
@@ -472,7 +473,7 @@ def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
 
 
 def test_the_prompt_is_qwens(name):
-    prompt = fresh(name).prompt(MIXED[0])
+    prompt = render_chat(fresh(name), MIXED[0])
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     film = "<|vision_start|><|video_pad|><|vision_end|>"
     if name == "qwen3_vl":
@@ -627,7 +628,7 @@ def test_a_mixture_of_experts_is_refused_by_its_type(folders, tmp_path):
     folder = shutil.copytree(folders["qwen3_vl"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_vl_moe"}))
-    with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', needed is 'qwen3_vl'"):
+    with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', valid: 'qwen3_vl'"):
         load_tiny(QWEN3, folder)
 
 

@@ -13,8 +13,9 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks import checkpoint_check as checkpoints
 from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import weight_bytes
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
     check_memory,
@@ -23,7 +24,6 @@ from espalier.harness.models.memory_check import (
     prompt_bytes,
     weight_limits,
 )
-from espalier.harness.models.skeleton import weight_bytes
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from tests.families.onevision import ONEVISION
@@ -46,7 +46,7 @@ def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
 def test_one_card_is_too_small_and_the_map_is_named() -> None:
     line = refusal(LARGE, 136 * GIB, TWO_CARDS)
     assert "136.0 GiB of weights do not fit on model.device='cuda'" in line
-    assert "beside a prompt of 1 tokens" in line
+    assert "besides a prompt of 1 tokens" in line
     # The host's memory is no part of a plan that nobody asked for.
     assert (
         "valid: model.device_map=auto (79.0 GiB of card 0, 80.0 GiB of card 1, 0.0 GiB of cpu)"
@@ -156,7 +156,7 @@ def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
     check_placed(spec, {"layers.0": 0, "layers.1": 1})
     check_placed(spec, {"": "cpu"})  # a machine without a card
     for place in ("cpu", "disk"):
-        with pytest.raises(UserError, match=f"would stand on {place}.*model.offload=true"):
+        with pytest.raises(UserError, match=f"would be placed on {place}.*model.offload=true"):
             check_placed(spec, {"layers.0": 0, "layers.1": place})
         check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
 

@@ -10,9 +10,9 @@ from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
 from espalier.harness.evaluation.prompt_text import Wording
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import ADAPTERS, Adapter
-from espalier.harness.models.loader import other_template
+from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.reference_prompts import PromptTokens, compared
-from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.ranks import alone
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec

@@ -1,9 +1,9 @@
-"""What is checked of a batch of prompts on its way to a model, and where its tensors go."""
+"""Process a batch of prompts, and refuse what the model does not take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,12 +11,15 @@ from torch import Tensor
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import Chat, Media
 
-#: What processors raise on pictures and frames of sizes that they cannot cut up.
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+
+#: Exceptions of processors for pictures and frames of unsupported sizes.
 UNFIT = (ValueError, ZeroDivisionError)
 
 
 def refuse_videos(chats: Sequence[Chat], model: str) -> None:
-    """Raise UserError for the first chat with a video, for a model that takes images only."""
+    """Raise UserError for the first chat with a video; for models that take images only."""
     for number, chat in enumerate(chats):
         if any(part["type"] == "video" for turn in chat for part in turn["content"]):
             raise UserError(
@@ -25,14 +28,14 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
 
 
 def unfit(where: str, media: Media, processor: Any, model: str, refusal: Exception) -> Exception:
-    """Return the error for the pictures and clips of a chat that a processor refuses; without any, what it raised.
+    """Return the error line for the media of a chat that a processor refuses; `refusal` itself if there are no media.
 
     Args:
-        where: what the line begins with.
-        media: of the chat.
-        processor: the model's.
-        model: its name.
-        refusal: what the processor raised.
+        where: start of the line.
+        media: media of the chat.
+        processor: processor of the model.
+        model: name of the model.
+        refusal: exception of the processor.
     """
     sizes = [
         f"picture {number} ({picture.width}x{picture.height})"
@@ -56,12 +59,12 @@ def unfit(where: str, media: Media, processor: Any, model: str, refusal: Excepti
 
 
 def check_context(mask: Tensor, limit: int | None, model: str) -> None:
-    """Raise UserError for the first prompt that leaves no room for an answer.
+    """Raise UserError for the first prompt that fills the model's context.
 
     Args:
         mask: (B, T) attention mask of the prompts.
-        limit: tokens of the model's context; None: no limit is known.
-        model: its name, for the message.
+        limit: length of the model's context in tokens; None: unknown.
+        model: name of the model.
     """
     if limit is None:
         return
@@ -72,12 +75,25 @@ def check_context(mask: Tensor, limit: int | None, model: str) -> None:
             )
 
 
-def moved(batch: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Return a batch on the model's device; floating-point tensors, the pixels, also take its dtype."""
-    return {name: _tensor_to(value, device, dtype) for name, value in batch.items()}
+def process_batch(adapter: Adapter, texts: list[str], media: Sequence[Media]) -> Any:
+    """Run the family's processor on prompts; an error names the picture or video that it refuses by number and size."""
+    try:
+        return adapter.process(texts, [m.pictures for m in media], [m.clips for m in media])
+    except UserError:
+        raise
+    except UNFIT as error:
+        for number, (text, chat_media) in enumerate(zip(texts, media, strict=True)):
+            try:
+                adapter.process([text], [chat_media.pictures], [chat_media.clips])
+            except UNFIT as refusal:
+                where = f"chat {number} of the batch: "
+                name = adapter.spec.name
+                raise unfit(where, chat_media, adapter.processor, name, refusal) from error
+        raise
 
 
-def _tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a value on a device; floating-point tensors, the pixels, also take the dtype."""
     if not isinstance(value, Tensor):
         return value
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
