@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class InternVLAdapter(Adapter):
-    """`InternVLForConditionalGeneration`: tiles 1 to n of an image, then its thumbnail (view 0); a frame is one tile."""
+    """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
 
     model_class = InternVLForConditionalGeneration
     takes_video = True

@@ -1,4 +1,7 @@
-"""LaViDa: LLaDA-V's parts with SigLIP, up to four tiles an image, every view pooled to a quarter of its patches."""
+"""LaViDa: LLaDA-V's modules with SigLIP, up to four tiles per image, each view pooled to a quarter of its patches.
+
+transformers lacks this architecture: LLaVA-OneVision with views pooled before stitching.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LavidaModel(LlavaOnevisionModel):
-    """`LlavaOnevisionModel` whose images are pooled 2 x 2, as video frames are there, and whose planes stay whole."""
+    """`LlavaOnevisionModel` with images pooled 2 x 2 like its video frames, and without shrinking planes."""
 
     def pack_image_features(
         self,
@@ -35,16 +38,16 @@ class LavidaModel(LlavaOnevisionModel):
         image_newline: Tensor | None = None,
         vision_aspect_ratio: str | None = None,
     ) -> tuple[list[Tensor], Tensor]:
-        """Turn projected views into the tokens of each image.
+        """Return the tokens of each image from its projected views.
 
         Args:
-            image_features: of each image (views, patches, D), the whole image first, then its tiles in raster order.
+            image_features: (views, patches, D) of each image, the global view first, then its tiles in raster order.
             image_sizes: (images, 2) height and width in pixels.
-            image_newline: (D,) what ends each row of the stitched tiles, and the tokens of an image of one view.
-            vision_aspect_ratio: not read; no plane is shrunk.
+            image_newline: (D,) newline after each row of stitched tiles, or after the tokens of an image of one view.
+            vision_aspect_ratio: ignored; planes are not shrunk.
 
         Returns:
-            The (tokens, D) of each image, and their numbers.
+            (tokens, D) of each image, and the numbers of tokens.
         """
         del vision_aspect_ratio
         newline = self.image_newline if image_newline is None else image_newline
@@ -75,7 +78,7 @@ class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
     """`LlavaOnevisionForConditionalGeneration` around a `LavidaModel`."""
 
     def __init__(self, config: Any) -> None:
-        """Build the modules; the parent's constructor would build LLaVA-OneVision's first and throw them away."""
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
         LlavaOnevisionPreTrainedModel.__init__(self, config)
         text = config.text_config
         self.model = LavidaModel(config)
@@ -84,10 +87,10 @@ class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
 
 
 class LavidaProcessor(LlavaOnevisionProcessor):
-    """`LlavaOnevisionProcessor` that counts the tokens of a pooled view, `num_image_tokens`, of frames as of images."""
+    """`LlavaOnevisionProcessor` with `num_image_tokens` tokens, those of a pooled view, per frame and image view."""
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        """Return the placeholders of one video: its frames, then a newline."""
+        """Return the placeholders of one video: those of its frames, then one for the newline."""
         del kwargs
         frames = len(video_inputs["pixel_values_videos"][video_idx])
         placeholders: str = self.video_token * (frames * self.num_image_tokens + 1)
@@ -103,18 +106,18 @@ class LavidaAdapter(LladaVAdapter):
     patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Read off the model how many tokens a pooled view has."""
+        """Measure the number of tokens of a pooled view."""
         super().__init__(model, processor, spec)
         self._view = self._pooling.side
 
     @classmethod
     def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor that fits a configuration, counting pooled tokens."""
+        """Return the processor of a configuration, which counts pooled tokens."""
         processor = super().built_processor(config, tokenizer)
         side = config.vision_config.image_size // config.vision_config.patch_size
         processor.num_image_tokens = ceil(side / 2) ** 2
         return processor
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn new tokens into answers without exclamation marks ahead, as the release's evaluation does."""
+        """Return answers without leading exclamation marks, as in the release's evaluation."""
         return [text.lstrip("!").strip() for text in Adapter.decode(self, ids)]

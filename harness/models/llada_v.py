@@ -1,7 +1,9 @@
 """LLaDA-V: LLaVA-OneVision's vision side with SigLIP 2, in front of LLaDA, which denoises its answers.
 
-LLaDA's blocks are Llama's, every token sees every other (`model.facts.diffusion`). The release is loaded under its own
-tensor names, without its code.
+LLaDA has Llama's architecture with bidirectional attention (`model.facts.diffusion`). LaViDa's and LLaDA-V's releases
+are loaded under their tensor names, without their code: LaViDa's has LLaDA's names, LLaDA-V's has Llama's; no rows or
+columns are permuted, since both rotate halves of a head. Both config.json belong to remote code, and neither describes
+the tower, which is SigLIP so400m at 384 pixels without its last layer.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _LAYER = r"^model\.transformer\.blocks\.(\d+)\."
 _TEXT = "model.language_model."
 
-#: Inside of a block: LLaDA's names and Llama's.
+#: LLaDA's names of the parts of a block, and Llama's.
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "q_proj": "self_attn.q_proj",
@@ -39,7 +41,7 @@ _BLOCK = {
     "ff_out": "mlp.down_proj",
 }
 
-#: From patterns of the releases' names to the library's; a name changes at most once.
+#: From patterns of the releases' tensor names to the library's; a name changes at most once.
 RENAMES = {
     **{rf"{_LAYER}{old}\.": rf"{_TEXT}layers.\1.{new}." for old, new in _BLOCK.items()},
     r"^model\.transformer\.wte\.": f"{_TEXT}embed_tokens.",
@@ -51,7 +53,7 @@ RENAMES = {
     r"^model\.mm_projector\.2\.": "model.multi_modal_projector.linear_2.",
 }
 
-#: Of the text stack: the library's keys, and those of config.json that state the same, the first that is there.
+#: Sizes of the text stack: the library's keys, and the equivalent keys of config.json, of which the first is used.
 _SIZES = {
     "vocab_size": ("embedding_size", "vocab_size"),
     "hidden_size": ("d_model", "hidden_size"),
@@ -63,7 +65,7 @@ _SIZES = {
     "rms_norm_eps": ("rms_norm_eps",),
 }
 
-#: What config.json must say, where it says it, for the library's modules to compute the same.
+#: Values required in config.json, if stated, for the library's modules to compute the same.
 _FIXED: Mapping[str, Any] = {
     "rope": True,
     "alibi": False,
@@ -81,15 +83,15 @@ _FIXED: Mapping[str, Any] = {
     "mm_spatial_pool_stride": 2,
 }
 
-#: All planes from one number of tiles, columns by rows, to another.
+#: A range of planes, from (columns x rows) tiles to (columns x rows).
 _RANGE = re.compile(r"\((\d+)x(\d+)\).*\((\d+)x(\d+)\)")
 
 
 def check_release(config: Mapping[str, Any]) -> None:
-    """Refuse a release that is computed in another way.
+    """Refuse a release that the library's modules would compute differently.
 
     Raises:
-        UserError: what config.json states differs; the line names the first key.
+        UserError: a value of config.json differs; the line names the first key.
     """
     for key, valid in _FIXED.items():
         if config.get(key, valid) != valid:
@@ -99,7 +101,7 @@ def check_release(config: Mapping[str, Any]) -> None:
 
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json states of the text stack, in the library's words; nothing where it is silent."""
+    """Return the sizes of the text stack in config.json under the library's keys, without those it omits."""
     sizes: dict[str, Any] = {}
     for name, release_name in _SIZES.items():
         stated = [config[key] for key in release_name if config.get(key) is not None]
@@ -114,17 +116,17 @@ def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
-    """Return the sizes of the planes that crops may form, in pixels, height before width.
+    """Return the valid sizes of the plane of crops, in pixels, height before width.
 
-    The order stays: of two planes that fit equally well the first is taken.
+    The order is kept, because the first of two equally good planes is used.
 
     Args:
-        stated: `image_grid_pinpoints` of config.json, width before height: a list, the text of one, or two numbers of
-            tiles with all between them, as in `(1x1),...,(6x6)`.
-        side: pixels along a tile's edge.
+        stated: `image_grid_pinpoints` of config.json, width before height: a list, its text, or a range of tile counts
+            such as `(1x1),...,(6x6)`.
+        side: pixels along the edge of a tile.
 
     Raises:
-        UserError: it is none of these.
+        UserError: another format.
     """
     if isinstance(stated, str) and (ends := _RANGE.search(stated)):
         left, top, right, bottom = map(int, ends.groups())
@@ -146,7 +148,7 @@ def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
         ) from error
 
 
-#: LLaDA's: padding and end, beginning, placeholders, and what prompts and answers hold beside words.
+#: LLaDA's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.
 SPECIAL = (
     *("<|endoftext|>", "<|startoftext|>", "<|endoftext|>", "<image>", "<video>"),
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|mdm_mask|>"),
@@ -154,42 +156,42 @@ SPECIAL = (
 
 
 class LladaVAdapter(LlavaOnevisionAdapter):
-    """`LlavaOnevisionForConditionalGeneration` around Llama: one image is AnyRes, each of several one tile."""
+    """`LlavaOnevisionForConditionalGeneration` with Llama: AnyRes for one image, one tile for each of several."""
 
     checkpoint_types = ("llava_llada",)
     #: The release's config.json belongs to remote code and does not describe the tower.
     self_described = False
     renames = RENAMES
     special = SPECIAL
-    #: The release's evaluation asks for short answers without reasoning.
+    #: As in the release's evaluation, which requests short answers without reasoning.
     conversation: ClassVar[str] = "llada_no_think"
     joins = {**JOINS, "flush": FLUSH}  # noqa: RUF012 - never written to
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Build it around the checkpoint's tokenizer; image settings are remote code there."""
+        """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
         return cls.built_processor(cls.checkpoint_config(spec), _tokenizer(spec))
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP's preprocessing, AnyRes for images."""
+        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
         return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
 
     @classmethod
     def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor that fits a configuration; it resizes images by PIL, as the releases do."""
+        """Return the processor of a configuration; it resizes images with PIL, as the releases do."""
         return build_processor(
             cls.processor_class, config, tokenizer, LlavaOnevisionImageProcessorPil
         )
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Describe the model in the library's words, as far as the checkpoint's own config.json describes it.
+        """Return the library's configuration with the values of the checkpoint's config.json.
 
-        What that does not say comes from the config file.
+        Values that it omits come from the model's config file.
 
         Raises:
-            UserError: it says that something is computed in another way.
+            UserError: config.json states a different computation.
         """
         release = config_of(spec)
         check_release(release)
@@ -202,7 +204,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP, an MLP and Llama."""
+        """Return the configuration of SigLIP, an MLP and Llama."""
         return cls._described(spec, tokenizer, {})
 
     @classmethod
@@ -219,15 +221,15 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         )
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn new tokens into answers, without one full stop at their end, as the release's evaluation does."""
+        """Return answers without one full stop at the end, as in the release's evaluation."""
         return [text.removesuffix(".").strip() for text in super().decode(ids)]
 
 
 def _tokenizer(spec: ModelSpec) -> Any:
-    """Load the checkpoint's tokenizer and give it the two placeholders, which the originals write as numbers below 0.
+    """Return the checkpoint's tokenizer with the two placeholders, which the originals write as negative ids.
 
     Raises:
-        UserError: their ids would lie behind the embedding's last row.
+        UserError: the ids exceed the rows of the embedding.
     """
     tokenizer = load_part(spec, PreTrainedTokenizerFast)
     tokenizer.add_tokens(["<image>", "<video>"], special_tokens=True)

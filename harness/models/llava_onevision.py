@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: AnyRes images up to nine crops, several images or a video at lower resolution, SigLIP and Qwen2."""
+"""LLaVA-OneVision: SigLIP and Qwen2, AnyRes images of up to 9 crops, several images or a video at lower resolution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build_processor(
     tokenizer: Any,
     picture_class: Any = LlavaOnevisionImageProcessor,
 ) -> Any:
-    """Return a processor that fits a configuration of the family; `picture_class` resizes images."""
+    """Return the processor of a configuration of the family; `picture_class` resizes images."""
     side = config.vision_config.image_size
     size = {"height": side, "width": side}
     pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
@@ -63,24 +63,24 @@ def stackable(videos: list[Any]) -> list[Any]:
     """Return the frames of a batch's videos, each (F, H, W, 3).
 
     Raises:
-        UserError: videos of different numbers of frames, which the model cannot stack.
+        UserError: videos of different lengths, which the model cannot stack.
     """
     counts = sorted({len(frames) for frames in videos})
     if len(counts) > 1:
         raise UserError(
-            f"model.video.frames: videos of {counts[0]} and {counts[-1]} frames meet in one batch, which this model "
+            f"model.video.frames: one batch holds videos of {counts[0]} and {counts[-1]} frames, which this model "
             "cannot stack; valid: engine.batch_size=1, model.video.short=error"
         )
     return videos
 
 
-#: Units that one token can blend: both published rules look at two rows and two columns.
+#: Maximum number of units that a token blends: both published rules use two rows and two columns.
 TAPS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Pooling:
-    """What one frame of `units` projector units becomes.
+    """The pooling of a video frame: the projector units that each token blends.
 
     Attributes:
         units: projector units of a frame.
@@ -96,21 +96,21 @@ class Pooling:
 
     @classmethod
     def measure(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
-        """Read the rule off a function from (frames, units, C) to (frames, tokens, C).
+        """Return the rule of a function from (frames, units, C) to (frames, tokens, C).
 
-        It is linear, so unit vectors in place of features come out as the weights. Cost: one frame of C = `units`.
+        Pooling is linear, so applied to unit vectors it returns its weights. Cost: one frame with C = `units`.
         """
         weights = pool(torch.eye(units, dtype=torch.float64)[None])[0]
         share, source = weights.topk(min(TAPS, units), dim=1)
         return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
 
     def item(self, frames: int, first: int, row_newlines: bool) -> Item:
-        """Describe a video: the frames in order, each in raster order.
+        """Return the item of a video: frames in order, each in raster order.
 
         Args:
-            frames: their number.
-            first: number of the video's first projector unit; frame follows frame.
-            row_newlines: whether a newline token ends each row of each frame, or a single one the whole video.
+            frames: number of frames.
+            first: number of the video's first projector unit; units are ordered by frame.
+            row_newlines: a newline token after each row of each frame instead of a single one after the video.
         """
         if row_newlines:
             grid = rectangle(frames, self.side, self.side + 1)
@@ -130,9 +130,9 @@ class Pooling:
 
 
 class LlavaOnevisionAdapter(Adapter):
-    """`LlavaOnevisionForConditionalGeneration`: one image is AnyRes, each of several one tile, a video pooled frames.
+    """`LlavaOnevisionForConditionalGeneration`: AnyRes for one image, a tile for each of several, pooled video frames.
 
-    Newline tokens (after each row of crops, after each tile of several images, after a video) stay.
+    Newline tokens (after each row of crops, after each tile of several images, after a video) are always kept.
     """
 
     model_class: ClassVar[Any] = LlavaOnevisionForConditionalGeneration
@@ -145,26 +145,26 @@ class LlavaOnevisionAdapter(Adapter):
     lacking = ("luma",)  # tokens of large images and of video frames blend several patches
     patch_tokens: ClassVar[bool] = True
 
-    #: Whether a newline token ends each row of each video frame, or a single one the whole video.
+    #: A newline token after each row of each video frame instead of a single one after the video.
     row_newlines: ClassVar[bool] = False
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Read off the model how it pools video frames."""
+        """Measure how the model pools video frames."""
         super().__init__(model, processor, spec)
         vision = model.config.vision_config
         self._side: int = vision.image_size // vision.patch_size
         self._pooling = Pooling.measure(self._pool, self._side**2)
-        #: Tokens along the edge of one view of an image.
+        #: Tokens along the edge of a view.
         self._view = self._side
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's."""
+        """Return the checkpoint's processor."""
         return load_part(spec, AutoProcessor)
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP, an MLP and Qwen2."""
+        """Return the configuration of SigLIP, an MLP and Qwen2."""
         return cls.config_class(
             vision_config={
                 "model_type": "siglip_vision_model",
@@ -178,23 +178,23 @@ class LlavaOnevisionAdapter(Adapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP's preprocessing, AnyRes for images."""
+        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
         return build_processor(cls.processor_class, cls.configuration(spec, tokenizer), tokenizer)
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return an encoder layer's attention."""
+        """Return the attention of an encoder layer."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
         return clip_unread(self.tower, self.model.config.vision_feature_layer)
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the encoder's layers."""
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
     def pooling_attention(self) -> nn.MultiheadAttention:
-        """Return the attention of SigLIP's pooling head, which the published checkpoints are without."""
+        """Return the attention of SigLIP's pooling head, which published checkpoints lack."""
         head = getattr(self.tower, "head", None)
         if head is None:
             return super().pooling_attention()
@@ -202,10 +202,10 @@ class LlavaOnevisionAdapter(Adapter):
         return attention
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; frames are those of the clips, all of them.
+        """Run the processor on all frames of the clips.
 
         Raises:
-            UserError: videos of different numbers of frames, which the model cannot stack.
+            UserError: videos of different lengths, which the model cannot stack.
         """
         frames = stackable([clip.pixels for row in clips for clip in row])
         return self.processor(
@@ -218,7 +218,7 @@ class LlavaOnevisionAdapter(Adapter):
         )
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Images before videos: the projector sees them in that order."""
+        """Return the items of images, then of videos, in the projector's order."""
         config, first = self.model.config, 0
         images: list[Item] = []
         if "pixel_values" in inputs:
@@ -245,11 +245,11 @@ class LlavaOnevisionAdapter(Adapter):
         return {config.image_token_id: images, config.video_token_id: videos}
 
     def view_box(self, view: PictureView) -> ViewBox:
-        """Return the whole picture, stretched to a lone one's global view; crops, and each of several, are padded."""
+        """Return the whole picture for the global view of a single one; crops, and each of several, are padded."""
         return WHOLE if view.only_picture and not view.index else padded(view)
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Run the model's own packing on one image of `size` (height, width)."""
+        """Return the model's packing of one image of `size` (height, width)."""
         packed, _ = self.model.model.pack_image_features(
             [features],
             size.unsqueeze(0),
@@ -260,6 +260,6 @@ class LlavaOnevisionAdapter(Adapter):
         return tokens
 
     def _pool(self, features: Tensor) -> Tensor:
-        """Run the model's own pooling of frames on (F, units, C)."""
+        """Return the model's pooling of frames (F, units, C)."""
         pooled: Tensor = self.model.model.apply_pooling(features)
         return pooled

@@ -147,7 +147,7 @@ class Qwen2VLAdapter(Adapter):
 
     @property
     def pace(self) -> float | None:
-        """Position steps a second of a video; None: one step a pair of frames."""
+        """Position steps per second of a video; None: one step per pair of frames."""
         return None
 
     @property
@@ -163,24 +163,24 @@ class Qwen2VLAdapter(Adapter):
         return projector
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return a block's attention; None and negative numbers count from the last block.
+        """Return the attention of a block; None: the last; negative numbers count from the end.
 
         Raises:
-            UserError: there is no such block, or patches of different windows never meet in it.
+            UserError: the block does not exist, or has window attention.
         """
         blocks: Any = self.tower.blocks
         valid = self.global_blocks()
         number = len(blocks) - 1 if index is None else index + len(blocks) * (index < 0)
         if number not in valid:
             raise UserError(
-                f"tower layer {number} of model={self.spec.name!r} is none that relates all patches of an image; "
+                f"tower layer {number} of model={self.spec.name!r} does not attend over all patches of an image; "
                 f"valid: {', '.join(map(str, valid))}"
             )
         attention: nn.Module = blocks[number].attn
         return attention
 
     def global_blocks(self) -> Sequence[int]:
-        """Return the numbers of the blocks whose attention spans a whole image or frame: here, all."""
+        """Return the numbers of the blocks with attention over a whole image or frame; default: all."""
         return range(self.model.config.vision_config.depth)
 
     def to_units(self, values: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""How the originals turn a prompt into token ids, beside how it is done here.
+"""Compare the token ids of a prompt with those of the original code.
 
-LLaVA's code and what grew out of it, and DeepSeek-OCR's, cut a prompt at its placeholders and tokenise the pieces one
-by one, with the begin token once. A tokenizer that marks the start of a text (sentencepiece's blank) marks it at each
-piece then, and not where the whole prompt is tokenised at once, as the library's processors do.
+LLaVA's code and its descendants, and DeepSeek-OCR's, split a prompt at its placeholders and tokenise each piece, with
+one begin token. A tokenizer that marks the start of a text (sentencepiece's blank) then marks each piece, unlike the
+library's processors, which tokenise the prompt at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from espalier.harness.models.chat_media import Chat
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
 
-#: Stands for a picture or a video among token ids.
+#: Placeholder of a picture or a video among token ids.
 SEEN = -1
 
 
@@ -27,9 +27,9 @@ class PromptTokens:
 
     Attributes:
         prompt: the text.
-        ours: what the model is given.
-        reference: what the originals' procedure gives it.
-        words: of each id that stands in either, its token.
+        ours: token ids of the model's input.
+        reference: token ids of the original procedure.
+        words: token of each id.
     """
 
     prompt: str
@@ -39,7 +39,7 @@ class PromptTokens:
 
     @property
     def difference(self) -> str | None:
-        """Return one line about the first token that differs; None if none does."""
+        """One line about the first different token; None if all are equal."""
         if self.ours == self.reference:
             return None
         pairs = zip(self.ours, self.reference, strict=False)
@@ -61,15 +61,15 @@ class PromptTokens:
 def in_pieces(
     tokenizer: Any, prompt: str, placeholders: Sequence[str], keeps_begin: bool = False
 ) -> list[int]:
-    """Return a prompt's ids as the originals make them: each piece between placeholders tokenised alone.
+    """Return a prompt's ids by the original procedure, which tokenises each piece between placeholders.
 
-    Where the first piece starts with the begin token, LLaVA's code leaves out the first token of every later piece as
-    another one, whatever it is.
+    If the first piece starts with the begin token, LLaVA's code drops the first token of each later piece, assuming
+    another begin token.
 
     Args:
-        tokenizer: the model's.
-        prompt: with a placeholder for each picture or video.
-        placeholders: their texts.
+        tokenizer: tokenizer of the model.
+        prompt: prompt with a placeholder for each picture or video.
+        placeholders: texts of the placeholders.
         keeps_begin: the prompt holds its begin token as text and the tokenizer adds none to the pieces (DeepSeek-OCR).
     """
     pieces, remaining = [], prompt
@@ -90,11 +90,10 @@ def in_pieces(
 
 
 def compared(adapter: Adapter, chat: Chat) -> PromptTokens:
-    """Return the tokens of a chat as the model is given them and as the originals' procedure makes them.
+    """Return the tokens of a chat in the model's input and by the original procedure.
 
-    Of families whose originals tokenise a prompt at once, both are the same by construction.
-
-    Cost: the pictures of the chat are processed, the model is not run.
+    Both are equal by construction for families with an original that tokenises a prompt at once. Cost: processes the
+    pictures of the chat, without a forward.
     """
     tokenizer = adapter.processor.tokenizer
     prompt = adapter.prompt_text(chat, adapter.load_media(chat))
