@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -14,13 +16,13 @@ from espalier.harness.api.argument_errors import in_python_terms, python_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
-from espalier.harness.api.sample_ids import sample_ids
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import Responder
+from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.generation import cut, settings
@@ -250,3 +252,51 @@ def user_errors(prefix: str = "", count: int = 0, first: int = 0) -> Iterator[No
     except MethodError as error:
         line = f"{prefix}{in_python_terms(str(error), count, first)}"
         raise UserError(line) from error.__cause__
+
+
+def sample_ids(chats: Sequence[Chat]) -> list[str]:
+    """Return 12 hex digits for each chat, a hash of its content in order.
+
+    They seed the random draws of a sample. Cost: one pass over the pixels, once for media that chats share.
+
+    Args:
+        chats: chats with opened pictures and clips.
+    """
+    # Keyed by object: questions about one video share its frames.
+    digests: dict[int, str] = {}
+
+    def content(part: dict[str, Any]) -> str:
+        kind = part["type"]
+        if kind == "text":
+            return str(part["text"])
+        medium = part[kind]
+        if id(medium) not in digests:
+            digests[id(medium)] = _digest(medium)
+        return digests[id(medium)]
+
+    return [
+        _hashed(
+            json.dumps(
+                [
+                    [turn["role"], [[part["type"], content(part)] for part in turn["content"]]]
+                    for turn in chat
+                ]
+            ).encode()
+        )
+        for chat in chats
+    ]
+
+
+def _digest(medium: Any) -> str:
+    """Return a digest of a picture's pixels, or of a clip's frames and times."""
+    if isinstance(medium, Clip):
+        header = (medium.frames.shape, medium.timestamps, medium.fps, medium.duration)
+        return _hashed(repr(header).encode(), medium.frames.tobytes())
+    return _hashed(repr((medium.mode, medium.size)).encode(), medium.tobytes())
+
+
+def _hashed(*pieces: bytes) -> str:
+    state = hashlib.blake2b(digest_size=6)
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import espalier
+from espalier.harness.api.applied import sample_ids
 from espalier.harness.api.questions import open_chat, question_chat, video
-from espalier.harness.api.sample_ids import sample_ids
 from tests.family_runs import saved
 from tests.tiny import picture
 
