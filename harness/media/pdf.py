@@ -1,4 +1,4 @@
-"""Pages of PDF files as pictures, by whatever this machine has to render them."""
+"""Render pages of PDF files as pictures, with a program or package of this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL import Image
 from espalier.harness.errors import UserError
 from espalier.harness.media.images import open_image
 
-#: The command of poppler, and the package.
+#: Poppler's command, and a Python package.
 RENDERERS = ("pdftoppm", "pypdfium2")
 SECONDS = 120
 
 
 def renderer() -> str | None:
-    """Return what can render a page here, the first of `RENDERERS`; None: nothing can."""
+    """Return the first of `RENDERERS` on this machine; None without any."""
     if shutil.which("pdftoppm"):
         return "pdftoppm"
     return "pypdfium2" if importlib.util.find_spec("pypdfium2") else None
@@ -30,7 +30,7 @@ def page_image(path: Path, page: int, longest: int) -> Image.Image:
     """Render a page (counted from 1) so that its longer side has `longest` pixels, as RGB.
 
     Raises:
-        UserError: nothing can render it here, or the file is missing or damaged.
+        UserError: no renderer on this machine, or the file is missing or damaged.
     """
     backend = renderer()
     if backend is None:
@@ -63,7 +63,7 @@ def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
 
 
 def _by_pdfium(path: Path, page: int, longest: int) -> Image.Image:
-    # Not among the packages that are installed with Espalier.
+    # Not a dependency of Espalier.
     pdfium = importlib.import_module("pypdfium2")
     try:
         with pdfium.PdfDocument(path) as document:

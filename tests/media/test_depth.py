@@ -76,7 +76,7 @@ def test_wide_pictures_are_scaled_by_their_own_range(name: str) -> None:
     ],
 )
 def test_values_without_a_known_range_are_refused_in_one_line(source: Any) -> None:
-    with pytest.raises(UserError, match=r"no range that is known; valid: values in \[0, ") as got:
+    with pytest.raises(UserError, match=r"of unknown range; valid: values in \[0, ") as got:
         open_image(source)
     assert "\n" not in str(got.value)
 
@@ -137,7 +137,7 @@ def test_half_clear_is_half_white_and_opaque_pictures_do_not_change() -> None:
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
 def test_a_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=f"is {size[0]}x{size[1]}; valid: one that has pixels"):
+    with pytest.raises(UserError, match=f"is {size[0]}x{size[1]}; valid: an image with pixels"):
         open_image(Image.new("RGB", size))
 
 

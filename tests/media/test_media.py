@@ -319,7 +319,7 @@ def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     lone = encode(folder / "lone.mp4", 1, options=H264)
     assert sample_frames(lone, 1).duration > 0
     assert sample_frames(lone, 8, "fps", short="all").indices == (0,)
-    with pytest.raises(UserError, match="1 frames where 2 are wanted"):
+    with pytest.raises(UserError, match="1 frames, fewer than 2"):
         sample_frames(lone, 8, "fps", short="error")
 
 
@@ -431,7 +431,7 @@ def test_files_that_lost_their_end_are_refused(folder: Path) -> None:
         "nearly.mp4": whole[:-3],
     }.items():
         (folder / name).write_bytes(data)
-        with pytest.raises(UserError, match=f"{name}' is cut short"):
+        with pytest.raises(UserError, match=f"{name}' is truncated"):
             sample_frames(folder / name, 4)
     tail = encode(folder / "tail.mp4", 60, options=H264).read_bytes()
     (folder / "headless.mp4").write_bytes(tail[: len(tail) // 2])
@@ -439,7 +439,7 @@ def test_files_that_lost_their_end_are_refused(folder: Path) -> None:
         sample_frames(folder / "headless.mp4", 4)
     matroska = encode(folder / "whole.mkv", 100, options=H264).read_bytes()
     (folder / "cut.mkv").write_bytes(matroska[: len(matroska) // 2])
-    with pytest.raises(UserError, match=r"cut\.mkv' is cut short"):
+    with pytest.raises(UserError, match=r"cut\.mkv' is truncated"):
         sample_frames(folder / "cut.mkv", 4)
 
 
