@@ -1,4 +1,4 @@
-"""Per-patch and per-scene labels used to train the vision tower and the projector."""
+"""Labels of patches and scenes, for training the vision tower and the projector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from espalier.harness.seedling.vocabulary import BIN
 PATCH = 8
 GRID = WIDTH // PATCH
 MIN_OVERLAP = 12
-"""Pixels of an object a patch must hold to carry the object's labels."""
+"""Minimum pixels of an object in a patch that gets the object's labels."""
 
 CLASSES = 1 + 10 + len(SHAPES)
 """Background, ten digits, six shapes."""
@@ -41,7 +41,7 @@ class PatchTargets:
 
 
 def _overlap(start: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Returns how many pixels of ``[start, start + size)`` fall in each grid line ``(B, 12)``."""
+    """Return the pixels of ``[start, start + size)`` in each grid line ``(B, 12)``."""
     edge = np.arange(GRID) * PATCH
     low = np.maximum(edge[None], start[:, None])
     high = np.minimum(edge[None] + PATCH, (start + size)[:, None])
@@ -50,7 +50,7 @@ def _overlap(start: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def patch_targets(layout: SceneLayout) -> PatchTargets:
-    """Labels every patch with the object that covers most of it."""
+    """Return the labels of each patch, those of the object that covers most of it."""
     shape = (len(layout), GRID, GRID)
     label, overlap = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     colour, owner = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
@@ -80,7 +80,7 @@ def patch_targets(layout: SceneLayout) -> PatchTargets:
 
 
 def global_targets(layout: SceneLayout) -> np.ndarray:
-    """Returns which digits, colours and shapes are present, float32 ``(B, 24)``."""
+    """Return a float32 indicator ``(B, 24)`` of the digits, colours and shapes present."""
     present = np.zeros((len(layout), GLOBAL_LABELS), np.float32)
     for slot in range(MAX_OBJECTS):
         rows = np.flatnonzero(slot < layout.count)

@@ -307,7 +307,7 @@ def test_rotation_is_applied(folder: Path) -> None:
 def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     path = encode(folder / "short.mp4", 5, options=H264)
     with pytest.raises(
-        UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames .*8"
+        UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames, .*8"
     ) as got:
         sample_frames(path, 8, short="error")
     assert "\n" not in str(got.value)

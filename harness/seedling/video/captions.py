@@ -1,4 +1,4 @@
-"""Captions: every event of a clip in order, each with its time, its object and its place."""
+"""Captions: all events of a clip in order, with time, object and place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ QUESTION = "describe the video ."
 
 
 def object_name(event: Event) -> str:
-    """Names the object of an event as it is before it: "red star", "blue frame"."""
+    """Return the name of an event's object before the event: "red star", "blue frame"."""
     return f"{event.colour} {event.thing}"
 
 
 def sentence(event: Event) -> str:
-    """Returns the caption's sentence about an event."""
+    """Return the caption's sentence about an event."""
     thing, place = object_name(event), f"the {event.place}"
     new = f"a {thing}" + (f" with digit {event.digit}" if event.digit else "")
     clauses = {
@@ -33,12 +33,12 @@ def sentence(event: Event) -> str:
 
 
 def caption(events: Sequence[Event]) -> str:
-    """Returns the caption of a clip: its only right answer."""
+    """Return the caption of a clip, its only correct answer."""
     return " ".join(sentence(event) for event in events)
 
 
 def clause(event: Event) -> str:
-    """Names an event without its time and place, as questions do: "the red star leaves"."""
+    """Return an event's name in questions, without time and place: "the red star leaves"."""
     acts = {
         "enter": "enters",
         "leave": "leaves",

@@ -1,6 +1,6 @@
-"""The three benchmarks about clips: which questions they ask, and the metrics of each answer.
+"""The three clip benchmarks: their questions, and the metrics of each answer.
 
-Every benchmark asks one question per clip, over clips that no other benchmark uses.
+Each benchmark asks one question per clip, and no two benchmarks share clips.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
     "seedling_video_qa": ("what", "where", "how_many", "order", "when", "digits"),
     "seedling_video_find": ("find",),
 }
-"""Families a benchmark asks in turn, clip by clip."""
+"""Question families of a benchmark, used cyclically over its clips."""
 
 
 def samples(
     name: str, split: str, seed: int, first: int, count: int, frames: int
 ) -> list[dict[str, Any]]:
-    """Returns the samples of a benchmark, without pixels.
+    """Return the samples of a benchmark, without pixels.
 
     Args:
         name: A key of :data:`FAMILY_CYCLES`.
@@ -64,12 +64,12 @@ def samples(
 
 
 def sample_clip(sample: dict[str, Any]) -> Clip:
-    """Draws the clip of a sample."""
+    """Return the drawn clip of a sample."""
     return clip(sample["split"], sample["seed"], sample["index"], sample["frames"])
 
 
 def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a caption against the events of its clip; "words" is its length."""
+    """Return the metrics of a caption, compared with the events of its clip; "words" is its length."""
     story = tell(sample["split"], sample["seed"], sample["index"], sample["frames"])
     score = caption_score(answer, story.events)
     return {
@@ -82,9 +82,9 @@ def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a short answer, under its family and, but for reading, together with the other families.
+    """Return the metrics of a short answer, by family, and except for reading also over all families.
 
-    Of counts and orders what they come to is scored, not the objects and times named in front of it.
+    Counts and orders are scored by their conclusion, without the objects and times named before it.
     """
     family, truth = sample["family"], sample["answer"]
     if family == "digits":
@@ -105,7 +105,7 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def find_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a moment and a box; "found" wants both, within a frame and from an IoU of 0.5 on."""
+    """Return the metrics of a moment and a box; "found" requires both: within a frame, and an IoU >= 0.5."""
     score = moment_score(answer, sample["moment"], tuple(sample["box"]))
     return {
         "found": float(score.correct),

@@ -16,11 +16,11 @@ from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
 
 COLUMNS = 8
 HEAD, GAP = 14, 4
-"""Pixels above a frame, for its time, and beside it."""
+"""Pixels above a frame, for its time, and to its right."""
 
 
 def sheet(clip: Clip, scale: int = 2) -> Image.Image:
-    """Returns the frames of a clip in rows of eight, enlarged, each below its time."""
+    """Return the frames of a clip in rows of eight, enlarged, with their times above."""
     side = WIDTH * scale
     rows = -(-clip.length // COLUMNS)
     page = Image.new("RGB", (COLUMNS * (side + GAP), rows * (side + HEAD)), "white")
