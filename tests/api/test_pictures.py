@@ -36,17 +36,17 @@ def test_random_choices_differ_by_picture_and_repeat(
 ) -> None:
     question = "w1 w2"
     with espalier.apply(model, method, ratio=0.5) as pruned:
-        alone = [pruned.ask(image, question, max_new_tokens=2) for image in pictures]
-        again = [pruned.ask(np.asarray(image), question, max_new_tokens=2) for image in pictures]
+        single = [pruned.ask(image, question, max_new_tokens=2) for image in pictures]
+        repeated = [pruned.ask(np.asarray(image), question, max_new_tokens=2) for image in pictures]
         many = pruned.ask_many([(image, question) for image in pictures], max_new_tokens=2)
-        other = pruned.ask(pictures[0], "w2 w1", max_new_tokens=2)
+        changed = pruned.ask(pictures[0], "w2 w1", max_new_tokens=2)
 
     def choices(answers: list[Any]) -> list[Any]:
         return [answer.kept_indices for answer in answers]
 
-    assert len(set(choices(alone))) == len(pictures)
-    assert choices(again) == choices(many) == choices(alone)
-    assert choices([other]) != choices(alone[:1])
+    assert len(set(choices(single))) == len(pictures)
+    assert choices(repeated) == choices(many) == choices(single)
+    assert choices([changed]) != choices(single[:1])
 
 
 def test_sampled_answers_differ_by_picture_and_repeat(

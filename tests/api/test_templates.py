@@ -94,9 +94,9 @@ def folder_of(family: str, layout: str, template: str | None, texts: str, to: Pa
         if "template" in name:
             file.unlink(missing_ok=True)
         elif file.is_file():
-            held = json.loads(file.read_text())
-            held.pop("chat_template", None)
-            file.write_text(json.dumps(held))
+            config = json.loads(file.read_text())
+            config.pop("chat_template", None)
+            file.write_text(json.dumps(config))
     if template is None:
         return to
     name, _, form = layout.partition(", ")
@@ -104,11 +104,11 @@ def folder_of(family: str, layout: str, template: str | None, texts: str, to: Pa
     if name.endswith(".jinja"):
         file.write_text(template)
         return to
-    held = json.loads(file.read_text()) if file.is_file() else {}
+    config = json.loads(file.read_text()) if file.is_file() else {}
     value: Any = texts if form == "texts" else template
     if form == "named":
         value = [{"name": "default", "template": template}, {"name": "tool_use", "template": "-"}]
-    file.write_text(json.dumps({**held, "chat_template": value}))
+    file.write_text(json.dumps({**config, "chat_template": value}))
     return to
 
 
@@ -151,8 +151,8 @@ def test_the_familys_own_format_is_told_where_the_folder_has_another(
     (line,) = lines
     assert "prompts follow the family's own format" in line
     assert "model.conversation=checkpoint" in line
-    own = espalier.load(folder, device="cpu", conversation=None)
-    assert prompt(own) == render_chat(adapter, CHAT)
+    model = espalier.load(folder, device="cpu", conversation=None)
+    assert prompt(model) == render_chat(adapter, CHAT)
     assert len(lines) == 2
 
 

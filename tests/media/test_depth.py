@@ -23,8 +23,8 @@ def stored(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return out.getvalue()
 
 
-def pgm(values: np.ndarray, most: int) -> bytes:
-    return f"P5 64 64 {most}\n".encode() + values.astype(">u2").tobytes()
+def pgm(values: np.ndarray, maximum: int) -> bytes:
+    return f"P5 64 64 {maximum}\n".encode() + values.astype(">u2").tobytes()
 
 
 def twelve_bits() -> bytes:

@@ -84,9 +84,9 @@ def decode_everything(path: Path) -> tuple[list[np.ndarray], list[float]]:
         stream = container.streams.video[0]
         # One thread: no race can change what the others are held against.
         stream.thread_type, stream.thread_count = "NONE", 1
-        shown = list(container.decode(stream))
-        times = [float(f.pts * f.time_base) if f.pts is not None else float("nan") for f in shown]
-        return [f.to_ndarray(format="rgb24") for f in shown], [t - times[0] for t in times]
+        frames = list(container.decode(stream))
+        times = [float(f.pts * f.time_base) if f.pts is not None else float("nan") for f in frames]
+        return [f.to_ndarray(format="rgb24") for f in frames], [t - times[0] for t in times]
 
 
 VIDEOS = {
@@ -213,7 +213,7 @@ def test_trusted_packets_are_decoded_in_groups(
     through: list[object] = []
     real = frames.decode_through
     monkeypatch.setattr(
-        frames, "decode_through", lambda *given: (through.append(given), real(*given))[1]
+        frames, "decode_through", lambda *args: (through.append(args), real(*args))[1]
     )
     sample_frames(path, 5)
     assert len(through) == (0 if grouped else 1)
@@ -230,8 +230,8 @@ def test_times_that_a_demuxer_made_up_are_not_trusted(
     assert believed is not None
     wrong = []
     for index in range(60):
-        found = decoding.decode_groups(path, believed, [index])
-        if found is not None and not np.array_equal(found[0], every[index]):
+        frames = decoding.decode_groups(path, believed, [index])
+        if frames is not None and not np.array_equal(frames[0], every[index]):
             wrong.append(index)
     assert wrong  # alone in its group, a frame in the wrong place looks right
 
@@ -244,9 +244,9 @@ def test_only_the_groups_that_hold_wanted_frames_are_decoded(
     fed: list[object] = []
     real = decoding._through
 
-    def counted(*given: object) -> list[av.VideoFrame]:
-        fed.extend(shown := list(real(*given)))
-        return shown
+    def counted(*args: object) -> list[av.VideoFrame]:
+        fed.extend(frames := list(real(*args)))
+        return frames
 
     monkeypatch.setattr(decoding, "_through", counted)
     found = decoding.decode_groups(plain, listed, [0, 30, 59])
@@ -292,8 +292,8 @@ def test_rotation_is_applied(folder: Path) -> None:
     path = encode(folder / "upright.mp4", 3, options=H264, draw=corner)
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 4 + 40  # the matrix: x' = -y, y' = x, a quarter turn clockwise
-    one = 1 << 16
-    struct.pack_into(">9i", data, at, 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)
+    full_turn = 1 << 16
+    struct.pack_into(">9i", data, at, 0, full_turn, 0, -full_turn, 0, 0, 0, 0, 1 << 30)
     turned = folder / "turned.mp4"
     turned.write_bytes(data)
     assert sample_frames(path, 1).frames.shape == (1, 32, 64, 3)
@@ -327,7 +327,7 @@ def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
 def test_frames_of_a_short_video_repeat_as_in_the_evaluations(folder: Path, total: int) -> None:
     """The formulas of lmms-eval's LLaVA-OneVision and InternVL classes, which know no shortest video."""
     path = encode(folder / "few.mp4", total, options=H264)
-    shown = np.stack(decode_everything(path)[0])
+    frames = np.stack(decode_everything(path)[0])
     segment = (total - 1) / 8
     for rule, expected in {
         "uniform": [int(place) for place in np.linspace(0, total - 1, 8)],
@@ -336,7 +336,7 @@ def test_frames_of_a_short_video_repeat_as_in_the_evaluations(folder: Path, tota
         clip = sample_frames(path, 8, rule)
         assert list(clip.indices) == expected
         assert len(set(expected)) < 8
-        np.testing.assert_array_equal(clip.frames, shown[expected])
+        np.testing.assert_array_equal(clip.frames, frames[expected])
         assert len(clip.timestamps) == len(clip.metadata()["frames_indices"]) == 8
     assert sample_frames(path, 8, "fps").indices == {1: (0, 0), 3: (0, 2), 5: (0, 1, 3, 4)}[total]
 
@@ -467,16 +467,16 @@ def test_damage_ends_in_a_clip_or_in_one_line(folder: Path) -> None:
 def test_processors_take_a_clip_as_it_is(plain: Path) -> None:
     clip = sample_frames(plain, 4)
     onevision = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})
-    given = onevision(
+    args = onevision(
         videos=clip.frames,
         video_metadata=clip.metadata(),
         do_sample_frames=False,
         return_metadata=True,
         return_tensors="pt",
     )
-    assert given["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
-    assert given["video_metadata"][0].frames_indices == list(clip.indices)
-    assert given["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
+    assert args["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
+    assert args["video_metadata"][0].frames_indices == list(clip.indices)
+    assert args["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
     qwen = Qwen2VLVideoProcessor()(
         videos=clip.frames,
         video_metadata=clip.metadata(),
@@ -614,9 +614,9 @@ def test_rules_of_other_evaluations() -> None:
 @given(st.integers(1, 5000), st.integers(1, 300), st.floats(1, 120))
 def test_thinned_frames_ascend_and_never_repeat(total: int, count: int, fps: float) -> None:
     for rule in THINNED:
-        found = thinned(total, max(count, 2), rule, 1.0, fps)
-        assert found[0] >= 0
-        assert found[-1] < total
+        frames = thinned(total, max(count, 2), rule, 1.0, fps)
+        assert frames[0] >= 0
+        assert frames[-1] < total
         if total >= 4:
-            assert list(found) == sorted(set(found))
-            assert len(found) <= max(count, 2)
+            assert list(frames) == sorted(set(frames))
+            assert len(frames) <= max(count, 2)

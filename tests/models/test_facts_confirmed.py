@@ -29,13 +29,13 @@ NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr")
 
 def keys_of(facts: ModelFacts) -> list[str]:
     """Every fact by its key in the config file."""
-    found = []
-    for one in fields(ModelFacts):
-        if isinstance(getattr(facts, one.name), StackFacts):
-            found += [f"{one.name}.{name}" for name in STACK]
+    keys = []
+    for field in fields(ModelFacts):
+        if isinstance(getattr(facts, field.name), StackFacts):
+            keys += [f"{field.name}.{name}" for name in STACK]
         else:
-            found.append(one.name)
-    return found
+            keys.append(field.name)
+    return keys
 
 
 def other(key: str, value: Any) -> Any:
@@ -80,8 +80,8 @@ def said(value: Any) -> str:
 def confirmed(name: str) -> list[str]:
     """The facts of a family that its model confirms."""
     exact = {"visual_tokens"} if name == "llava" else set()
-    left = set(UNCONFIRMED) - exact
-    return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in left | {"stem"}]
+    missing = set(UNCONFIRMED) - exact
+    return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in missing | {"stem"}]
 
 
 @pytest.mark.sampled(4)

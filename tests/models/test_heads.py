@@ -49,12 +49,12 @@ TIED = (
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Path]:
     """Saves each model once, untied or with a tied head that is stated in a part of its architecture."""
-    held: dict[tuple[str, str | None], Path] = {}
+    folders: dict[tuple[str, str | None], Path] = {}
 
     def save(name: str, tied: str | None = None) -> Path:
-        if (name, tied) not in held:
-            held[name, tied] = save_tiny(spec_of(name, tied), tmp_path_factory.mktemp(name))
-        return held[name, tied]
+        if (name, tied) not in folders:
+            folders[name, tied] = save_tiny(spec_of(name, tied), tmp_path_factory.mktemp(name))
+        return folders[name, tied]
 
     return save
 
@@ -74,13 +74,13 @@ def copied(folder: Path, target: Path) -> Path:
 def state(folder: Path, value: bool | None, *parts: str) -> None:
     """Write what config.json says of the head, of the whole model and of the parts named; None: nothing anywhere."""
     file = folder / "config.json"
-    held: dict[str, Any] = json.loads(file.read_text())
-    for table in (held, *(one for one in held.values() if isinstance(one, dict))):
+    config: dict[str, Any] = json.loads(file.read_text())
+    for table in (config, *(one for one in config.values() if isinstance(one, dict))):
         table.pop(KEY, None)
     if value is not None:
-        for table in [held[part] for part in parts] or [held]:
+        for table in [config[part] for part in parts] or [config]:
             table[KEY] = value
-    file.write_text(json.dumps(held))
+    file.write_text(json.dumps(config))
 
 
 def head_of(tensors: dict[str, Any]) -> str:

@@ -147,8 +147,8 @@ def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
     beside = replace(LARGE, device_map="auto", spared_card=1)
     assert weight_limits(beside, TWO_CARDS)[1] == 0
     assert weight_limits(beside, TWO_CARDS)["cpu"] == 0
-    alone = {0: 79 * GIB, "cpu": 100 * GIB}
-    assert weight_limits(replace(beside, spared_card=0), alone)[0] > 78 * GIB
+    single = {0: 79 * GIB, "cpu": 100 * GIB}
+    assert weight_limits(replace(beside, spared_card=0), single)[0] > 78 * GIB
 
 
 def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
@@ -204,25 +204,25 @@ def test_a_model_is_refused_before_its_weights_are_read(
 
 
 def test_the_bound_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
+    limits = {}
 
     class Class:
         @staticmethod
         def from_pretrained(source: str, **options: object) -> object:
-            seen.update(options)
+            limits.update(options)
             return None, {"missing_keys": (), "unexpected_keys": (), "mismatched_keys": ()}
 
     spec = replace(LARGE, path=tmp_path, device_map="auto", max_memory={"0": 5, "cpu": 7})
     load_checkpoint(Class, None, spec)
-    assert seen["max_memory"] == {0: 5, "cpu": 7}
+    assert limits["max_memory"] == {0: 5, "cpu": 7}
 
 
 def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
     model = random_model(LLAVA)
-    held = sum(p.numel() * 4 for p in model.parameters()) + sum(
+    expected = sum(p.numel() * 4 for p in model.parameters()) + sum(
         b.numel() * b.element_size() for b in model.buffers()
     )
-    assert weight_bytes(model) == held
+    assert weight_bytes(model) == expected
     text = {"text": {"tie_word_embeddings": True}}
     tied = replace(ONEVISION, architecture={**ONEVISION.architecture, **text})
     head = ONEVISION.facts.vocabulary * ONEVISION.facts.text.hidden * 4

@@ -58,8 +58,8 @@ def test_every_sentence_is_understood(kind, digit):
     )
     if kind == "change" and not digit:
         return  # shapes show no digit
-    (one,) = caption_sentences(sentence(event))
-    assert one.frame == 31
+    (parsed,) = caption_sentences(sentence(event))
+    assert parsed.frame == 31
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_order_counts():
 
 
 def test_repeats_and_inventions_cost_precision_not_recall():
-    more = RIGHT + " at time t4 the red star at the top left turns green ;"
-    assert caption_score(more, EVENTS).recall == 1
-    assert caption_score(more, EVENTS).precision == 0.8
+    longer = RIGHT + " at time t4 the red star at the top left turns green ;"
+    assert caption_score(longer, EVENTS).recall == 1
+    assert caption_score(longer, EVENTS).precision == 0.8
 
 
 def test_what_is_missing_costs_recall():
