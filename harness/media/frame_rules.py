@@ -59,7 +59,7 @@ THINNED = ("fps_then_uniform", "fps_then_few")
 NAMES = (*RULES, *THINNED)
 
 
-def check(count: int, rule: str, short: str, rate: float) -> None:
+def check_rule(count: int, rule: str, short: str, rate: float) -> None:
     """Raise UserError for invalid settings, before a file is opened.
 
     Raises:
@@ -97,7 +97,7 @@ def target_count(total: int, count: int, rule: str, rate: float, fps: float) -> 
     return max(target, PAIR)
 
 
-def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
+def rule_indices(total: int, count: int, rule: str) -> tuple[int, ...]:
     """Return the `count` indices of a rule: ascending, in [0, total), distinct if count <= total.
 
     Args:
@@ -113,7 +113,7 @@ def each_second(total: int, fps: float, rate: float = 1.0) -> tuple[int, ...]:
     return tuple(range(0, total, max(round(fps / rate), 1)))
 
 
-def thinned(total: int, count: int, rule: str, rate: float, fps: float) -> tuple[int, ...]:
+def thinned_indices(total: int, count: int, rule: str, rate: float, fps: float) -> tuple[int, ...]:
     """Return the frames of a rule in THINNED: at most `count`, distinct.
 
     Args:
@@ -126,8 +126,8 @@ def thinned(total: int, count: int, rule: str, rate: float, fps: float) -> tuple
     """
     if rule == "fps_then_uniform":
         timed = each_second(total, fps, rate)
-        return timed if len(timed) <= count else pick(total, count, "uniform")
-    timed = pick(total, target_count(total, MOST_BY_RATE, "fps", rate, fps), "fps")
+        return timed if len(timed) <= count else rule_indices(total, count, "uniform")
+    timed = rule_indices(total, target_count(total, MOST_BY_RATE, "fps", rate, fps), "fps")
     if len(timed) <= count:
         return timed
-    return tuple(timed[place] for place in pick(len(timed), count, "uniform"))
+    return tuple(timed[place] for place in rule_indices(len(timed), count, "uniform"))

@@ -14,11 +14,11 @@ from espalier.harness.media.frame_rules import (
     FRAMES_KEY,
     SHORT_KEY,
     THINNED,
-    check,
+    check_rule,
     each_second,
-    pick,
+    rule_indices,
     target_count,
-    thinned,
+    thinned_indices,
 )
 from espalier.harness.media.timeline import Moments, read_timeline
 
@@ -121,7 +121,7 @@ def sample_frames(
         UserError: an invalid argument; a file that is missing, not a video, damaged, truncated or without frames; a
             video with too few frames if `short` is `error`; a video with changing picture size.
     """
-    check(n_frames, rule, short, rate)
+    check_rule(n_frames, rule, short, rate)
     timeline = read_timeline(path)
     if timeline is not None:
         indices = _choose(path, timeline.moments, n_frames, rule, short, rate)
@@ -146,10 +146,10 @@ def _choose(
 ) -> tuple[int, ...]:
     """Return the indices of the frames to take; raise UserError if the video is too short."""
     if rule in THINNED:
-        return thinned(times.total, count, rule, rate, times.fps)
+        return thinned_indices(times.total, count, rule, rate, times.fps)
     target = target_count(times.total, count, rule, rate, times.fps)
     if target <= times.total or short == "repeat":
-        return pick(times.total, target, rule)
+        return rule_indices(times.total, target, rule)
     if short == "all":
         return tuple(range(times.total))
     if short == "second":

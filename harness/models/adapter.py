@@ -20,7 +20,7 @@ from espalier.harness.models.chat_batches import (
     refuse_videos,
     tensor_to,
 )
-from espalier.harness.models.chat_media import MARK, Chat, Media, marked, media_of
+from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.chat_templates import (
     render_chat,
     run_template,
@@ -28,7 +28,7 @@ from espalier.harness.models.chat_templates import (
     warn_of_template,
 )
 from espalier.harness.models.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
-from espalier.harness.models.loader import held_back, load_part, special_tokens_only
+from espalier.harness.models.loader import deferred_logs, load_part, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.specs.registry import Registry
@@ -232,7 +232,7 @@ class Adapter(Parts):
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat for the processor; `media` are the chat's pictures and clips."""
         del media
-        return render_chat(self, marked(chat, self.placeholders, self.inline))
+        return render_chat(self, place_media(chat, self.placeholders, self.inline))
 
     def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
         """Return the prompt of a chat and the hashes of its template and the checkpoint's, as stored in a result."""
@@ -278,7 +278,7 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     Raises:
         UserError: an unknown family, or a checkpoint that is missing or does not match.
     """
-    with held_back():
+    with deferred_logs():
         adapter = build_adapter(ADAPTERS.load(spec.adapter), spec)
     warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
     return adapter

@@ -27,7 +27,9 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
             )
 
 
-def unfit(where: str, media: Media, processor: Any, model: str, refusal: Exception) -> Exception:
+def refusal_error(
+    where: str, media: Media, processor: Any, model: str, refusal: Exception
+) -> Exception:
     """Return the error line for the media of a chat that a processor refuses; `refusal` itself if there are no media.
 
     Args:
@@ -88,7 +90,7 @@ def process_batch(adapter: Adapter, texts: list[str], media: Sequence[Media]) ->
             except UNFIT as refusal:
                 where = f"chat {number} of the batch: "
                 name = adapter.spec.name
-                raise unfit(where, chat_media, adapter.processor, name, refusal) from error
+                raise refusal_error(where, chat_media, adapter.processor, name, refusal) from error
         raise
 
 

@@ -68,7 +68,7 @@ def media_of(
     return media
 
 
-def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat:
+def place_media(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat:
     """Return a chat with placeholders in its texts only at the positions of its pictures.
 
     If the texts hold as many marks as the chat has pictures, each mark becomes a placeholder and replaces the picture's

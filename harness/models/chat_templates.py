@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.models.conversations import flattened, sha256_of, takes_parts
+from espalier.harness.models.conversations import flatten_template, sha256_of, takes_parts
 from espalier.harness.models.loader import MALFORMED, unreadable
 from espalier.harness.specs.bounded_templates import FAILURES, Bounded, TooMuch, render
 from espalier.harness.specs.run_spec import CHECKPOINT
@@ -40,7 +40,7 @@ def run_template(adapter: Adapter) -> str:
     spec = adapter.spec
     if spec.conversation != CHECKPOINT:
         return adapter.format(spec.conversation, spec.prompt.join)
-    template = adapter.shipped_template or template_beside(spec)
+    template = adapter.shipped_template or local_template(spec)
     if template is None:
         raise UserError(
             f"model.conversation={CHECKPOINT!r}: model={spec.name!r} comes without a chat template; "
@@ -48,10 +48,10 @@ def run_template(adapter: Adapter) -> str:
         )
     if takes_parts(template):
         return template
-    return flattened(template, adapter.format_of_media(spec.prompt.join))
+    return flatten_template(template, adapter.format_of_media(spec.prompt.join))
 
 
-def template_beside(spec: ModelSpec) -> str | None:
+def local_template(spec: ModelSpec) -> str | None:
     """Return the chat template in a local model directory, for models built without their checkpoint.
 
     Raises:

@@ -122,7 +122,7 @@ def roles(system: str, user: str, assistant: str) -> dict[str, str]:
     return {"system": system, "user": user, "assistant": assistant}
 
 
-def alike(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
+def uniform_frame(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
     """Return a frame with the same end for all turns and the assistant's head before the answer."""
     return Frame(message, heads, roles(end, end, end), heads["assistant"], lead)
 
@@ -172,12 +172,12 @@ FRAMES: Mapping[str, Frame] = {
         roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
         "<|im_start|>assistant\n",
     ),
-    "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
-    "qwen3": alike(None, _CHATML, "<|im_end|>\n"),
-    "internvl2": alike(_INTERNVL2, _CHATML, "<|im_end|>"),
+    "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
+    "qwen3": uniform_frame(None, _CHATML, "<|im_end|>\n"),
+    "internvl2": uniform_frame(_INTERNVL2, _CHATML, "<|im_end|>"),
     # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
-    "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
-    "internvl2_5": alike(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+    "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
+    "internvl2_5": uniform_frame(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),
     "llada_think": _llada(" /think"),
@@ -204,7 +204,7 @@ def takes_parts(template: str) -> bool:
     return _PARTS.search(template) is not None
 
 
-def flattened(template: str, media: str) -> str:
+def flatten_template(template: str, media: str) -> str:
     """Return a template of a text model, extended to write the parts of a turn as one text first."""
     return (
         "{% set flat_ = namespace(turns=[]) %}{% for turn in messages %}"

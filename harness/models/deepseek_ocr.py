@@ -36,7 +36,7 @@ from espalier.harness.models.deepseek_ocr_images import (
 )
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -329,7 +329,7 @@ class DeepseekOcrAdapter(Adapter):
         stretched = not images.crop_to_patches and (
             images.size["height"] <= images.maximum_pad_value
         )
-        return WHOLE if view.index or stretched else padded(view)
+        return WHOLE if view.index or stretched else padded_box(view)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Return all global views, then all crops."""

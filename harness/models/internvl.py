@@ -29,7 +29,7 @@ from espalier.harness.models.internvl_processor import (
     known_text,
     label_frames,
     process_chat,
-    tiles_of,
+    tile_settings,
 )
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
@@ -63,7 +63,7 @@ class InternVLAdapter(Adapter):
         Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
         """
         processor = load_part(spec, AutoProcessor)
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tiles_of(spec))
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tile_settings(spec))
         processor.video_processor = frames_like(processor.image_processor)
         return processor
 

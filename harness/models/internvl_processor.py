@@ -56,7 +56,7 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
         size={"height": side, "width": side},
         image_mean=IMAGENET_DEFAULT_MEAN,
         image_std=IMAGENET_DEFAULT_STD,
-        **tiles_of(spec),
+        **tile_settings(spec),
     )
     return InternVLProcessor(
         image_processor=images,
@@ -68,7 +68,7 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
     )
 
 
-def tiles_of(spec: ModelSpec) -> dict[str, Any]:
+def tile_settings(spec: ModelSpec) -> dict[str, Any]:
     """Return the keys of `model.processor` that belong to the image processor."""
     return {name: spec.processor[name] for name in TILES if name in spec.processor}
 

@@ -23,7 +23,13 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, cropped, padded
+from espalier.harness.models.view_placement import (
+    WHOLE,
+    PictureView,
+    ViewBox,
+    central_square,
+    padded_box,
+)
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -119,11 +125,11 @@ class LlavaAdapter(Adapter):
         """Return the square that the picture is padded to, or the central square cropped from it."""
         images = self.processor.image_processor
         if getattr(images, "do_pad", False):
-            return padded(view)
+            return padded_box(view)
         if not images.do_center_crop:
             return WHOLE
         edge = images.size["shortest_edge"] or images.crop_size["height"]
-        return cropped(view.size, images.crop_size["height"] / edge)
+        return central_square(view.size, images.crop_size["height"] / edge)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Return the images of a batch in order."""

@@ -22,7 +22,7 @@ from espalier.harness.engine.visual_items import Item
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -67,7 +67,7 @@ class LlavaNextAdapter(LlavaAdapter):
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for the global view; crops are padded, and padding is removed by whole cells."""
-        return padded(view) if view.index else WHOLE
+        return padded_box(view) if view.index else WHOLE
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
         """Return the global view and crops of each image, without the padding tiles of the batch."""

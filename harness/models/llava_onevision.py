@@ -30,7 +30,7 @@ from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -59,7 +59,7 @@ def build_processor(
     )
 
 
-def stackable(videos: list[Any]) -> list[Any]:
+def stackable_videos(videos: list[Any]) -> list[Any]:
     """Return the frames of a batch's videos, each (F, H, W, 3).
 
     Raises:
@@ -207,7 +207,7 @@ class LlavaOnevisionAdapter(Adapter):
         Raises:
             UserError: videos of different lengths, which the model cannot stack.
         """
-        frames = stackable([clip.pixels for row in clips for clip in row])
+        frames = stackable_videos([clip.pixels for row in clips for clip in row])
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,
@@ -246,7 +246,7 @@ class LlavaOnevisionAdapter(Adapter):
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for the global view of a single one; crops, and each of several, are padded."""
-        return WHOLE if view.only_picture and not view.index else padded(view)
+        return WHOLE if view.only_picture and not view.index else padded_box(view)
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
         """Return the model's packing of one image of `size` (height, width)."""

@@ -79,7 +79,7 @@ def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def deferred_logs() -> Iterator[None]:
     """Hold back log records of the library until the block ends; drop them on an error, which has its own line."""
     records: list[logging.LogRecord] = []
 

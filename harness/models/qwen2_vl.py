@@ -25,9 +25,9 @@ from espalier.harness.models.qwen_positions import released_positions
 from espalier.harness.models.qwen_processor import (
     BOUNDS,
     CAP,
-    bounded,
     new_processor,
     run_processor,
+    set_bounds,
 )
 from espalier.harness.models.random_weights import text_config
 
@@ -105,12 +105,12 @@ class Qwen2VLAdapter(Adapter):
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return the checkpoint's processor with the picture sizes of `model.processor`."""
-        return bounded(load_part(spec, AutoProcessor), spec)
+        return set_bounds(load_part(spec, AutoProcessor), spec)
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
         """Return the caller's processor with the picture sizes of `model.processor`."""
-        return bounded(processor, spec)
+        return set_bounds(processor, spec)
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:

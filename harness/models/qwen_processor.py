@@ -47,7 +47,7 @@ def new_processor(
         video_processor=video_class(**sizes, **colours),
         tokenizer=tokenizer,
     )
-    return bounded(processor, spec)
+    return set_bounds(processor, spec)
 
 
 def run_processor(
@@ -73,7 +73,7 @@ def run_processor(
     return batch
 
 
-def bounded(processor: Any, spec: ModelSpec) -> Any:
+def set_bounds(processor: Any, spec: ModelSpec) -> Any:
     """Return the processor with the bounds of `model.processor`; other bounds stay unchanged."""
     videos = processor.video_processor
     settings = {CAP: bool(getattr(videos, CAP, None)), **spec.processor}

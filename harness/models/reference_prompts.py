@@ -58,7 +58,7 @@ class PromptTokens:
         return "a picture" if ids[place] == SEEN else f"{ids[place]} {self.words[ids[place]]!r}"
 
 
-def in_pieces(
+def piecewise_ids(
     tokenizer: Any, prompt: str, placeholders: Sequence[str], keeps_begin: bool = False
 ) -> list[int]:
     """Return a prompt's ids by the original procedure, which tokenises each piece between placeholders.
@@ -89,7 +89,7 @@ def in_pieces(
     return ids
 
 
-def compared(adapter: Adapter, chat: Chat) -> PromptTokens:
+def compare_tokens(adapter: Adapter, chat: Chat) -> PromptTokens:
     """Return the tokens of a chat in the model's input and by the original procedure.
 
     Both are equal by construction for families with an original that tokenises a prompt at once. Cost: processes the
@@ -108,7 +108,7 @@ def compared(adapter: Adapter, chat: Chat) -> PromptTokens:
     reference = ours
     if adapter.pieces != "whole":
         keeps_begin = adapter.pieces == "begun"
-        reference = in_pieces(tokenizer, prompt, adapter.placeholders, keeps_begin)
+        reference = piecewise_ids(tokenizer, prompt, adapter.placeholders, keeps_begin)
     vocabulary = {token for token in (*ours, *reference) if token != SEEN}
     words = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in vocabulary}
     return PromptTokens(prompt, tuple(ours), tuple(reference), words)

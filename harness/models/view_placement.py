@@ -45,14 +45,14 @@ class PictureView:
     only_picture: bool
 
 
-def padded(view: PictureView) -> ViewBox:
+def padded_box(view: PictureView) -> ViewBox:
     """Return the area of a view with square cells that contains the whole picture, centred."""
     width, height = view.size
     scale = min(view.columns / width, view.rows / height)
     return _around(view.columns / (width * scale), view.rows / (height * scale))
 
 
-def cropped(size: tuple[int, int], share: float = 1.0) -> ViewBox:
+def central_square(size: tuple[int, int], share: float = 1.0) -> ViewBox:
     """Return the central square of a picture, with an edge of `share` of the picture's shorter edge."""
     edge = min(size) * share
     return _around(edge / size[0], edge / size[1])

@@ -258,10 +258,12 @@ REFUSED = {
         m, "fastv", draft="seedling_draft"
     ),
     "draft='seedling_drat' is unknown": lambda m: espalier.apply(m, "pearl", draft="seedling_drat"),
-    "K: a method that is an object": lambda m: espalier.apply(m, FastV(), K=3),
+    "K: an instance of a method": lambda m: espalier.apply(m, FastV(), K=3),
     "method=FastV is a class; valid: an instance, FastV(...)": lambda m: espalier.apply(m, FastV),
     "method=3; valid: a name of conf/method": lambda m: espalier.apply(m, 3),
-    "model is a str; valid: what espalier.load": lambda m: espalier.apply("seedling", "fastv"),
+    "model is a str; valid: the result of espalier.load": lambda m: espalier.apply(
+        "seedling", "fastv"
+    ),
     "seed=-1": lambda m: espalier.apply(m, "fastv", seed=-1),
     "name='seedlin' is unknown (did you mean seedling?)": lambda m: espalier.load("seedlin"),
     "setting='dtpye' is unknown (did you mean dtype?)": lambda m: espalier.load(

@@ -1,4 +1,4 @@
-"""Pictures and videos in Python: what is drawn for a sample depends on them, and unfit ones are refused in one line."""
+"""Pictures and videos in Python: random draws depend on them, and unfit ones are refused in one line."""
 
 from __future__ import annotations
 

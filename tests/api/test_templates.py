@@ -136,7 +136,7 @@ def test_a_folder_is_asked_in_its_own_format(
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained", conversation=CHECKPOINT)
     assert render_chat(load_adapter(spec), CHAT) == expected
     if "texts" not in layout:
-        assert templates.template_beside(spec) == template
+        assert templates.local_template(spec) == template
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

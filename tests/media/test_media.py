@@ -26,7 +26,13 @@ from espalier.harness.errors import UserError
 from espalier.harness.media import frame_decoder as decoding
 from espalier.harness.media import frames, timeline
 from espalier.harness.media.container import _video_stream
-from espalier.harness.media.frame_rules import THINNED, each_second, pick, target_count, thinned
+from espalier.harness.media.frame_rules import (
+    THINNED,
+    each_second,
+    rule_indices,
+    target_count,
+    thinned_indices,
+)
 from espalier.harness.media.frames import sample_frames
 from espalier.harness.media.images import open_image
 from espalier.harness.media.timeline import read_timeline
@@ -132,7 +138,7 @@ def plain(folder: Path) -> Path:
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.sampled_from(["uniform", "centre", "fps"]))
 def test_indices_ascend_differ_and_lie_within(total: int, count: int, rule: str) -> None:
-    taken = pick(total, min(count, total), rule)
+    taken = rule_indices(total, min(count, total), rule)
     assert len(taken) == min(count, total)
     assert list(taken) == sorted(set(taken))
     assert taken[0] >= 0
@@ -153,18 +159,22 @@ def test_the_rate_rule_takes_an_even_number_within_its_cap(
 @pytest.mark.parametrize("total", [33, 100, 999, 5400])
 def test_rules_are_those_of_the_evaluations(total: int) -> None:
     count = 32
-    assert pick(total, count, "uniform") == tuple(np.linspace(0, total - 1, count, dtype=int))
+    assert rule_indices(total, count, "uniform") == tuple(
+        np.linspace(0, total - 1, count, dtype=int)
+    )
     segment = float(total - 1) / count
-    assert pick(total, count, "centre") == tuple(
+    assert rule_indices(total, count, "centre") == tuple(
         int(0 + (segment / 2) + np.round(segment * i)) for i in range(count)
     )
-    assert pick(total, count, "fps") == tuple(np.linspace(0, total - 1, count).round().astype(int))
+    assert rule_indices(total, count, "fps") == tuple(
+        np.linspace(0, total - 1, count).round().astype(int)
+    )
 
 
 def test_one_uniform_frame_is_the_first_and_one_centre_frame_the_middle() -> None:
-    assert pick(101, 1, "uniform") == (0,)
-    assert pick(101, 1, "centre") == (50,)
-    assert pick(3, 3, "centre") == (0, 1, 2)
+    assert rule_indices(101, 1, "uniform") == (0,)
+    assert rule_indices(101, 1, "centre") == (50,)
+    assert rule_indices(3, 3, "centre") == (0, 1, 2)
 
 
 def test_rate_counts_by_hand() -> None:
@@ -187,7 +197,7 @@ def test_frames_are_exactly_those_of_a_full_decode(name: str, folder: Path) -> N
         clip = sample_frames(path, count, rule)
         assert clip.total_frames == len(every)
         wanted = target_count(len(every), count, rule, 2.0, fps)
-        assert clip.indices == pick(len(every), wanted, rule)
+        assert clip.indices == rule_indices(len(every), wanted, rule)
         assert clip.frames.dtype == np.uint8
         for place, index in enumerate(clip.indices):
             np.testing.assert_array_equal(clip.frames[place], every[index])
@@ -592,29 +602,29 @@ def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_rules_by_the_clock_thin_out_only_what_is_too_much() -> None:
     # Ten seconds at 30 a second: one frame a second, unless five must do.
-    assert thinned(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
-    assert thinned(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
-    assert thinned(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
+    assert thinned_indices(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
+    assert thinned_indices(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
+    assert thinned_indices(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
     # Two a second are twenty, at whole frames over the whole video; eight of these.
     twenty = tuple(int(i) for i in np.linspace(0, 299, 20).round())
-    assert thinned(300, 32, "fps_then_few", 2.0, 30.0) == twenty
-    assert thinned(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
+    assert thinned_indices(300, 32, "fps_then_few", 2.0, 30.0) == twenty
+    assert thinned_indices(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
         twenty[int(i)] for i in np.linspace(0, 19, 8)
     )
 
 
 def test_rules_of_other_evaluations() -> None:
-    assert pick(10, 4, "floor") == (0, 2, 5, 7)
+    assert rule_indices(10, 4, "floor") == (0, 2, 5, 7)
     assert target_count(1000, 33, "pairs", 2.0, 30.0) == 32
     assert target_count(7, 32, "pairs", 2.0, 30.0) == 6
     assert target_count(1, 32, "pairs", 2.0, 30.0) == 2
-    assert pick(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
+    assert rule_indices(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.floats(1, 120))
 def test_thinned_frames_ascend_and_never_repeat(total: int, count: int, fps: float) -> None:
     for rule in THINNED:
-        frames = thinned(total, max(count, 2), rule, 1.0, fps)
+        frames = thinned_indices(total, max(count, 2), rule, 1.0, fps)
         assert frames[0] >= 0
         assert frames[-1] < total
         if total >= 4:

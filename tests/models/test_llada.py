@@ -27,7 +27,7 @@ from espalier.harness.models.build_adapter import build_adapter, build_skeleton,
 from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.models.reference_prompts import SEEN, compared
+from espalier.harness.models.reference_prompts import SEEN, compare_tokens
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families.llada import (
@@ -358,7 +358,7 @@ def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str) -> None:
     """Their code drops the first token of each piece behind a picture: the line break; `flush` writes none."""
-    result = compared(adapter_of(family), chat("What?", 0))
+    result = compare_tokens(adapter_of(family), chat("What?", 0))
     assert result.difference is not None
     place = result.ours.index(SEEN) + 1
     assert result.words[result.ours[place]] == byte_tokenizer().tokenize("\n")[0]
@@ -367,7 +367,7 @@ def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str)
     flush = load_tiny(
         replace(spec, prompt=replace(spec.prompt, join="flush")), saved_release(family)
     )
-    assert compared(flush, chat("What?", 0)).ours == result.reference
+    assert compare_tokens(flush, chat("What?", 0)).ours == result.reference
 
 
 @pytest.mark.parametrize(

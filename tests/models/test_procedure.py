@@ -15,7 +15,12 @@ from espalier.harness.models import chat_templates
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.reference_prompts import SEEN, PromptTokens, compared, in_pieces
+from espalier.harness.models.reference_prompts import (
+    SEEN,
+    PromptTokens,
+    compare_tokens,
+    piecewise_ids,
+)
 from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
@@ -47,7 +52,7 @@ def spelt(tokenizer: Any, ids: list[int]) -> list[str]:
 
 def test_pieces_are_tokenised_alone_and_begin_once() -> None:
     tokenizer = sentences(begin=True)
-    tokens = spelt(tokenizer, in_pieces(tokenizer, "USER: <image>\nQ?", ["<image>"]))
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "USER: <image>\nQ?", ["<image>"]))
     # Each piece has a blank of its own before it; the begin token stands once.
     assert tokens == ["<s>", "▁", *"USER:", "▁", "picture", "▁", "\n", "Q", "?"]
     once = spelt(tokenizer, tokenizer("USER: \nQ?")["input_ids"])
@@ -64,17 +69,19 @@ def test_pieces_are_tokenised_alone_and_begin_once() -> None:
 
 def test_two_pictures_and_a_prompt_without_any() -> None:
     tokenizer = sentences(begin=True)
-    tokens = spelt(tokenizer, in_pieces(tokenizer, "<image><image>Q", ["<image>"]))
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "<image><image>Q", ["<image>"]))
     assert tokens == ["<s>", "picture", "picture", "▁", "Q"]
-    assert in_pieces(tokenizer, "Q", ["<image>"]) == tokenizer("Q")["input_ids"]
+    assert piecewise_ids(tokenizer, "Q", ["<image>"]) == tokenizer("Q")["input_ids"]
 
 
 def test_a_begin_token_written_into_the_prompt_costs_later_pieces_their_first_token() -> None:
     """The trap of LLaDA's conversation: the text begins with the token, the tokenizer adds none."""
     tokenizer = sentences(begin=False, prepend="never")
-    tokens = spelt(tokenizer, in_pieces(tokenizer, "<s>USER: <image>\nQ?", ["<image>"]))
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "<s>USER: <image>\nQ?", ["<image>"]))
     assert tokens == ["<s>", *"USER:", "▁", "picture", "Q", "?"]
-    plain = spelt(tokenizer, in_pieces(tokenizer, "<s><image>\nQ?", ["<image>"], keeps_begin=True))
+    plain = spelt(
+        tokenizer, piecewise_ids(tokenizer, "<s><image>\nQ?", ["<image>"], keeps_begin=True)
+    )
     assert plain == ["<s>", "picture", "\n", "Q", "?"]
 
 
@@ -93,7 +100,7 @@ def test_the_first_difference_is_told() -> None:
 def test_a_tokenizer_of_bytes_gives_the_same_either_way(name: str) -> None:
     adapter = load_tiny(FAMILIES[name].spec, saved(name))
     parts = [{"type": "image", "image": picture(0, 56, 42)}, {"type": "text", "text": "What?"}]
-    tokens = compared(adapter, [{"role": "user", "content": parts}])
+    tokens = compare_tokens(adapter, [{"role": "user", "content": parts}])
     assert tokens.difference is None
     assert tokens.ours.count(SEEN) == 1
     assert "What?" in tokens.prompt
@@ -116,7 +123,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         encode=lambda chats: batch,
         items=lambda inputs: {seen: []},
     )
-    tokens = compared(adapter, [])
+    tokens = compare_tokens(adapter, [])
     assert tokens.ours.count(SEEN) == 1  # two placeholders side by side are one picture
     assert (tokens.difference is not None) == differs
     if tokens.difference is not None:

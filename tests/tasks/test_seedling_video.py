@@ -131,10 +131,10 @@ def test_the_key_of_a_run_hashes_all_that_makes_samples():
     text = (CONF / "benchmark" / "seedling_video_caption.yaml").read_text()
     named = {line.strip(" -") for line in text.splitlines() if line.startswith("  - harness/")}
     package = Path(benchmarks.__file__).parent
-    made = {path.name for path in package.glob("*.py")} - {"__init__.py", "sheet.py"}
+    made = {path.name for path in package.glob("*.py")} - {"__init__.py", "clip_sheet.py"}
     assert {f"harness/seedling/video/{name}" for name in made} <= named
     for path in package.glob("*.py"):
         for line in path.read_text().splitlines():
-            if line.startswith("from espalier.harness.seedling.") and path.name != "sheet.py":
-                module = line.split()[1].replace(".", "/")
+            if line.startswith("from espalier.harness.seedling.") and path.name != "clip_sheet.py":
+                module = line.split()[1].removeprefix("espalier.").replace(".", "/")
                 assert f"{module}.py" in named or module.endswith("/video"), line

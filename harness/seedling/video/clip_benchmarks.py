@@ -12,7 +12,7 @@ from espalier.harness.seedling.video.clip_scores import (
     DIGITS,
     NEAR,
     caption_score,
-    concluded,
+    conclusion,
     digits_score,
     moment,
     moment_score,
@@ -92,7 +92,7 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
             "one_minus_ned": digits_score(answer, truth),
             "unparsed": float(not only_digits(answer)),
         }
-    answer, truth = concluded(family, answer), concluded(family, truth)
+    answer, truth = conclusion(family, answer), conclusion(family, truth)
     right = exact_match(answer, truth)
     scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
     if family == "when":

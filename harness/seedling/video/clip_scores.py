@@ -49,7 +49,7 @@ def only_digits(answer: str) -> bool:
     return bool(tokens) and all(word in DIGITS for word in tokens)
 
 
-def concluded(family: str, answer: str) -> str:
+def conclusion(family: str, answer: str) -> str:
     """Return the conclusion of an answer: the number after the objects, the order or the event after the times.
 
     Args:
@@ -110,16 +110,16 @@ def caption_score(answer: str, events: Sequence[Event]) -> EventScore:
     """
     sentences = caption_sentences(answer)
     truth = [caption_sentences(sentence(event))[0] for event in events]
-    right, total = matched(sentences, truth, NEAR), max(len(truth), 1)
+    right, total = match_count(sentences, truth, NEAR), max(len(truth), 1)
     return EventScore(
         recall=right / total,
         precision=right / max(len(sentences), 1),
-        exact=matched(sentences, truth, 0) / total,
+        exact=match_count(sentences, truth, 0) / total,
         parsed=bool(sentences),
     )
 
 
-def matched(
+def match_count(
     sentences: Sequence[CaptionSentence], truth: Sequence[CaptionSentence], tolerance: int
 ) -> int:
     """Return the length of the longest common subsequence, with times equal within `tolerance` frames."""

@@ -12,7 +12,7 @@ from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import ADAPTERS, Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import other_template
-from espalier.harness.models.reference_prompts import PromptTokens, compared
+from espalier.harness.models.reference_prompts import PromptTokens, compare_tokens
 from espalier.harness.ranks import alone
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
@@ -77,7 +77,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)
-            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+            found.append(compare_tokens(adapter, ChatMessages(messages=messages).to_hf_messages()))
     differences = [
         f"prompt {row} differs from the original's, {one.difference}"
         for row, one in enumerate(found)

@@ -6,7 +6,7 @@ import pytest
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.video.captions import caption, clause
-from espalier.harness.seedling.video.clip_scores import concluded
+from espalier.harness.seedling.video.clip_scores import conclusion
 from espalier.harness.seedling.video.clip_vocabulary import (
     PLACES,
     TOKEN_ID,
@@ -130,7 +130,7 @@ def test_answers_are_right_and_unique(stories):
     for story in stories:
         for dialogue in dialogues(story, dialogue_stream(story), EACH):
             if dialogue.family not in ("caption", "digits"):
-                answers = concluded(dialogue.family, dialogue.answer)
+                answers = conclusion(dialogue.family, dialogue.answer)
                 assert answers_by_search(story, dialogue.question) == {answers}, dialogue
 
 
@@ -195,7 +195,7 @@ def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
 
 def test_before_and_after_are_said_alike(stories):
     answers = [
-        concluded(dialogue.family, dialogue.answer)
+        conclusion(dialogue.family, dialogue.answer)
         for story in stories
         for dialogue in dialogues(story, dialogue_stream(story), {"order": 6})
         if dialogue.template == "before_after"
@@ -211,5 +211,5 @@ def test_clips_of_every_length_are_asked_about(frames, count):
         for dialogue in dialogues(story, dialogue_stream(story)):
             assert UNK not in encode(f"{dialogue.question} {dialogue.answer}"), dialogue
             if dialogue.family not in ("caption", "digits"):
-                answers = concluded(dialogue.family, dialogue.answer)
+                answers = conclusion(dialogue.family, dialogue.answer)
                 assert answers_by_search(story, dialogue.question) == {answers}, dialogue

@@ -6,7 +6,7 @@ from espalier.harness.seedling.video.captions import caption, sentence
 from espalier.harness.seedling.video.clip_scores import (
     caption_score,
     caption_sentences,
-    concluded,
+    conclusion,
     digits_score,
     moment,
     moment_score,
@@ -96,7 +96,7 @@ def test_an_event_is_right_only_as_a_whole():
     ],
 )
 def test_a_count_is_the_last_word_and_an_order_what_is_no_time(family, answer, said):
-    assert concluded(family, answer) == said
+    assert conclusion(family, answer) == said
 
 
 def test_order_counts():
