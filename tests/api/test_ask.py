@@ -1,4 +1,4 @@
-"""Questions and answers on the embedded model: the same as run.py's, and refusals in the words of Python."""
+"""Questions and answers on the embedded model: equal to those of run.py, with error lines for Python callers."""
 
 from __future__ import annotations
 

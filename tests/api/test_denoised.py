@@ -1,4 +1,4 @@
-"""Questions to a model that denoises its answers: what an answer says of its steps, and what is refused."""
+"""Questions to a model that denoises its answers: kept tokens by step, and refused settings."""
 
 from __future__ import annotations
 

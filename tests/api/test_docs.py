@@ -1,4 +1,4 @@
-"""docs/python.md runs as printed, and the README's lines are its first ones."""
+"""docs/python.md runs as printed, and starts with the README's lines."""
 
 from __future__ import annotations
 

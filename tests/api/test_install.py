@@ -1,4 +1,4 @@
-"""`pip install -e .`: it needs requirements.txt without its development part, and works from elsewhere."""
+"""`pip install -e .`: requires requirements.txt without its development part, and works from another folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in code that users write: each is one line that names the method, the mistake and the remedy."""
+"""Mistakes in users' methods: each is one line with the method, the mistake and the remedy."""
 
 from __future__ import annotations
 

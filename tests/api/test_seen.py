@@ -1,4 +1,4 @@
-"""Tokens are drawn where their pixels come from: held against what the processor really cut out of pictures."""
+"""Tokens are drawn where their pixels come from, compared with the pixels that the processor extracts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = ((120, 80), (70, 150))
 
 
 def seen(adapter: Adapter, *media: Any) -> tuple[VisibleChat, dict[str, Any], torch.Tensor]:
-    """Return what is seen of a chat, its inputs, and the projector unit of each token."""
+    """Return the visible tokens of a chat, its inputs, and the projector unit of each token."""
     chat = question_chat(list(media), "w1 w2", adapter.spec)
     inputs = adapter.encode([chat])
     layout = adapter.layout(inputs)

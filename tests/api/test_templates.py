@@ -1,4 +1,4 @@
-"""Prompts of a folder follow its chat template, whatever file holds it; a family's own format in its place is told."""
+"""Prompts of a folder follow its chat template from any of its files; another format is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in memory: its family and sizes are its own, and it is given back as it was."""
+"""A model in memory: family and sizes are measured, and the model is restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of more than 8 bits a channel, and transparent ones: scaled by their range, laid on white, or refused."""
+"""Pictures with more than 8 bits per channel, and transparent ones: scaled, composited on white, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pgm(values: np.ndarray, maximum: int) -> bytes:
 
 
 def twelve_bits() -> bytes:
-    """Return a TIFF whose samples take 12 bits, two of them three bytes."""
+    """Return a TIFF with 12-bit samples, two of them in three bytes."""
     values = (RAMP // 16).ravel().astype(np.uint32)
     pairs = (values[0::2] << 12) | values[1::2]
     packed = b"".join(struct.pack(">I", pair)[1:] for pair in pairs.tolist())

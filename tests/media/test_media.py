@@ -1,4 +1,4 @@
-"""Frames and images from real files, held against a slow decode of everything and against known pixels."""
+"""Frames and images from real files, compared with a slow decode of all frames and with known pixels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def encode(
     sound: bool = False,
     draw: Callable[[int], np.ndarray] = picture,
 ) -> Path:
-    """Write a video of 25 frames per second, or one whose frames are shown at the given times."""
+    """Write a video of 25 frames per second, or one with the given frame times."""
     base = Fraction(1, 1000) if milliseconds else Fraction(1, 25)
     height, width = draw(0).shape[:2]
     with av.open(str(path), "w", format=container, options=mux or {}) as out:

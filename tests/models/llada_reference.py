@@ -1,4 +1,4 @@
-"""LaViDa and LLaDA-V written out slowly from their description, in fp64, on a release's tensors by its own names."""
+"""LaViDa and LLaDA-V in fp64, written out from their descriptions, on a release's tensors by its own names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reference:
     # ------------------------------------------------------------------ tower
 
     def tower(self, picture: Tensor) -> Tensor:
-        """(3, S, S) pixels to (patches, D), behind the last layer that there is and before any last norm."""
+        """Return (patches, D) features of (3, S, S) pixels after the last layer, before a final norm."""
         n = self.side // self.patch
         weight = self.of[f"{TOWER}embeddings.patch_embedding.weight"].flatten(1)
         rows = []

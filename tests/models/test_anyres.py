@@ -1,4 +1,4 @@
-"""AnyRes packing: every token is traced to its projector units, against the model's own packing and by hand."""
+"""AnyRes packing: projector units of every token, compared with the model's packing and by hand."""
 
 from __future__ import annotations
 

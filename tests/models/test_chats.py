@@ -1,4 +1,4 @@
-"""What a chat holds: every setting of a video reaches the file, and what would be answered wrongly is refused."""
+"""Media of a chat: every setting of a video is used, and requests that would be answered wrongly are refused."""
 
 from __future__ import annotations
 

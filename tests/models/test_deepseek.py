@@ -1,4 +1,4 @@
-"""DeepSeek-OCR: views and their places, token counts of all modes, pixels, the prompt, the release's tensor names."""
+"""DeepSeek-OCR: views and their positions, token counts of all modes, pixels, prompt, tensor names of the release."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ LIBRARY = "model.language_model.layers"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "line"),
     [
         ("lm_head.weight", "has no lm_head.weight, and tie_word_embeddings is false"),
         (
@@ -461,30 +461,30 @@ LIBRARY = "model.language_model.layers"
         ("model.layers.1.mlp.experts.2.up_proj.weight", "conversion of the weights"),
     ],
 )
-def test_a_missing_tensor_is_refused_by_its_name_in_the_library(release, name, pieces):
+def test_a_missing_tensor_is_refused_by_its_name_in_the_library(release, name, line):
     tensors = load_file(release / "model.safetensors")
     del tensors[name]
     save_file(tensors, release / "model.safetensors")
     with pytest.raises(UserError) as refusal:
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert pieces in str(refusal.value)
+    assert line in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "line"),
     [
         ("model.layers.7.input_layernorm.weight", f"{LIBRARY}.7.input_layernorm.weight"),
         ("model.sam_model.blocks.9.norm1.bias", "sam_encoder.layers.9.layer_norm1.bias"),
         ("more", "1 unexpected keys, the first is more"),
     ],
 )
-def test_an_extra_tensor_is_refused_by_its_name_in_the_library(release, name, pieces):
+def test_an_extra_tensor_is_refused_by_its_name_in_the_library(release, name, line):
     tensors = load_file(release / "model.safetensors")
     tensors[name] = torch.zeros(3)
     save_file(tensors, release / "model.safetensors")
     with pytest.raises(UserError) as refusal:
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert pieces in str(refusal.value)
+    assert line in str(refusal.value)
 
 
 # ---------------------------------------------------------------------- real sizes

@@ -1,4 +1,4 @@
-"""`model.facts` is what the model is: every fact that differs is refused by name, before any weight is read."""
+"""`model.facts` matches the model: every different fact is refused by name, before weights are read."""
 
 from __future__ import annotations
 

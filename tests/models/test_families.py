@@ -169,7 +169,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_text_probes_equal_eager(name):
-    """The last row and the mean received attention of two layers, computed beside the fused kernel."""
+    """The last row and the mean received attention of two layers, computed next to the fused kernel."""
     needs = tuple(
         Need(signal, layer) for signal in ("last_attention", "mean_attention") for layer in (0, 2)
     )

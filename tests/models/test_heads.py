@@ -1,4 +1,4 @@
-"""A checkpoint's output head is its own weights or its embedding, as its file of conf/model and its files say."""
+"""The output head of a checkpoint is stored or is the embedding, as its file in conf/model and its files state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def copied(folder: Path, target: Path) -> Path:
 
 
 def state(folder: Path, value: bool | None, *parts: str) -> None:
-    """Write what config.json says of the head, of the whole model and of the parts named; None: nothing anywhere."""
+    """Set the head's key in config.json, for the model and the named parts; None: remove it everywhere."""
     file = folder / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
     for table in (config, *(one for one in config.values() if isinstance(one, dict))):
@@ -131,7 +131,7 @@ def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
 @pytest.mark.parametrize("stated", [None, True])
 @pytest.mark.parametrize("name", UNTIED)
 def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path, monkeypatch):
-    """The room that is asked for holds embedding and head, even where config.json says nothing or ties them."""
+    """The checked memory includes embedding and head, even if config.json does not state them or ties them."""
     folder = copied(saved(name), tmp_path)
     state(folder, stated)
     change(folder, lambda tensors: tensors[head_of(tensors)].add_(1))

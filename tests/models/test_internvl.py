@@ -1,4 +1,4 @@
-"""InternVL: which unit stands where, tiles and frames, signals per unit of 2 x 2 patches, and the published sizes."""
+"""InternVL: positions of units, tiles and frames, signals per unit of 2 x 2 patches, and the published sizes."""
 
 from __future__ import annotations
 

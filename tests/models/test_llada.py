@@ -1,4 +1,4 @@
-"""LaViDa and LLaDA-V: loaded as released, and equal to what their description says, written out slowly."""
+"""LaViDa and LLaDA-V: loaded from releases, and equal to a slow implementation of their descriptions."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str) -> None:
-    """Their code drops the first token of each piece behind a picture: the line break; `flush` writes none."""
+    """The releases drop the first token of each piece after a picture, the line break; `flush` writes none."""
     result = compare_tokens(adapter_of(family), chat("What?", 0))
     assert result.difference is not None
     place = result.ours.index(SEEN) + 1

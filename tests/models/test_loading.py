@@ -1,4 +1,4 @@
-"""Checkpoints that are not there, not whole or not the model of the config file are refused in one line."""
+"""Checkpoints that are missing, incomplete or different from the config file are refused in one line."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def load(tmp_path_factory):
 
 
 def watched(adapter, inputs):
-    """Run the plain model; return what left the projector, call by call, and what entered the decoder."""
+    """Run the plain model; return the projector's outputs by call, and the decoder's input."""
     remaining, entered = [], {}
     handles = [
         adapter.projector.register_forward_hook(
@@ -70,7 +70,7 @@ def watched(adapter, inputs):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_visual_tokens_are_mixtures_of_their_units_and_the_rest_newlines(load, name):
-    """What the layout says of each placeholder, against what the model really put there."""
+    """The layout's unit of each placeholder equals the one in the model's input."""
     adapter = load(name, "float64")
     inputs = adapter.encode(list(FAMILIES[name].chats))
     layout = adapter.layout(inputs)

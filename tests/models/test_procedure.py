@@ -108,7 +108,7 @@ def test_a_tokenizer_of_bytes_gives_the_same_either_way(name: str) -> None:
 
 @pytest.mark.parametrize(("pieces", "differs"), [("alone", True), ("whole", False)])
 def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> None:
-    """A stand-in for an adapter whose tokenizer marks the start of the whole prompt alone."""
+    """A fake adapter with a tokenizer that marks only the start of the prompt."""
     tokenizer = sentences(begin=True, prepend="first")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     seen = tokenizer.convert_tokens_to_ids("<image>")

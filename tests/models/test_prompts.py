@@ -256,7 +256,7 @@ def tiny_under(family: str, spec: ModelSpec) -> Adapter:
 
 
 def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> str:
-    """What lmms-eval's own task asks, with its prompt settings changed."""
+    """Return the prompt of lmms-eval's task with changed prompt settings."""
     folder = Path(lmms_eval.tasks.__file__).parent
     settings = load_yaml_config(str(folder / task), mode="full")
     words = {**settings["lmms_eval_specific_kwargs"]["default"], **changes}
@@ -264,7 +264,7 @@ def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def question(benchmark: str, prompt: PromptSpec) -> str:
-    """What a benchmark asks under a set of prompts: the run's own way to it, without its data."""
+    """Return the prompt of a benchmark under a set of prompts, built as in a run, without its data."""
     task, sample, _ = QUESTIONS[benchmark]
     spec = worded(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
     if spec.text is None:
@@ -303,7 +303,7 @@ def test_every_set_of_every_family_asks_as_its_golden_strings(
 
 
 def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
-    """LLaVA-Video's for AirCache is told apart by its times, below."""
+    """LLaVA-Video's set for AirCache differs by its times; see below."""
     prompts = {(row[1], row[2]) for row in SETS} | {("llava_video_7b", "vlmevalkit")}
     for model in {row[1] for row in SETS}:
         sets = compose_section("model", model)["prompts"]

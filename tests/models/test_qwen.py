@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: where each unit of the projector goes, towers in windows, time in videos."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: order of projector units, towers with windows, times of videos."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ def prompt_positions(adapter, inputs):
 
 
 def expected_positions(adapter, inputs, row, seconds):
-    """Time, height and width by hand: whatever follows starts after the largest position of what came before."""
+    """Return time, height and width by hand: each part starts after the largest position before it."""
     config = adapter.model.config
     ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()].tolist()
     shapes = {

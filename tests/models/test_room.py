@@ -1,4 +1,4 @@
-"""Models that cannot fit are refused before a weight is read, with sizes and the setting that helps."""
+"""Models that do not fit into memory are refused before weights are read, with sizes and a setting that helps."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
 
 
 def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
-    """The target of a run on a machine that says it has two cards."""
+    """Return the target of a run on a machine with two reported GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     command = read_command(["method=vanilla_sd", *argv])
@@ -251,7 +251,7 @@ def test_flash_attention_without_its_package_is_one_line(
 
 
 def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
-    """Whether half precision can be computed is asked of the device that will compute."""
+    """Support of half precision is checked on the device of the model."""
     spec = replace(LLAVA, weights="trained", path=save_llava(tmp_path), device_map="auto")
     check_model(replace(spec, dtype="bfloat16"), True, Digests())
     with pytest.raises(UserError, match="on the CPU"):

@@ -1,4 +1,4 @@
-"""Training by masked denoising: who sees whom, masks, the loss, sampling, and going on from a checkpoint."""
+"""Training by masked denoising: attention visibility, masks, loss, sampling, and resuming from a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of packed dialogues in parts is that of a masked kernel, gradients included."""
+"""Attention of packed dialogues in parts equals a masked kernel, including gradients."""
 
 from __future__ import annotations
 

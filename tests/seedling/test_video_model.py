@@ -1,4 +1,4 @@
-"""The embedded video model: packed training equals the library's forward, its clocks, its feed, going on and files."""
+"""The embedded video model: packed training equals the library's forward; clocks, feed, resuming and files."""
 
 from __future__ import annotations
 
