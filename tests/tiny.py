@@ -11,6 +11,7 @@ from PIL import Image
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.models.adapter import ADAPTERS, Adapter
+from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
@@ -91,7 +92,7 @@ def sharpen(model: Any) -> None:
 def save_tiny(spec: ModelSpec, folder: Path) -> Path:
     """Save a tiny model with real processor and tokenizer; its attention is sharper than the nearly uniform default."""
     model = random_model(spec)
-    processor = ADAPTERS.load(spec.adapter).random_processor(spec)
+    processor = random_processor(ADAPTERS.load(spec.adapter), spec)
     sharpen(model)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
@@ -104,7 +105,7 @@ def load_tiny(
 ) -> Adapter:
     """Load through the adapter, as a real checkpoint would be."""
     spec = replace(spec, path=folder, dtype=dtype, attention=attention, weights="trained")
-    return ADAPTERS.load(spec.adapter).load(spec)
+    return build_adapter(ADAPTERS.load(spec.adapter), spec)
 
 
 LLAVA = tiny_spec("llava", architecture=clip_architecture(image_seq_length=16))

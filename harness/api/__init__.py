@@ -1,1 +1,1 @@
-"""The way in for Python: a model, a method on it for the length of a `with`, questions and answers."""
+"""The Python interface: load a model, apply a method inside a `with`, ask questions."""

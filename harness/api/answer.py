@@ -1,4 +1,4 @@
-"""An answer, what it cost and what the model saw."""
+"""The answer to a question, with its cost and the kept visual tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from os import PathLike
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from espalier.harness.api.visible_tokens import Seen
+from espalier.harness.api.visible_tokens import VisibleChat
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import sample_flops
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
 
 
-#: Characters of question and answer that stand above a picture.
-LONGEST = 70
+#: Maximum length, in characters, of the question and answer in a figure's title.
+CAPTION_LENGTH = 70
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Arithmetic of the language model's prefill, or of all steps of a denoised answer (docs/rows.md: what is counted).
+    """FLOPs of the language model's prefill, or of all steps of a denoised answer (docs/rows.md lists what is counted).
 
     Attributes:
-        share: `exact` over `full`.
-        exact: FLOPs that were spent.
-        full: FLOPs of the same without reduction.
+        share: `exact` divided by `full`.
+        exact: FLOPs spent.
+        full: FLOPs of the same computation without reduction.
     """
 
     share: float
@@ -44,16 +44,17 @@ class Flops:
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """How a speculative decoder came to the answer, which is the target's own.
+class SpeculativeDecoding:
+    """Statistics of a speculative decoder; the answer itself is the target's.
 
     Attributes:
-        accepted: share of drafted tokens that the target let stand; None where nothing was drafted.
-        tokens_per_target_forward: tokens of the answer for each forward of the target.
+        accepted: share of drafted tokens that the target accepted; None if nothing was drafted.
+        tokens_per_target_forward: answer tokens per forward of the target.
         rounds: forwards of the target.
-        draft_visual: visual tokens that the draft saw.
-        speedup: plain decoding's time over this one's, end to end; None unless `apply(..., compare=True)`.
-        degraded: why the target went on alone; None if it did not.
+        draft_visual: number of visual tokens in the draft's prompt.
+        speedup: end-to-end time of plain decoding divided by the time of this answer; None unless
+            `apply(..., compare=True)`.
+        degraded: why the target continued without the draft; None if it did not.
     """
 
     accepted: float | None
@@ -66,24 +67,24 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Answer:
-    """What `ask` returns.
+    """The result of `ask`.
 
     Attributes:
-        question: what was asked, the words alone.
-        text: the answer.
-        tokens: tokens generated, end of sequence included.
-        visual: visual tokens of the prompt that a method may drop.
-        kept: those alive in the last decoder layer, of a denoised answer in its last step; all of them where a draft
-            alone does without.
-        kept_indices: their places among the `visual`, ascending.
-        kept_by_step: the same of each step of a denoised answer; empty for others.
-        ratio: share removed as the budget's rule counts it; of a speculative decoder, the share its draft did without.
-        cache: share of the visual cache entries that the prefill left for decoding; 1 unless a compressor evicts some.
-        flops: of the prefill.
-        times_ms: milliseconds of vision, prefill (selection inside), select, decode and decode_per_token; of a batch,
-            its time divided by its rows.
-        decoding: what a speculative decoder did; None otherwise.
-        record: everything that was measured.
+        question: text of the question, without media.
+        text: text of the answer.
+        tokens: number of generated tokens, including end of sequence.
+        visual: number of visual tokens in the prompt that a method may drop.
+        kept: number of visual tokens in the last decoder layer, for a denoised answer in its last step; equal to
+            `visual` if only a draft drops tokens.
+        kept_indices: indices of the kept tokens among the `visual`, ascending.
+        kept_by_step: kept indices of each step of a denoised answer; empty for other models.
+        ratio: removed share, counted by the budget's rule; for a speculative decoder the share its draft dropped.
+        cache: share of the visual cache entries that remains after the prefill; 1 unless a compressor evicts entries.
+        flops: FLOPs of the prefill.
+        times_ms: milliseconds of vision, prefill (includes select), select, decode and decode_per_token; for a batch,
+            its time divided by its number of rows.
+        decoding: statistics of a speculative decoder; None for other methods.
+        record: all measurements.
     """
 
     question: str
@@ -97,65 +98,65 @@ class Answer:
     cache: float
     flops: Flops
     times_ms: Mapping[str, float] = field(repr=False)
-    decoding: Decoding | None
+    decoding: SpeculativeDecoding | None
     record: Record = field(repr=False)
-    _seen: Seen = field(repr=False, compare=False)
+    _visible: VisibleChat = field(repr=False, compare=False)
 
     def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
-        """Draw each picture or frame with the places of dropped tokens faded out.
+        """Draw each picture or frame with the areas of dropped tokens faded out.
 
-        A picture that the model sees both as a whole and in tiles of higher resolution is drawn twice. Notebooks show
-        what is returned, a matplotlib figure.
+        A picture that the model gets both as a global view and in tiles of higher resolution is drawn twice. The result
+        is a matplotlib figure, which notebooks display.
 
         Args:
-            path: a file to save it to as well; its ending says in which format.
-            step: of a denoised answer, from 0; None: the last.
+            path: also save the figure to this file; its suffix selects the format.
+            step: step of a denoised answer, counted from 0; None: the last.
 
         Raises:
-            UserError: there was nothing to see, no such step, or the file cannot be written.
+            UserError: the question had no pictures, the step does not exist, or the file cannot be written.
         """
-        # matplotlib takes a third of a second to import.
+        # Imported here: matplotlib takes a third of a second.
         from espalier.harness.api.overlay import draw, drawable
 
-        said = shorten(f"{self.question} → {self.text}", LONGEST, placeholder=" ...")
+        caption = shorten(f"{self.question} → {self.text}", CAPTION_LENGTH, placeholder=" ...")
         kept = self.kept_indices if step is None else self._kept_at(step)
         title = f"{len(kept)} of {self.visual} visual tokens kept"
         title += "" if step is None else f" in step {step}"
-        title = f"{title}\n{said}" if drawable(said) else title
-        return draw(self._seen, kept, title, path)
+        title = f"{title}\n{caption}" if drawable(caption) else title
+        return draw(self._visible, kept, title, path)
 
     def _kept_at(self, step: int) -> tuple[int, ...]:
         if not self.kept_by_step:
             raise UserError(f"show(step={step!r}): this answer was not denoised; valid: None")
         steps = len(self.kept_by_step)
-        whole = isinstance(step, int) and not isinstance(step, bool)
-        if not whole or not 0 <= step < steps:
+        is_int = isinstance(step, int) and not isinstance(step, bool)
+        if not is_int or not 0 <= step < steps:
             raise UserError(f"show(step={step!r}): valid: 0 to {steps - 1}, or None for the last")
         return self.kept_by_step[step]
 
 
 def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
-    """Return the arithmetic of one sample's prefill, or of all steps where it has none."""
+    """Return the FLOPs of one sample's prefill, or of all steps of a denoised answer."""
     if record.denoising is not None:
         reducer = as_denoiser(method) or as_reducer(method)
-        assert reducer is not None  # nothing else denoises
-        counted = run_flops(reducer, facts, record)
+        assert reducer is not None  # only denoisers and reducers run on diffusion models
+        flops = run_flops(reducer, facts, record)
     else:
-        counted = sample_flops(facts, record.entering, record.visual, record.text, record.work)
-    return Flops(counted.share_of_full, counted.exact.language, counted.exact_full.language)
+        flops = sample_flops(facts, record.entering, record.visual, record.text, record.work)
+    return Flops(flops.share_of_full, flops.exact.language, flops.exact_full.language)
 
 
-def decoding_of(record: Record) -> Decoding | None:
-    """Return what a decoder did, in short."""
+def decoding_of(record: Record) -> SpeculativeDecoding | None:
+    """Return the statistics of a speculative decoder; None for other methods."""
     if record.decoding is None:
         return None
-    telling = DecodingRecord.from_entry(record.decoding)
-    rounds, plain = steady_rounds([telling]), telling.plain
-    return Decoding(
-        accepted=rounds.acceptance if any(one.drafted for one in rounds.rounds) else None,
+    summary = DecodingRecord.from_entry(record.decoding)
+    rounds, plain = steady_rounds([summary]), summary.plain
+    return SpeculativeDecoding(
+        accepted=rounds.acceptance if any(round_.drafted for round_ in rounds.rounds) else None,
         tokens_per_target_forward=rounds.tokens_per_target_forward if rounds.rounds else 1.0,
-        rounds=len(telling.rounds),
-        draft_visual=telling.draft_visual,
-        speedup=None if plain is None else plain.total / telling.spent.total,
-        degraded=telling.degraded,
+        rounds=len(summary.rounds),
+        draft_visual=summary.draft_visual,
+        speedup=None if plain is None else plain.total / summary.spent.total,
+        degraded=summary.degraded,
     )

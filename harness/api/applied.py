@@ -1,7 +1,9 @@
-"""A method on a model for the length of a `with`: questions go in, answers come out."""
+"""A method applied to a model inside a `with`, answering questions."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -10,59 +12,59 @@ from typing import Any
 import torch
 
 from espalier.harness.api.answer import Answer, decoding_of, flops_of
-from espalier.harness.api.argument_errors import in_words_of_python, reworded
+from espalier.harness.api.argument_errors import in_python_terms, python_errors
 from espalier.harness.api.loaded_models import Model
-from espalier.harness.api.open_method import Settled, opened
-from espalier.harness.api.questions import is_chat, single, whole
-from espalier.harness.api.sample_names import identities
-from espalier.harness.api.visible_tokens import rows_of, seen_by, without_chats
+from espalier.harness.api.open_method import CheckedMethod, open_responder
+from espalier.harness.api.questions import is_chat, open_chat, question_chat
+from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import Responder
+from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
 
-#: Longest answer unless a call says otherwise.
+#: Default of `max_new_tokens`.
 NEW_TOKENS = 128
 
 
 class Applied:
-    """A method on a model, as `apply` returns it: a context manager, inside which questions are answered.
+    """The result of `apply`: a context manager that answers questions while it is open.
 
     Args:
-        settled: the method, checked.
+        checked: the method, after all checks.
         model: the model.
-        draft: the loaded draft model, if there is one.
+        draft: the loaded draft model; None: no draft, or one loaded on entry.
     """
 
-    def __init__(self, settled: Settled, model: Model, draft: Model | None) -> None:
-        self._settled = settled
+    def __init__(self, checked: CheckedMethod, model: Model, draft: Model | None) -> None:
+        self._checked = checked
         self._model = model
         self._draft = draft
         self._stack: ExitStack | None = None
 
     def __repr__(self) -> str:
-        """Say what is applied to what."""
-        spec = self._settled.spec
-        return f"<{self._settled.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
+        """Return method, model and budget."""
+        spec = self._checked.spec
+        return f"<{self._checked.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
 
     def __enter__(self) -> Applied:
         """Install the method on the model.
 
         Raises:
-            UserError: the model's attention or layers are not supported, or the draft does not go with it.
+            UserError: the model's attention or layers are not supported, or the draft does not match the model.
         """
         if self._stack is not None:
-            raise RuntimeError("this `with` is open already; apply(...) anew for another")
-        with ExitStack() as stack, plain_errors():
-            self._adapter = stack.enter_context(self._model.opened())
-            draft = None if self._draft is None else stack.enter_context(self._draft.opened())
+            raise RuntimeError("this `with` is open already; call apply(...) again for another")
+        with ExitStack() as stack, user_errors():
+            self._adapter = stack.enter_context(self._model.open_adapter())
+            draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
             self._responder: Responder = stack.enter_context(
-                opened(self._settled, self._adapter, draft)
+                open_responder(self._checked, self._adapter, draft)
             )
             self._stack = stack.pop_all()
         return self
@@ -73,7 +75,7 @@ class Applied:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.close()
@@ -89,38 +91,36 @@ class Applied:
         batch_size: int = 8,
         **generation: Any,
     ) -> Any:
-        """Ask about pictures, a video or nothing.
+        """Ask a question about pictures, a video or no media.
 
         Args:
-            media: what stands before the words: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
-                or `espalier.video(frames)`; a list of these; None. Or a whole chat in place of media and question, a
-                list of turns with `role` and `content`.
-            question: a text; or a list of texts about the same media, for a list of answers.
-            max_new_tokens: longest answer.
-            batch_size: questions of a list that are answered at once.
-            **generation: what transformers' `generate` takes: `do_sample`, `temperature`, `num_beams` and so on.
-                `until`: strings that cut the answer off.
+            media: placed before the question: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
+                or `espalier.video(frames)`; a list of these; None. Alternatively a chat that replaces media and
+                question: a list of turns with `role` and `content`.
+            question: a text, or a list of texts about the same media.
+            max_new_tokens: maximum length of an answer, in tokens.
+            batch_size: number of questions of a list answered at once.
+            **generation: arguments of transformers' `generate`: `do_sample`, `temperature`, `num_beams` and so on.
+                `until`: strings that end the answer.
 
         Returns:
-            Answer, or a list of them if `question` is a list.
+            One Answer, or a list of answers if `question` is a list.
 
         Raises:
-            UserError: something that cannot be opened, answered or honoured; one line.
+            UserError: an input cannot be opened, or an argument is not supported; one line.
         """
         spec = self._model.spec
-        with plain_errors():
+        with user_errors():
             if is_chat(media):
                 if question is not None:
-                    raise UserError(
-                        "question: a whole chat holds its question already; valid: ask(chat) alone"
-                    )
-                chats = [whole(media, spec)]
+                    raise UserError("question: a chat holds its question already; valid: ask(chat)")
+                chats = [open_chat(media, spec)]
             else:
-                asked = question if isinstance(question, list | tuple) else [question]
-                chats = [single(media, one, spec) for one in asked]
-        several = isinstance(question, list | tuple)
-        found = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
-        return found if several else found[0]
+                questions = question if isinstance(question, list | tuple) else [question]
+                chats = [question_chat(media, text, spec) for text in questions]
+        is_list = isinstance(question, list | tuple)
+        answers = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
+        return answers if is_list else answers[0]
 
     def ask_many(
         self,
@@ -130,23 +130,29 @@ class Applied:
         batch_size: int = 8,
         **generation: Any,
     ) -> list[Answer]:
-        """Ask about different pictures in batches; a decoder answers one after another.
+        """Ask questions about different media in batches; a decoder answers them one at a time.
 
         Args:
-            questions: pairs (media, question) or whole chats, as `ask` takes them.
-            max_new_tokens: longest answer.
-            batch_size: how many are answered at once.
+            questions: pairs (media, question) or chats, as in `ask`.
+            max_new_tokens: maximum length of an answer, in tokens.
+            batch_size: number of questions answered at once.
             **generation: as in `ask`.
 
         Raises:
-            UserError: as `ask`; the line says which question.
+            UserError: as in `ask`; the line starts with the number of the question.
         """
         spec, chats = self._model.spec, []
-        for number, one in enumerate(questions):
-            with plain_errors(f"question {number}: "):
-                if not is_chat(one) and not (isinstance(one, tuple | list) and len(one) == 2):
-                    raise UserError(f"{one!r}; valid: (media, question) or a whole chat")
-                chats.append(whole(one, spec) if is_chat(one) else single(one[0], one[1], spec))
+        for number, request in enumerate(questions):
+            with user_errors(f"question {number}: "):
+                if not is_chat(request) and not (
+                    isinstance(request, tuple | list) and len(request) == 2
+                ):
+                    raise UserError(f"{request!r}; valid: (media, question) or a chat")
+                chats.append(
+                    open_chat(request, spec)
+                    if is_chat(request)
+                    else question_chat(request[0], request[1], spec)
+                )
         return self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
 
     def _answers(
@@ -154,39 +160,39 @@ class Applied:
     ) -> list[Answer]:
         if self._stack is None:
             raise UserError(
-                "the method is not on the model; valid: inside `with espalier.apply(...) as pruned:`"
+                "the method is not applied; valid: inside `with espalier.apply(...) as pruned:`"
             )
-        spec = self._settled.spec
-        with plain_errors():
+        spec = self._checked.spec
+        with user_errors():
             size = fields.integer("batch_size", batch_size, at_least=1)
-            given = {**spec.model.generation, **generation}
+            merged = {**spec.model.generation, **generation}
             check_settings("generation", generation)
-            check_generation(given)
-            self._settled.check_generation(given)
-        chosen = settings({}, spec.model.generation, generation)
-        # What a decoder has settled: it answers one at a time.
+            check_generation(merged)
+            self._checked.check_generation(merged)
+        resolved = settings({}, spec.model.generation, generation)
+        # Decoders set 1: they answer one sample at a time.
         size = spec.engine.batch_size or size
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for start in range(0, len(chats), size):
             block = chats[start : start + size]
-            with plain_errors(count=len(chats), first=start):
-                found += self._batch(block, chosen.generate, chosen.until)
-        return found
+            with user_errors(count=len(chats), first=start):
+                answers += self._batch(block, resolved.generate, resolved.until)
+        return answers
 
     def _batch(
         self, chats: Sequence[Chat], generate: Mapping[str, Any], until: tuple[str, ...]
     ) -> list[Answer]:
-        adapter, facts = self._adapter, self._settled.spec.model.facts
+        adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._responder.encode(chats)
-        grids = rows_of(adapter.layout(without_chats(inputs)))
-        asked = [_words(chat) for chat in chats]
-        names = identities(chats)
-        with _seeded(self._settled.spec.seed, names[0], bool(generate["do_sample"])):
+        grids = grid_rows(adapter.layout(without_chats(inputs)))
+        questions = [_words(chat) for chat in chats]
+        names = sample_ids(chats)
+        with _seeded(self._checked.spec.seed, names[0], bool(generate["do_sample"])):
             generated = self._responder.generate(inputs, names, **generate)
         texts = self._responder.decode(generated.ids)
         answers = []
         for chat, grid, question, text, record in zip(
-            chats, grids, asked, texts, generated.records, strict=True
+            chats, grids, questions, texts, generated.records, strict=True
         ):
             assert record.origin is not None  # every record of a prefill has it
             kept = tuple(record.origin.tolist())
@@ -198,21 +204,21 @@ class Applied:
                     visual=record.visual,
                     kept=len(kept),
                     kept_indices=kept,
-                    kept_by_step=tuple(tuple(one.tolist()) for one in record.origins),
-                    ratio=self._settled.removed(record),
+                    kept_by_step=tuple(tuple(indices.tolist()) for indices in record.origins),
+                    ratio=self._checked.removed(record),
                     cache=_cached(record),
-                    flops=flops_of(record, facts, self._settled.method),
+                    flops=flops_of(record, facts, self._checked.method),
                     times_ms=record.times_ms,
                     decoding=decoding_of(record),
                     record=record,
-                    _seen=seen_by(adapter, chat, grid),
+                    _visible=visible_chat(adapter, chat, grid),
                 )
             )
         return answers
 
 
 def _cached(record: Record) -> float:
-    """Return the share of the visual cache entries that is left; a denoised answer has no cache that could lose any."""
+    """Return the remaining share of the visual cache entries; 1 for a denoised answer, which has no cache."""
     if not record.visual or record.denoising is not None:
         return 1.0
     return record.kv_entries / max(sum(record.entering), 1)
@@ -225,7 +231,7 @@ def _words(chat: Chat) -> str:
 
 @contextmanager
 def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
-    """Seed torch's global generator where `generate` draws from it, and leave no trace."""
+    """Seed torch's global generator if `generate` samples, and restore its state afterwards."""
     if not samples:
         yield
         return
@@ -235,14 +241,62 @@ def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
 
 
 @contextmanager
-def plain_errors(before: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
-    """Turn what a user can cause into one UserError line in the words of Python.
+def user_errors(prefix: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
+    """Turn errors that a user can cause into one UserError line that names Python arguments.
 
-    What a method's own code raised stays its cause.
+    The cause of a MethodError, an exception of the method's code, is kept.
     """
     try:
-        with in_words_of_python(before, count, first):
+        with python_errors(prefix, count, first):
             yield
     except MethodError as error:
-        line = f"{before}{reworded(str(error), count, first)}"
+        line = f"{prefix}{in_python_terms(str(error), count, first)}"
         raise UserError(line) from error.__cause__
+
+
+def sample_ids(chats: Sequence[Chat]) -> list[str]:
+    """Return 12 hex digits for each chat, a hash of its content in order.
+
+    They seed the random draws of a sample. Cost: one pass over the pixels, once for media that chats share.
+
+    Args:
+        chats: chats with opened pictures and clips.
+    """
+    # Keyed by object: questions about one video share its frames.
+    digests: dict[int, str] = {}
+
+    def content(part: dict[str, Any]) -> str:
+        kind = part["type"]
+        if kind == "text":
+            return str(part["text"])
+        medium = part[kind]
+        if id(medium) not in digests:
+            digests[id(medium)] = _digest(medium)
+        return digests[id(medium)]
+
+    return [
+        _hashed(
+            json.dumps(
+                [
+                    [turn["role"], [[part["type"], content(part)] for part in turn["content"]]]
+                    for turn in chat
+                ]
+            ).encode()
+        )
+        for chat in chats
+    ]
+
+
+def _digest(medium: Any) -> str:
+    """Return a digest of a picture's pixels, or of a clip's frames and times."""
+    if isinstance(medium, Clip):
+        header = (medium.frames.shape, medium.timestamps, medium.fps, medium.duration)
+        return _hashed(repr(header).encode(), medium.frames.tobytes())
+    return _hashed(repr((medium.mode, medium.size)).encode(), medium.tobytes())
+
+
+def _hashed(*pieces: bytes) -> str:
+    state = hashlib.blake2b(digest_size=6)
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()

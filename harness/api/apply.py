@@ -1,4 +1,4 @@
-"""Which method, budget, draft and transport are asked for, checked before the model is touched."""
+"""Check method, budget, draft and transport before the model is changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.api.applied import Applied, plain_errors
+from espalier.harness.api.applied import Applied, user_errors
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import settle
 from espalier.harness.config.build_spec import build_draft
@@ -36,7 +36,7 @@ from espalier.methods.compressor import CacheCompressor
 
 __all__ = ["Applied", "apply"]
 
-#: There is no benchmark where a person asks.
+#: Placeholder in the run's spec: questions from Python belong to no benchmark.
 NO_BENCHMARK = BenchmarkSpec(
     name="questions", task="", include_path=None, limit=None, metrics=(), headline=""
 )
@@ -58,58 +58,64 @@ def apply(
     store: str | PathLike[str] | None = None,
     **params: Any,
 ) -> Applied:
-    """Put a method on a model: `with espalier.apply(model, "fastv", ratio=0.9) as pruned:`.
+    """Apply a method to a model: `with espalier.apply(model, "fastv", ratio=0.9) as pruned:`.
 
-    Everything that can be refused is refused here; the model is changed inside the `with` alone.
+    All checks run here; the model is changed only inside the `with`.
 
     Args:
-        model: what `load` or `wrap` returned.
-        method: a file of conf/method without `.yaml` (the variants too), or an instance of an own `TokenReducer`,
-            `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
-        ratio: share of visual tokens removed, 0 <= ratio < 1; of a speculative decoder, the share that its draft does
-            without.
-        budget: how the ratio is counted: `kept`, `average` or `flops` (docs/rows.md).
-        draft: who drafts for a speculative decoder: a file of conf/model, the folder of a checkpoint, or a loaded
-            model; None: the first that the model's file names.
-        seed: of methods that choose by chance, and of sampling.
-        positions: of kept tokens: `original`, `renumbered` or `method`.
-        transport: how a draft runs beside its target: `sequential`, `processes` or `threads`; None: the best that the
-            machine has and both models allow.
-        compare: whether a decoder's answers are decoded plainly too, for `answer.decoding.speedup`.
-        compressor: what evicts cache entries of the tokens that the method leaves: a file of conf/method, or an
-            instance of a `CacheCompressor` (methods/compressor.py) with hyper-parameters of its own; None: nothing.
-        cache_ratio: share of these entries that goes, 0 <= cache_ratio < 1.
-        store: the run store whose calibrations are looked at first; None: `results` of the checkout.
-        **params: the method's hyper-parameters, over those of its file.
+        model: result of `load` or `wrap`.
+        method: name of a file in conf/method without `.yaml` (variants included), or an instance of your own
+            `TokenReducer`, `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
+        ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft.
+        budget: rule that counts the ratio: `kept`, `average` or `flops` (docs/rows.md).
+        draft: draft model of a speculative decoder: name of a file in conf/model, folder of a checkpoint, or a loaded
+            model; None: the first draft that the model's file names.
+        seed: seed of random methods and of sampling.
+        positions: position ids of kept tokens: `original`, `renumbered` or `method`.
+        transport: how the draft runs next to the target: `sequential`, `processes` or `threads`; None: the fastest that
+            the machine and both models support.
+        compare: also decode without the draft, for `answer.decoding.speedup`.
+        compressor: evicts cache entries of the tokens that the method keeps: name of a file in conf/method, or an
+            instance of a `CacheCompressor` (methods/compressor.py) with its hyper-parameters; None: no eviction.
+        cache_ratio: share of these entries that is evicted, 0 <= cache_ratio < 1.
+        store: run store searched first for calibrations; None: `results` of the checkout.
+        **params: hyper-parameters of the method; they override those of its file.
 
     Raises:
         UserError: one line with the argument, its value and what is valid.
     """
-    with plain_errors():
+    with user_errors():
         if not isinstance(model, Model):
             raise UserError(
-                f"model is a {type(model).__name__}; valid: what espalier.load or espalier.wrap returned"
+                f"model is a {type(model).__name__}; valid: the result of espalier.load or espalier.wrap"
             )
-        built, named = _built(method, params)
+        built_method, method_spec = _build(method, params)
         if compressor is not None:
-            behind, other = _built(compressor, {})
+            evictor, evictor_spec = _build(compressor, {})
             share = fields.cache_ratio("cache_ratio", cache_ratio)
-            built = stacked(built, behind, share, (named.name, other.name))
-            named = replace(named, compressor=CompressorSpec(other.name, other.params, share))
-        drafting, asked = _drafting(model, built, named.name, draft)
-        removed = fields.draft_ratio if built.drafts else fields.ratio
+            built_method = stacked(
+                built_method, evictor, share, (method_spec.name, evictor_spec.name)
+            )
+            method_spec = replace(
+                method_spec,
+                compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, share),
+            )
+        draft_model, draft_spec = _resolve_draft(model, built_method, method_spec.name, draft)
+        removed = fields.draft_ratio if built_method.drafts else fields.ratio
         fields.optional_text("transport", transport)
         engine = EngineSpec(
             batch_size=0,
             positions=fields.choice("positions", positions, POSITIONS),
             transport=fields.choice(
-                "transport", transport or _transport(built, drafting, model), TRANSPORTS
+                "transport",
+                transport or _default_transport(built_method, draft_model, model),
+                TRANSPORTS,
             ),
             compare=fields.flag("compare", compare),
         )
         spec = RunSpec(
             model=model.spec,
-            method=replace(named, draft=asked),
+            method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
             budget=Budget(budget, removed("ratio", ratio)),
             engine=engine,
@@ -118,17 +124,21 @@ def apply(
             log="none",
             store=ROOT / "results" if store is None else Path(store).expanduser().absolute(),
         )
-        known = drafting.spec if drafting is not None and drafting.borrowed else None
-        return Applied(settle(spec, built, model.borrowed, known), model, drafting)
+        borrowed_draft = (
+            draft_model.spec if draft_model is not None and draft_model.borrowed else None
+        )
+        return Applied(
+            settle(spec, built_method, model.borrowed, borrowed_draft), model, draft_model
+        )
 
 
-def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
-    """Return the method that is asked for, and what its errors call it."""
+def _build(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
+    """Return the requested method and its spec, which holds the name for error lines."""
     if isinstance(method, str):
         section = compose_section("method", method)
         merged = {**(section["params"] or {}), **params}
-        named = MethodSpec(section["name"], section["variant"], merged)
-        return build_method(named.name, merged), named
+        method_spec = MethodSpec(section["name"], section["variant"], merged)
+        return build_method(method_spec.name, merged), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(
             f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
@@ -140,40 +150,40 @@ def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, Met
         )
     if params:
         raise UserError(
-            f"{next(iter(params))}: a method that is an object has its own hyper-parameters; valid: "
+            f"{next(iter(params))}: an instance of a method holds its hyper-parameters; valid: "
             f"{type(method).__name__}({next(iter(params))}=...)"
         )
     return method, MethodSpec(type(method).__name__)
 
 
-def _drafting(
+def _resolve_draft(
     model: Model, method: Method, name: str, draft: str | PathLike[str] | Model | None
 ) -> tuple[Model | None, ModelSpec | None]:
-    """Return the loaded draft, where somebody loaded it, and the draft's spec."""
+    """Return the draft, if the caller loaded it, and the draft's spec."""
     if not method.takes_draft:
         if draft is not None:
             raise UserError(f"draft: method={name!r} takes no draft model; valid: without draft")
         return None, None
     if model.spec.facts.diffusion is not None:
-        return None, None  # whoever takes a draft is refused together with the model
+        return None, None  # a later check refuses such methods on diffusion models
     if isinstance(draft, Model):
         return draft, draft.spec
     if draft is None and not model.spec.drafts:
         raise UserError(
-            f"draft=None: model={model.spec.name!r} names no draft of its own; valid: a name of conf/model, the folder "
-            "of a checkpoint, a loaded model"
+            f"draft=None: model={model.spec.name!r} names no draft; valid: a name of conf/model, the folder of a "
+            "checkpoint, a loaded model"
         )
     if draft is not None and (Path(draft).expanduser() / "config.json").is_file():
-        asked = named_spec(draft, None, {"dtype": model.spec.dtype})
-        return None, replace(asked, video=model.spec.video)
+        draft_spec = named_spec(draft, None, {"dtype": model.spec.dtype})
+        return None, replace(draft_spec, video=model.spec.video)
     return None, build_draft(None if draft is None else str(draft), {}, model.spec)
 
 
-def _transport(method: Method, drafting: Model | None, target: Model) -> str:
-    """Return how a draft runs where nobody says: another process can neither borrow a model nor import a notebook."""
-    by_itself = drafting is None or not drafting.borrowed
+def _default_transport(method: Method, draft: Model | None, target: Model) -> str:
+    """Return the default transport: another process can neither share a model in memory nor import a notebook."""
+    by_itself = draft is None or not draft.borrowed
     if by_itself and type(method).__module__ != "__main__":
         return "auto"
     decoder = as_decoder(method)
-    overlap = decoder is not None and decoder.overlap and drafting is not target
+    overlap = decoder is not None and decoder.overlap and draft is not target
     return "threads" if overlap else "sequential"

@@ -1,4 +1,4 @@
-"""Error lines in the words of Python: arguments that somebody gave, not config keys that nobody typed."""
+"""Reword error lines for Python callers: name arguments, not config keys."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ _KEY = re.compile(
     r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
 
-#: What values are called.
+#: Config values and their Python spelling.
 _VALUES = {"null": "None", "true": "True", "false": "False"}
 _VALUE = re.compile(r"(?<![\w./'-])(null|true|false)(?![\w/'-]|\.\w)")
 
-#: How an adapter names a chat of its batch.
+#: Adapters' name for a chat of a batch.
 _CHAT = re.compile(r"\bchat (\d+) of the batch(: )?")
 
-#: Commands stay as the shell takes them.
+#: Text from here on is a shell command and stays as it is.
 _COMMAND = "python -m "
 
 
 @contextmanager
-def in_words_of_python(before: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
-    """Let errors name arguments of Python.
+def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
+    """Reword the line of a UserError raised inside the block to name Python arguments.
 
     Args:
-        before: stands before the line.
-        questions: how many are answered; of several, the line says which one it was.
-        first: number of the first one of the batch at hand.
+        prefix: text before the line.
+        questions: number of questions answered; if more than one, the line names the question.
+        first: number of the first question of the current batch.
 
     Raises:
-        UserError: what was raised inside, with its line reworded.
+        UserError: the error raised inside, reworded.
     """
     try:
         yield
     except UserError as error:
-        kind = Refused if isinstance(error, Refused) else UserError
-        raise kind(before + reworded(str(error), questions, first)) from None
+        error_class = Refused if isinstance(error, Refused) else UserError
+        raise error_class(prefix + in_python_terms(str(error), questions, first)) from None
 
 
-def reworded(line: str, questions: int = 0, first: int = 0) -> str:
-    """Return an error line with the arguments of Python in place of config keys."""
-    said, command, rest = line.partition(_COMMAND)
-    said = _VALUE.sub(lambda found: _VALUES[found[1]], _KEY.sub("", said))
+def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:
+    """Return an error line with Python arguments in place of config keys."""
+    message, command, arguments = line.partition(_COMMAND)
+    message = _VALUE.sub(lambda match: _VALUES[match[1]], _KEY.sub("", message))
 
-    def chat(found: re.Match[str]) -> str:
+    def chat(match: re.Match[str]) -> str:
         if questions > 1:
-            return f"question {first + int(found[1])}{found[2] or ''}"
-        return "" if found[2] else "the question"
+            return f"question {first + int(match[1])}{match[2] or ''}"
+        return "" if match[2] else "the question"
 
-    return _CHAT.sub(chat, said) + command + rest
+    return _CHAT.sub(chat, message) + command + arguments

@@ -1,4 +1,4 @@
-"""What can be refused before anything is asked, and what answers, for a model that is loaded."""
+"""Check a method against a loaded model, and open it for answering."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from espalier.methods.fitprune import FitPrune
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A method that has passed every check on a model.
+class CheckedMethod:
+    """A method that has passed all checks for a model.
 
     Attributes:
-        spec: with what the method settles by itself, such as the ratio 0 of one that acts nowhere.
-        method: with what was calibrated for it filled in.
-        prior: the calibrated prior that it reads.
-        admitted: whether a change of settings can be checked anew; not with a draft that has no checkpoint.
+        spec: the run, with the values that the method sets itself, such as ratio 0 for a method without sites.
+        method: the method, with calibrated parameters filled in.
+        prior: the calibrated prior that the method reads.
+        admitted: whether changed settings can be checked again; False with a draft that has no checkpoint.
     """
 
     spec: RunSpec
@@ -40,7 +40,7 @@ class Settled:
     admitted: bool = True
 
     def check_generation(self, generation: Mapping[str, Any]) -> None:
-        """Refuse settings that this kind of method, or of model, cannot follow."""
+        """Raise UserError for generation settings that this kind of method or model does not support."""
         model = self.spec.model
         if model.facts.diffusion is None:
             check_none(generation, model.name)
@@ -49,82 +49,84 @@ class Settled:
         if not self.admitted:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
-        asked = replace(self.spec, model=replace(model, generation=generation))
-        kind_of(self.method).admit(asked, self.method, Digests())
+        changed = replace(self.spec, model=replace(model, generation=generation))
+        kind_of(self.method).admit(changed, self.method, Digests())
 
     def removed(self, record: Record) -> float:
-        """Return the share of visual tokens that an answer did without, as the budget's rule counts it.
+        """Return the share of visual tokens removed for an answer, counted by the budget's rule.
 
         Raises:
-            BudgetMismatch: what was kept is not what the budget asked for.
+            BudgetMismatch: the kept tokens do not match the budget.
         """
         account = kind_of(self.method).account(self.spec, self.method, (record,))
-        left = float(account.extra["achieved"][self.spec.budget.rule])
+        kept = float(account.extra["achieved"][self.spec.budget.rule])
         if record.decoding is not None:
-            left = float(record.decoding["draft_visual"])
-        return 1 - left / record.visual if record.visual else 0.0
+            kept = float(record.decoding["draft_visual"])
+        return 1 - kept / record.visual if record.visual else 0.0
 
 
-def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
-    """Check what can be checked before anything runs.
+def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | None) -> CheckedMethod:
+    """Run all checks that need no forward pass.
 
     Args:
-        spec: what is asked.
+        spec: the requested run.
         method: the built method.
-        borrowed: whether the model has no known checkpoint, so that nothing can have been calibrated on it.
-        known: the draft, where it is borrowed.
+        borrowed: whether the model has no known checkpoint, so that no calibration can belong to it.
+        draft: spec of the draft if the caller owns it; None otherwise.
 
     Raises:
-        Refused: the method does not fit the model, or cannot reach the ratio on it.
-        UserError: something that it needs is missing.
-        MethodError: a hyper-parameter does not fit the model.
+        Refused: the method does not suit the model, or cannot reach the ratio on it.
+        UserError: a required file or setting is missing.
+        MethodError: a hyper-parameter does not suit the model.
     """
     kind, model = kind_of(method), spec.model
     spec = kind.settle(spec, method)
-    if known is not None:
-        return Settled(spec, method, admitted=False)
+    if draft is not None:
+        return CheckedMethod(spec, method, admitted=False)
     if borrowed:
         _refuse_calibrated(model, method, spec.method.name)
-    found = kind.admit(spec, method, Digests()).method
-    return Settled(spec, found, prior_for(model, found, spec.store))
+    admitted = kind.admit(spec, method, Digests()).method
+    return CheckedMethod(spec, admitted, prior_for(model, admitted, spec.store))
 
 
 def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
-    """Refuse what reads calibrations: of a model in memory nobody knows whose weights it has."""
+    """Refuse methods that read calibrations: the weights of a model in memory are unknown."""
     unfitted = isinstance(method, FitPrune) and not method.scheme
     if unfitted or prior_layers(method, model.facts.text.layers):
         raise Refused(
-            f"method={name!r} reads what was calibrated on a checkpoint, and the model is one in memory; valid: "
-            "espalier.load(...) of the checkpoint, or a method that reads no calibration"
+            f"method={name!r} reads a calibration of a checkpoint, but the model was passed in memory; valid: "
+            "espalier.load(...) of the checkpoint, or a method without calibration"
         )
 
 
 @contextmanager
-def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterator[Responder]:
-    """Yield what answers under the method; afterwards the model is as it was.
+def open_responder(
+    checked: CheckedMethod, adapter: Adapter, draft: Adapter | None
+) -> Iterator[Responder]:
+    """Yield a responder that answers with the method applied, and restore the model afterwards.
 
     Args:
-        settled: the method and what it runs under.
+        checked: the method and its run.
         adapter: the loaded model.
-        draft: the loaded draft model; None: whoever drafts is loaded here.
+        draft: the loaded draft model; None: a draft, if needed, is loaded here.
 
     Raises:
-        UserError: target and draft do not go together, or the model's attention or layers are not supported.
+        UserError: target and draft do not match, or the model's attention or layers are not supported.
     """
-    spec, method = settled.spec, settled.method
+    spec, method = checked.spec, checked.method
     if draft is None:
-        with kind_of(method).open(spec, adapter, method, settled.prior) as found:
-            yield found.responder
+        with kind_of(method).open(spec, adapter, method, checked.prior) as open_kind:
+            yield open_kind.responder
         return
     decoder = as_decoder(method)
-    assert decoder is not None  # nothing else takes a draft
+    assert decoder is not None  # only decoders take a draft
     _check_vocabularies(adapter, draft)
-    with Speculation(spec, adapter, decoder, draft) as both:
-        yield both
+    with Speculation(spec, adapter, decoder, draft) as speculation:
+        yield speculation
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:
-    own, other = (one.processor.tokenizer for one in (target, draft))
-    added = {*own.get_added_vocab(), *other.get_added_vocab()}
+    target_tokenizer, draft_tokenizer = (adapter.processor.tokenizer for adapter in (target, draft))
+    added = {*target_tokenizer.get_added_vocab(), *draft_tokenizer.get_added_vocab()}
     names = target.spec.name, draft.spec.name
-    check_tokenizers(own.get_vocab(), other.get_vocab(), names, added)
+    check_tokenizers(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab(), names, added)

@@ -1,4 +1,4 @@
-"""Pictures with what a method kept of them."""
+"""Draw pictures with the areas of dropped tokens faded out."""
 
 from __future__ import annotations
 
@@ -13,65 +13,66 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from PIL import Image
 
-from espalier.harness.api.visible_tokens import Seen, View
+from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
 
-#: Longest edge of a drawn picture in pixels, and its width on paper in inches; many stand smaller.
+#: Longest edge of a drawn picture in pixels; its width in inches, and the minimum width if there are many; pictures
+#: per row.
 EDGE = 720
 WIDTH = 4.2
 SMALL = 2.0
 ACROSS = 6
 
-#: How far a place without a token fades into white: one that was dropped, one that no token ever covered.
+#: Blend with white, 0 to 1, of the area of a dropped token, and of an area that no token covers.
 FADED = 0.72
 UNSEEN = 0.93
 
-#: Values of a mask.
+#: Mask values.
 _OUTSIDE, _DROPPED, _KEPT = 0, 1, 2
 
 
 class Drawing(Figure):
-    """A matplotlib figure that notebooks show by itself."""
+    """A matplotlib figure that notebooks display."""
 
     def _repr_png_(self) -> bytes:
-        """Return it as PNG."""
-        held = BytesIO()
-        self.savefig(held, format="png", bbox_inches="tight")
-        return held.getvalue()
+        """Return the figure as PNG."""
+        buffer = BytesIO()
+        self.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
 
 def draw(
-    seen: Seen, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
+    visible: VisibleChat, kept: Sequence[int], title: str, path: str | PathLike[str] | None = None
 ) -> Drawing:
-    """Draw what was seen with the places of dropped tokens faded out.
+    """Draw the pictures of a chat with the areas of dropped tokens faded out.
 
     Args:
-        seen: pictures, and where tokens lie on them.
-        kept: tokens that stayed.
-        title: stands above all.
-        path: a file to save it to as well.
+        visible: pictures and the areas of their tokens.
+        kept: indices of the kept tokens.
+        title: title of the figure.
+        path: also save the figure to this file.
 
     Raises:
         UserError: there is no picture, or the file cannot be written.
     """
-    panels = _panels(seen)
+    panels = _panels(visible)
     if not panels:
-        raise UserError("show(): this answer was to a question without pictures")
-    alive = np.zeros(len(seen.tokens), dtype=bool)
+        raise UserError("show(): this answer belongs to a question without pictures")
+    alive = np.zeros(len(visible.tokens), dtype=bool)
     alive[list(kept)] = True
-    down = ceil(len(panels) / ACROSS)
-    across = ceil(len(panels) / down)
-    wide = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / across)
+    rows = ceil(len(panels) / ACROSS)
+    columns = ceil(len(panels) / rows)
+    width = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / columns)
     tallest = max(
-        p.height / p.width for p in (seen.shown[one[0].shown].picture for _, one in panels)
+        p.height / p.width for p in (visible.images[grids[0].image].picture for _, grids in panels)
     )
-    height = down * (wide * min(tallest, 2.0) + 0.3) + 0.45
-    figure = Drawing(figsize=(across * wide, height), dpi=110, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
+    height = rows * (width * min(tallest, 2.0) + 0.3) + 0.45
+    figure = Drawing(figsize=(columns * width, height), dpi=110, layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
     for axis in axes:
         axis.axis("off")
-    for axis, (name, views) in zip(axes, panels, strict=False):
-        _panel(axis, seen, views, alive, name if len(panels) > 1 else "")
+    for axis, (name, grids) in zip(axes, panels, strict=False):
+        _panel(axis, visible, grids, alive, name if len(panels) > 1 else "")
     figure.suptitle(title, fontsize=10, parse_math=False)
     if path is not None:
         _save(figure, fspath(path))
@@ -79,61 +80,65 @@ def draw(
 
 
 def drawable(text: str) -> bool:
-    """Say whether the figure's font has every character of a text."""
+    """Return whether the figure's font has every character of a text."""
     font = get_font(findfont(FontProperties()))
-    return all(font.get_char_index(ord(one)) for one in text)
+    return all(font.get_char_index(ord(character)) for character in text)
 
 
-def _panels(seen: Seen) -> list[tuple[str, list[View]]]:
-    """Return what is drawn side by side: of each picture its whole view and its tiles, as far as it has them."""
-    found = []
-    for number, shown in enumerate(seen.shown):
-        views = [view for view in seen.views if view.shown == number]
+def _panels(visible: VisibleChat) -> list[tuple[str, list[TokenGrid]]]:
+    """Return (title, grids) of each panel: one for a picture's global view and one for its tiles, if present."""
+    panels = []
+    for number, image in enumerate(visible.images):
+        grids = [grid for grid in visible.grids if grid.image == number]
         parts = {
-            "whole": [v for v in views if v.number == 0],
-            "tiles": [v for v in views if v.number],
+            "whole": [grid for grid in grids if grid.view == 0],
+            "tiles": [grid for grid in grids if grid.view],
         }
-        both = all(parts.values())
-        for part, own in parts.items():
-            if own:
-                found.append((", ".join(filter(None, (shown.name, part if both else ""))), own))
-    return found
+        has_both = all(parts.values())
+        for part, grids in parts.items():
+            if grids:
+                panels.append(
+                    (", ".join(filter(None, (image.name, part if has_both else ""))), grids)
+                )
+    return panels
 
 
-def _panel(axis: Any, seen: Seen, views: list[View], alive: np.ndarray, name: str) -> None:
-    picture = _shrunk(seen.shown[views[0].shown].picture)
-    numbers = [seen.views.index(view) for view in views]
-    mine = np.isin(seen.tokens[:, 0], numbers)
+def _panel(
+    axis: Any, visible: VisibleChat, grids: list[TokenGrid], alive: np.ndarray, name: str
+) -> None:
+    picture = _shrunk(visible.images[grids[0].image].picture)
+    numbers = [visible.grids.index(grid) for grid in grids]
+    on_image = np.isin(visible.tokens[:, 0], numbers)
     mask = np.full((picture.height, picture.width), _OUTSIDE)
-    for token in np.flatnonzero(mine):
-        number, row, column = seen.tokens[token]
-        view = seen.views[number]
-        box = view.box.cell(int(row), int(column), view.rows, view.columns)
-        across = slice(*_pixels(box.left, box.right, picture.width))
-        down = slice(*_pixels(box.top, box.bottom, picture.height))
-        mask[down, across] = _KEPT if alive[token] else _DROPPED
+    for token in np.flatnonzero(on_image):
+        number, row, column = visible.tokens[token]
+        grid = visible.grids[number]
+        box = grid.box.cell(int(row), int(column), grid.rows, grid.columns)
+        x = slice(*_pixels(box.left, box.right, picture.width))
+        y = slice(*_pixels(box.top, box.bottom, picture.height))
+        mask[y, x] = _KEPT if alive[token] else _DROPPED
     axis.imshow(_faded(np.asarray(picture, dtype=np.float32) / 255, mask), interpolation="nearest")
-    counted = f"{int(alive[mine].sum())} of {int(mine.sum())}"
+    counts = f"{int(alive[on_image].sum())} of {int(on_image.sum())}"
     if name:
-        axis.set_title(f"{name}: {counted}", fontsize=8)
+        axis.set_title(f"{name}: {counts}", fontsize=8)
 
 
 def _shrunk(picture: Image.Image) -> Image.Image:
-    """Return the picture with its longer edge `EDGE` pixels long: small ones have ragged cells."""
+    """Return the picture resized to a longer edge of `EDGE` pixels; small pictures would have ragged cells."""
     scale = EDGE / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
-    way = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
-    return picture.resize((size[0], size[1]), way)
+    resampling = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
+    return picture.resize((size[0], size[1]), resampling)
 
 
 def _pixels(start: float, end: float, length: int) -> tuple[int, int]:
-    """Return a half-open range of pixels; neighbours share their border, so that no pixel is left between."""
+    """Return a half-open range of pixels; neighbouring cells share their border, so no pixel falls between them."""
     first, last = (min(max(round(edge * length), 0), length) for edge in (start, end))
     return first, last
 
 
 def _faded(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return (H, W, 3) pixels, those of dropped tokens grey and light, those without a token lighter still."""
+    """Return (H, W, 3) pixels: grey and faded for dropped tokens, faded further where no token lies."""
     grey = pixels.mean(2, keepdims=True).repeat(3, axis=2)
     share = np.select([mask == _DROPPED, mask == _OUTSIDE], [FADED, UNSEEN], 0.0)[..., None]
     base = np.where((mask == _KEPT)[..., None], pixels, grey)

@@ -1,4 +1,4 @@
-"""What people hand over, pictures, videos and words, as chats that adapters read."""
+"""Convert a caller's pictures, videos and texts into chats for adapters."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ CHAT = "a list of turns {'role': ..., 'content': ...}, a content being a text or
 
 
 def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) -> Clip:
-    """Return frames as one video, all of which the model sees.
+    """Return frames as one video; the model gets all of them.
 
     Args:
         source: a list of pictures of one size, or an array (T, H, W, 3) of uint8.
-        fps: frames per second, for models that are told the time.
-        transparency: of the pictures: `drop` takes the colours under it, `white` lays them on white.
+        fps: frames per second, for models that get frame times.
+        transparency: `drop` uses the colours under transparent areas, `white` composites the pictures on white.
 
     Raises:
-        UserError: no frames, or frames of several sizes.
+        UserError: no frames, or frames of different sizes.
     """
     fields.choice("transparency", transparency, TRANSPARENCY)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
-        raise UserError(f"video={type(source).__name__} is no list of pictures; valid: {FRAMES}")
-    frames = [np.asarray(_picture(one, transparency)) for one in source]
-    if not frames or len({one.shape for one in frames}) > 1:
+        raise UserError(f"video={type(source).__name__} is not a list of pictures; valid: {FRAMES}")
+    frames = [np.asarray(_picture(frame, transparency)) for frame in source]
+    if not frames or len({frame.shape for frame in frames}) > 1:
         raise UserError(
-            f"video of {len(frames)} frames, shapes {sorted({one.shape for one in frames})}; valid: frames of one size"
+            f"video of {len(frames)} frames, shapes {sorted({frame.shape for frame in frames})}; "
+            "valid: frames of one size"
         )
     fps = fields.positive("fps", fps)
     number = len(frames)
@@ -53,37 +54,37 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
     )
 
 
-def is_chat(asked: Any) -> bool:
-    """Say whether something is a whole chat instead of pictures."""
+def is_chat(value: Any) -> bool:
+    """Return whether an argument is a chat rather than media."""
     return (
-        isinstance(asked, Sequence)
-        and len(asked) > 0
-        and isinstance(asked[0], Mapping)
-        and "role" in asked[0]
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and isinstance(value[0], Mapping)
+        and "role" in value[0]
     )
 
 
-def single(media: Any, question: Any, spec: ModelSpec) -> Chat:
-    """Return the chat of one question about pictures or a video, which stand before the words.
+def question_chat(media: Any, question: Any, spec: ModelSpec) -> Chat:
+    """Return the chat of one question, with its pictures or video before the text.
 
     Raises:
-        UserError: something that cannot be opened, or a question that is no text.
+        UserError: media that cannot be opened, or a question that is not a text.
     """
     if not isinstance(question, str):
         raise UserError(
             f"question={question!r} must be a text, or a list of texts about the same pictures"
         )
-    several = isinstance(media, list | tuple)
-    found = [] if media is None else list(media) if several else [media]
-    parts = [_part(one, spec) for one in found]
+    is_list = isinstance(media, list | tuple)
+    sources = [] if media is None else list(media) if is_list else [media]
+    parts = [_part(source, spec) for source in sources]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def whole(turns: Any, spec: ModelSpec) -> Chat:
-    """Return a chat in the form that adapters read, pictures opened and videos sampled.
+def open_chat(turns: Any, spec: ModelSpec) -> Chat:
+    """Return a chat in the form that adapters read, with pictures opened and videos sampled.
 
     Raises:
-        UserError: turns or parts of another form, or something that cannot be opened.
+        UserError: turns or parts of another form, or media that cannot be opened.
     """
     chat: Chat = []
     for number, turn in enumerate(turns):
@@ -94,32 +95,32 @@ def whole(turns: Any, spec: ModelSpec) -> Chat:
             raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         chat.append(
-            {"role": turn["role"], "content": [_told(number, part, spec) for part in parts]}
+            {"role": turn["role"], "content": [_content_part(number, part, spec) for part in parts]}
         )
     return chat
 
 
-def _told(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
+    part_type = part.get("type") if isinstance(part, Mapping) else None
+    if part_type == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    held = (
-        [part[name] for name in (kind, "path") if name in part]
-        if kind in ("image", "video")
+    values = (
+        [part[name] for name in (part_type, "path") if name in part]
+        if part_type in ("image", "video")
         else []
     )
-    if not held:
+    if not values:
         raise UserError(
             f"turn {number} of the chat holds {part!r}; valid: {{'type': 'text', 'text': ...}}, "
             "{'type': 'image', 'image': ...}, {'type': 'video', 'video': ...}"
         )
-    if kind == "image":
-        return {"type": "image", "image": _picture(held[0], spec.transparency)}
-    return {"type": "video", "video": _clip(held[0], spec)}
+    if part_type == "image":
+        return {"type": "image", "image": _picture(values[0], spec.transparency)}
+    return {"type": "video", "video": _clip(values[0], spec)}
 
 
 def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:
-    """Return a picture or a video, told apart by what it is, and a path by its ending."""
+    """Return the part of a picture or video; a path is a video if its suffix is that of a video."""
     if _is_video(source):
         return {"type": "video", "video": _clip(source, spec)}
     return {"type": "image", "image": _picture(source, spec.transparency)}

@@ -1,4 +1,4 @@
-"""What a model saw of a chat: its pictures and frames, and where each visual token lies on them."""
+"""Map each visual token of a chat to its area on a picture or frame."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from PIL import Image
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.models.view_placement import WHOLE, Box, Sight
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class VisibleImage:
     """A picture or a frame of a video.
 
     Attributes:
-        name: what stands above it: empty for a single picture.
+        name: title in a figure; empty for a single picture.
         picture: RGB.
     """
 
@@ -30,120 +30,119 @@ class Shown:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class TokenGrid:
     """A grid of visual tokens on one picture.
 
     Attributes:
-        shown: number of the picture.
-        number: as the model numbers the views of a picture; 0 is the whole of it.
-        box: where it lies.
-        rows: of the grid.
-        columns: of the grid.
+        image: index of the picture.
+        view: the model's number of this view; 0 is the global view.
+        box: area of the grid on the picture.
+        rows: number of rows.
+        columns: number of columns.
     """
 
-    shown: int
-    number: int
-    box: Box
+    image: int
+    view: int
+    box: ViewBox
     rows: int
     columns: int
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """One chat as the model saw it.
+class VisibleChat:
+    """The pictures of a chat and the areas of its visual tokens.
 
     Attributes:
-        shown: pictures and frames in the order of the prompt.
-        views: grids of tokens on them.
-        tokens: (N, 3) view, row and column of each visual token.
+        images: pictures and frames in the order of the prompt.
+        grids: grids of tokens on them.
+        tokens: (N, 3) grid, row and column of each visual token.
     """
 
-    shown: tuple[Shown, ...] = ()
-    views: tuple[View, ...] = ()
+    images: tuple[VisibleImage, ...] = ()
+    grids: tuple[TokenGrid, ...] = ()
     tokens: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
 
-def seen_by(adapter: Adapter, chat: Chat, grid: np.ndarray) -> Seen:
-    """Return where the visual tokens of a chat lie.
+def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
+    """Return the areas of a chat's visual tokens.
 
     Args:
         adapter: the model.
-        chat: with pictures and clips opened.
+        chat: a chat with opened pictures and clips.
         grid: (N, 4) picture or frame, view, row and column of each token (`Layout.grid`).
     """
     if not len(grid):
-        return Seen()
-    media = adapter.opened(chat)
+        return VisibleChat()
+    media = adapter.load_media(chat)
     order = [*_order(adapter, chat)]
     frames = _frames_of(media.clips, int(grid[:, 0].max()) + 1 - len(media.pictures))
-    pictures = iter(_named(media.pictures, bool(media.clips)))
+    pictures = iter(_numbered(media.pictures, bool(media.clips)))
     clips = iter(zip(media.clips, frames, strict=True))
-    shown: list[Shown] = []
-    still: set[int] = set()
-    for kind in order:
-        if kind == "image":
-            still.add(len(shown))
-            shown.append(next(pictures))
+    images: list[VisibleImage] = []
+    pictures_at: set[int] = set()
+    for medium in order:
+        if medium == "image":
+            pictures_at.add(len(images))
+            images.append(next(pictures))
         else:
-            shown += _shots(*next(clips))
-    views: list[View] = []
+            images += _clip_images(*next(clips))
+    grids: list[TokenGrid] = []
     tokens = np.zeros((len(grid), 3), dtype=np.int64)
     for number, view in sorted({(int(a), int(b)) for a, b in grid[:, :2]}):
-        mine = (grid[:, 0] == number) & (grid[:, 1] == view)
-        rows, columns = (int(side) + 1 for side in grid[mine, 2:].max(0))
-        tiles = len({int(one) for one in grid[grid[:, 0] == number, 1]} - {0})
+        in_view = (grid[:, 0] == number) & (grid[:, 1] == view)
+        rows, columns = (int(side) + 1 for side in grid[in_view, 2:].max(0))
+        tiles = len({int(tile) for tile in grid[grid[:, 0] == number, 1]} - {0})
         box = WHOLE
-        if number in still:
-            size, alone = shown[number].picture.size, len(media.pictures) == 1
-            box = adapter.placed(Sight(size, view, rows, columns, tiles, alone))
-        tokens[mine] = np.column_stack(
-            [np.full(mine.sum(), len(views)), grid[mine, 2], grid[mine, 3]]
+        if number in pictures_at:
+            size, single = images[number].picture.size, len(media.pictures) == 1
+            box = adapter.view_box(PictureView(size, view, rows, columns, tiles, single))
+        tokens[in_view] = np.column_stack(
+            [np.full(in_view.sum(), len(grids)), grid[in_view, 2], grid[in_view, 3]]
         )
-        views.append(View(number, view, box, rows, columns))
-    return Seen(tuple(shown), tuple(views), tokens)
+        grids.append(TokenGrid(number, view, box, rows, columns))
+    return VisibleChat(tuple(images), tuple(grids), tokens)
 
 
 def _order(adapter: Adapter, chat: Chat) -> Iterable[str]:
-    """Return `image` and `video` in the order in which their placeholders stand in the prompt.
-
-    A template may put videos before pictures.
-    """
-    text = adapter.written(chat, adapter.opened(chat))
+    """Return `image` and `video` in the order of the prompt's placeholders; a template may put videos first."""
+    text = adapter.prompt_text(chat, adapter.load_media(chat))
     kinds = dict(zip(adapter.placeholders, ("image", "video"), strict=False))
     return (kinds[word] for word in re.findall("|".join(map(re.escape, kinds)), text))
 
 
 def _frames_of(clips: Sequence[Clip], places: int) -> list[int]:
-    """Return how many places in time each clip takes: a frame each, or a pair of frames each."""
+    """Return the time steps of each clip: one per frame, or one per pair of frames."""
     for joined in (1, 2):
         counts = [-(-len(clip.frames) // joined) for clip in clips]
         if sum(counts) == places:
             return counts
-    raise ValueError(f"{places} places in time for clips of {[len(one.frames) for one in clips]}")
+    raise ValueError(f"{places} places in time for clips of {[len(item.frames) for item in clips]}")
 
 
-def _named(pictures: Sequence[Image.Image], beside: bool) -> list[Shown]:
-    """Name pictures by number if there are several; a single one only `beside` a video."""
+def _numbered(pictures: Sequence[Image.Image], with_video: bool) -> list[VisibleImage]:
+    """Name several pictures by number; a single picture has a name only next to a video."""
     if len(pictures) == 1:
-        return [Shown("picture" if beside else "", pictures[0])]
-    return [Shown(f"picture {number}", one) for number, one in enumerate(pictures, 1)]
+        return [VisibleImage("picture" if with_video else "", pictures[0])]
+    return [
+        VisibleImage(f"picture {number}", picture) for number, picture in enumerate(pictures, 1)
+    ]
 
 
-def _shots(clip: Clip, places: int) -> list[Shown]:
-    """Return the first frame of each place in time."""
+def _clip_images(clip: Clip, places: int) -> list[VisibleImage]:
+    """Return the first frame of each time step."""
     joined = -(-len(clip.frames) // places)
     return [
-        Shown(f"{clip.timestamps[n]:.1f} s", Image.fromarray(clip.frames[n]))
+        VisibleImage(f"{clip.timestamps[n]:.1f} s", Image.fromarray(clip.frames[n]))
         for n in range(0, len(clip.frames), joined)
     ]
 
 
-def rows_of(layout: Any) -> list[np.ndarray]:
+def grid_rows(layout: Any) -> list[np.ndarray]:
     """Return the (N, 4) grid of each row of a layout, without its padding."""
     grid = layout.grid.cpu().numpy()
-    return [own[:count] for own, count in zip(grid, layout.counts, strict=True)]
+    return [positions[:count] for positions, count in zip(grid, layout.counts, strict=True)]
 
 
 def without_chats(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return encoded inputs without the chats that a speculative decoder puts beside them."""
+    """Return encoded inputs without the chats that a speculative decoder adds."""
     return {name: value for name, value in inputs.items() if name != "chats"}

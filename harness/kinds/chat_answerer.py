@@ -35,11 +35,11 @@ class Joined:
 
     def preparer(self) -> Prepare:
         """Return what prepares chats in another thread."""
-        return self.adapter.apart.prepare
+        return self.adapter.thread_copy.prepare
 
     def moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return prepared inputs on the model's device."""
-        return self.adapter.moved(inputs)
+        return self.adapter.to_device(inputs)
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers."""
@@ -47,7 +47,7 @@ class Joined:
 
     def told(self, chat: Chat) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a chat."""
-        return self.adapter.told(chat)
+        return self.adapter.prompt_summary(chat)
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any

@@ -1,1 +1,1 @@
-"""Images and video frames from files, by stated rules, with one-line errors that name the file."""
+"""Images and video frames from files, sampled by named rules, with one-line errors that name the file."""

@@ -1,4 +1,4 @@
-"""Opening a video file: one stream to look at, and one-line errors that name the file."""
+"""Open a video file and its video stream, with one-line errors that name the file."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
     """Open a video file and its first video stream that is not cover art.
 
     Raises:
-        UserError: no such file, not a file, not a container, an image, no video stream, or one in an unknown code.
+        UserError: not an existing file, not a container, an image, no video stream, or an unknown codec.
     """
     name = fspath(path)
-    # Not Path's: they raise on names that are too long.
+    # Not Path.is_file and Path.exists, which raise for names that are too long.
     if not os.path.isfile(name):
         state = "is not a file" if os.path.exists(name) else "does not exist"
         raise UserError(f"video {name!r} {state}; valid: a video file")
     try:
-        # An absolute path is never taken for a protocol, and titles that are not UTF-8 are no reason to fail.
+        # An absolute path cannot be mistaken for a protocol; titles that are not UTF-8 must not fail.
         container = av.open(str(Path(name).absolute()), metadata_errors="replace")
     except (av.FFmpegError, OSError) as problem:
         raise UserError(f"video {name!r} cannot be opened: {reason(problem)}") from problem
@@ -39,25 +39,27 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
 
 
 def _video_stream(container: InputContainer, name: str) -> VideoStream:
-    """Return the stream to sample."""
-    kind = container.format.name
-    if kind.endswith("_pipe") or kind == "image2":
-        raise UserError(f"video {name!r} is an image ({kind.removesuffix('_pipe')}), not a video")
+    """Return the first video stream that is not cover art."""
+    format_name = container.format.name
+    if format_name.endswith("_pipe") or format_name == "image2":
+        raise UserError(
+            f"video {name!r} is an image ({format_name.removesuffix('_pipe')}), not a video"
+        )
     for stream in container.streams.video:
         if stream.disposition & Disposition.attached_pic:
             continue
         if stream.codec_context is None:
-            raise UserError(f"video {name!r} is coded in a way that this build cannot decode")
+            raise UserError(f"video {name!r} has a codec that this build cannot decode")
         return stream
     raise UserError(f"video {name!r} has no video stream")
 
 
 def reason(problem: Exception) -> str:
-    """Return an error's own words in one line, without the path that it repeats."""
+    """Return an error's message in one line, without the path that it repeats."""
     words = getattr(problem, "strerror", None) or str(problem)
     return " ".join(str(words).split())
 
 
 def packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet]:
-    """Yield the stream's packets, without the empty ones that stand for no frame or for the end."""
+    """Yield the stream's packets, without empty ones, which mark a missing frame or the end."""
     return (packet for packet in container.demux(stream) if packet.size)

@@ -1,4 +1,4 @@
-"""Decoding wanted frames of a video, group of pictures by group, or all of it where packets cannot be trusted."""
+"""Decode selected frames of a video: by groups of pictures, or from the start if packets are unreliable."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from espalier.harness.media.container import open_video, packets
 from espalier.harness.media.timeline import Moments, Timeline, moments
 
 
-class _Picked:
-    """The (n, H, W, 3) array of wanted frames, filled as they come, so that it exists once only."""
+class _FrameArray:
+    """The (n, H, W, 3) array of selected frames, filled during decoding to avoid a second copy."""
 
     def __init__(self, path: str | PathLike[str], count: int) -> None:
         self._path = path
         self._count = count
         self.frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
 
-    def put(self, place: int, frame: VideoFrame) -> None:
-        """Store a frame, upright."""
+    def store(self, place: int, frame: VideoFrame) -> None:
+        """Store an upright frame at an index."""
         picture = frame.to_ndarray(format="rgb24")
-        # The display matrix says how far to turn against the clock, as rot90 does.
+        # The display matrix gives a counter-clockwise rotation, as does rot90.
         picture = np.rot90(picture, round(frame.rotation / 90) % 4)
         if not self.frames.size:
             self.frames = np.empty((self._count, *picture.shape), dtype=np.uint8)
         if picture.shape != self.frames.shape[1:]:
             height, width = self.frames.shape[1:3]
             raise UserError(
-                f"video {fspath(self._path)!r} changes its picture from {width}x{height} to "
+                f"video {fspath(self._path)!r} changes its picture size from {width}x{height} to "
                 f"{picture.shape[1]}x{picture.shape[0]}; valid: one size"
             )
         self.frames[place] = picture
@@ -45,12 +45,12 @@ class _Picked:
 
 @dataclass
 class _Group:
-    """Packets to decode in one go.
+    """A range of packets to decode together.
 
     Attributes:
         start: position of the keyframe packet where decoding starts.
-        end: position of the last packet that a wanted frame needs.
-        places: presentation time to place in the answer, for the wanted frames.
+        end: position of the last packet needed by a selected frame.
+        places: index in the result by presentation time, for the selected frames.
     """
 
     start: int
@@ -61,33 +61,33 @@ class _Group:
 def decode_groups(
     path: str | PathLike[str], timeline: Timeline, indices: Sequence[int]
 ) -> np.ndarray | None:
-    """Decode the frames with these indices, and of the others only those that they need.
+    """Decode selected frames, and other frames only as far as these depend on them.
 
-    Packets between groups are read and thrown away, not decoded. A seek would save reading them as well, but it lands
-    where each container's index pleases, and the file has just been read for its timeline.
+    Packets between groups are read but not decoded. A seek would also save reading them, but its target depends on the
+    container's index, and the file has just been read for its timeline.
 
     Args:
         path: a video file.
-        timeline: its timeline.
-        indices: frames to return, ascending, all different, at least one.
+        timeline: timeline of the file.
+        indices: indices of the frames, ascending, distinct, at least one.
 
     Returns:
-        (n, H, W, 3) uint8, or None if some packet did not give the frame that the timeline promises: fields coded
-        apart, damaged packets, keyframes in name only.
+        (n, H, W, 3) uint8, or None if a packet does not yield the frame of the timeline: separately coded fields,
+        damaged packets, false keyframes.
 
     Raises:
-        UserError: the size of the picture changes.
+        UserError: the picture size changes.
     """
     groups = _groups(timeline, indices)
-    picked = _Picked(path, len(indices))
+    array = _FrameArray(path, len(indices))
     with open_video(path) as (container, stream):
-        stream.thread_type = "AUTO"  # frames side by side: twice as fast on two cores at 1280x720
+        stream.thread_type = "AUTO"  # frames in parallel: twice as fast on two cores at 1280x720
         numbered = enumerate(packets(container, stream))
         for group in groups:
-            if not _decode_group(stream, numbered, group, timeline, picked):
+            if not _decode_group(stream, numbered, group, timeline, array):
                 return None
             stream.codec_context.flush_buffers()
-    return picked.frames
+    return array.frames
 
 
 def _decode_group(
@@ -95,12 +95,12 @@ def _decode_group(
     numbered: Iterator[tuple[int, Packet]],
     group: _Group,
     timeline: Timeline,
-    picked: _Picked,
+    array: _FrameArray,
 ) -> bool:
-    """Decode one group from the running packets; False if it did not give the frames that the timeline promises."""
-    inside = (timeline.packet >= group.start) & (timeline.packet <= group.end)
-    # Frames that lean on the group before the keyframe may fail here, and are not asked of this group.
-    missing = set(timeline.pts[inside & (timeline.entry >= group.start)].tolist())
+    """Decode one group from the iterator of packets; return False if frames differ from the timeline."""
+    in_group = (timeline.packet >= group.start) & (timeline.packet <= group.end)
+    # Excluded: frames that depend on the group before the keyframe, which may fail here.
+    missing = set(timeline.pts[in_group & (timeline.entry >= group.start)].tolist())
     first = set(timeline.pts[timeline.packet == group.start].tolist())
     earlier: int | None = None
     try:
@@ -113,21 +113,21 @@ def _decode_group(
             earlier = pts
             missing.discard(pts)
             if pts in group.places:
-                picked.put(group.places[pts], frame)
+                array.store(group.places[pts], frame)
     except av.FFmpegError:
         return False
     return not missing
 
 
 def _stands_alone(frame: VideoFrame) -> bool:
-    """Return whether a frame needs no other; decoders whose frames never do may leave the kind open."""
+    """Return whether a frame is independent; decoders with only independent frames may leave the type unset."""
     return frame.key_frame or frame.pict_type == PictureType.NONE
 
 
 def _through(
     stream: VideoStream, numbered: Iterator[tuple[int, Packet]], group: _Group
 ) -> Iterator[VideoFrame]:
-    """Yield the frames of a group, with those that the decoder holds back until told that no more will come."""
+    """Yield the frames of a group, including those that the decoder holds until it is flushed."""
     for position, packet in numbered:
         if position >= group.start:
             yield from stream.decode(packet)
@@ -137,7 +137,7 @@ def _through(
 
 
 def _groups(timeline: Timeline, indices: Sequence[int]) -> list[_Group]:
-    """Join wanted frames into groups; a new one begins where a keyframe lies ahead of all that was needed so far."""
+    """Merge selected frames into groups; a new group starts if a keyframe follows all packets needed so far."""
     groups: list[_Group] = []
     for place, index in enumerate(indices):
         entry, packet = int(timeline.entry[index]), int(timeline.packet[index])
@@ -149,10 +149,10 @@ def _groups(timeline: Timeline, indices: Sequence[int]) -> list[_Group]:
 
 
 def decoded_moments(path: str | PathLike[str]) -> Moments:
-    """Return when the frames are shown that decoding really gives. Cost: decodes the whole file.
+    """Return the times of all frames that decoding yields. Cost: decodes the whole file.
 
     Raises:
-        UserError: decoding gives no frame.
+        UserError: decoding yields no frame.
     """
     with open_video(path) as (container, stream):
         pts = [frame.pts for frame in _decodable(container, stream)]
@@ -162,32 +162,32 @@ def decoded_moments(path: str | PathLike[str]) -> Moments:
 
 
 def decode_through(path: str | PathLike[str], indices: Sequence[int]) -> np.ndarray:
-    """Decode from the start and keep the frames with these indices, out of those that `decoded_moments` counts.
+    """Decode from the start and return selected frames, counted as in `decoded_moments`.
 
     Args:
         path: a video file.
-        indices: frames to return, ascending, all different.
+        indices: indices of the frames, ascending, distinct.
 
     Returns:
         (n, H, W, 3) uint8.
 
     Raises:
-        UserError: the size of the picture changes.
+        UserError: the picture size changes.
     """
     places = {index: place for place, index in enumerate(indices)}
-    picked = _Picked(path, len(indices))
+    array = _FrameArray(path, len(indices))
     with open_video(path) as (container, stream):
         for index, frame in enumerate(_decodable(container, stream)):
             if index in places:
-                picked.put(places[index], frame)
+                array.store(places[index], frame)
             if index == indices[-1]:
                 break
-    return picked.frames
+    return array.frames
 
 
 def _decodable(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """Yield the frames in order of presentation, past packets that cannot be decoded."""
-    for packet in chain(packets(container, stream), (None,)):  # None: give what is held back
+    """Yield the frames in presentation order, skipping packets that cannot be decoded."""
+    for packet in chain(packets(container, stream), (None,)):  # None flushes the decoder
         if packet is not None and packet.is_corrupt:
             continue
         try:

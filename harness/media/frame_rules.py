@@ -1,4 +1,4 @@
-"""Which frames of a video are looked at: rules that evaluations use, as integers alone."""
+"""Rules of published evaluations for selecting frames of a video, on integers only."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ RULE_KEY = "model.video.rule"
 SHORT_KEY = "model.video.short"
 RATE_KEY = "model.video.rate"
 
-#: What a video of fewer frames than wanted gives.
+#: Handling of videos with fewer frames than the rule takes.
 SHORT = ("repeat", "all", "second", "error")
 
-# What the Qwen-VL utilities do when they sample by rate: four to 768 frames, always an even number of them, because
-# their models join frames in pairs.
+# Bounds of the Qwen-VL utilities for sampling by rate: 4 to 768 frames, an even number, because the models merge pairs
+# of frames.
 LEAST_BY_RATE = 4
 MOST_BY_RATE = 768
 PAIR = 2
 
 
 def _uniform(total: int, count: int) -> list[int]:
-    """Return floor(linspace(0, total - 1, count)), in numpy's arithmetic, as the evaluations compute it."""
+    """Return floor(linspace(0, total - 1, count)) in numpy's arithmetic, as in the evaluations."""
     return [int(i) for i in np.linspace(0, total - 1, count, dtype=int)]
 
 
 def _centre(total: int, count: int) -> list[int]:
-    """Return the centres of `count` equal segments, rounded as InternVL's evaluation rounds them."""
-    if count == total:  # as many as there are: the formula would name some twice and others never
+    """Return the centres of `count` equal segments, rounded as in InternVL's evaluation."""
+    if count == total:  # the formula would repeat some frames and skip others
         return list(range(total))
     segment = (total - 1) / count
     return [int(segment / 2 + np.round(segment * i)) for i in range(count)]
@@ -54,38 +54,38 @@ RULES: dict[str, Callable[[int, int], list[int]]] = {
     "pairs": _rounded,
 }
 
-#: Rules that take frames by the clock first, and thin them out only where that gives too many.
+#: Rules that sample by time first, and thin the result if it has too many frames.
 THINNED = ("fps_then_uniform", "fps_then_few")
 NAMES = (*RULES, *THINNED)
 
 
-def check(count: int, rule: str, short: str, rate: float) -> None:
-    """Refuse what no video could satisfy, before any file is opened.
+def check_rule(count: int, rule: str, short: str, rate: float) -> None:
+    """Raise UserError for invalid settings, before a file is opened.
 
     Raises:
-        UserError: an unknown rule or `short`, a count below 1 (below 2 for `fps`), a rate that is not positive.
+        UserError: an unknown rule or `short`, a count below 1 (below 2 for `fps` and `pairs`), a rate <= 0.
     """
     if rule not in NAMES:
         raise unknown_name(RULE_KEY, rule, NAMES)
     if short not in SHORT:
         raise unknown_name(SHORT_KEY, short, SHORT)
-    least = PAIR if rule in ("fps", "pairs") else 1
-    if count < least:
+    minimum = PAIR if rule in ("fps", "pairs") else 1
+    if count < minimum:
         raise UserError(
-            f"{FRAMES_KEY}={count} must be an integer of at least {least} for rule={rule}"
+            f"{FRAMES_KEY}={count} must be an integer of at least {minimum} for rule={rule}"
         )
     if not 0 < rate < float("inf"):
         raise UserError(f"{RATE_KEY}={rate} must be a positive number: frames per second")
 
 
-def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) -> int:
-    """Return how many frames a rule wants of a video, which may be more than there are.
+def target_count(total: int, count: int, rule: str, rate: float, fps: float) -> int:
+    """Return the number of frames that a rule takes, which may exceed those of the video.
 
     Args:
         total: frames in the video.
-        count: frames asked; for `fps` and `pairs` the most that are taken.
+        count: requested frames; the maximum for `fps` and `pairs`.
         rule: a name in RULES.
-        rate: for `fps`, frames per second of video.
+        rate: sampled frames per second, for `fps`.
         fps: frames per second of the file.
     """
     if rule == "pairs":
@@ -93,41 +93,41 @@ def frames_wanted(total: int, count: int, rule: str, rate: float, fps: float) ->
     if rule != "fps":
         return count
     by_rate = max(total / fps * rate, LEAST_BY_RATE)
-    wanted = int(min(by_rate, count // PAIR * PAIR, total)) // PAIR * PAIR
-    return max(wanted, PAIR)
+    target = int(min(by_rate, count // PAIR * PAIR, total)) // PAIR * PAIR
+    return max(target, PAIR)
 
 
-def pick(total: int, count: int, rule: str) -> tuple[int, ...]:
-    """Return the `count` indices that a rule takes: ascending, in [0, total), and all different if count <= total.
+def rule_indices(total: int, count: int, rule: str) -> tuple[int, ...]:
+    """Return the `count` indices of a rule: ascending, in [0, total), distinct if count <= total.
 
     Args:
         total: frames in the video.
-        count: frames to take; if there are fewer, some are taken several times.
+        count: frames to take; if the video has fewer, some are repeated.
         rule: a name in RULES.
     """
     return tuple(RULES[rule](total, count))
 
 
 def each_second(total: int, fps: float, rate: float = 1.0) -> tuple[int, ...]:
-    """Return every round(fps / rate)-th frame from the first on, as LLaVA-Video's class of lmms-eval takes them."""
+    """Return every round(fps / rate)-th frame, starting with the first, as in lmms-eval's class of LLaVA-Video."""
     return tuple(range(0, total, max(round(fps / rate), 1)))
 
 
-def thinned(total: int, count: int, rule: str, rate: float, fps: float) -> tuple[int, ...]:
-    """Return the frames of a rule in THINNED: at most `count`, never one twice.
+def thinned_indices(total: int, count: int, rule: str, rate: float, fps: float) -> tuple[int, ...]:
+    """Return the frames of a rule in THINNED: at most `count`, distinct.
 
     Args:
         total: frames in the video.
-        count: the most that are taken.
-        rule: `fps_then_uniform` takes every round(fps / rate)-th frame, or, where these are too many, `uniform` ones of
-            the whole video; `fps_then_few` takes what `fps` would without a limit, and `uniform` ones among these.
-        rate: frames per second of video.
+        count: maximum number of frames.
+        rule: `fps_then_uniform` takes every round(fps / rate)-th frame, or `uniform` ones of the whole video if these
+            are too many; `fps_then_few` takes `uniform` ones among those of `fps` without a limit.
+        rate: sampled frames per second.
         fps: frames per second of the file.
     """
     if rule == "fps_then_uniform":
         timed = each_second(total, fps, rate)
-        return timed if len(timed) <= count else pick(total, count, "uniform")
-    timed = pick(total, frames_wanted(total, MOST_BY_RATE, "fps", rate, fps), "fps")
+        return timed if len(timed) <= count else rule_indices(total, count, "uniform")
+    timed = rule_indices(total, target_count(total, MOST_BY_RATE, "fps", rate, fps), "fps")
     if len(timed) <= count:
         return timed
-    return tuple(timed[place] for place in pick(len(timed), count, "uniform"))
+    return tuple(timed[place] for place in rule_indices(len(timed), count, "uniform"))

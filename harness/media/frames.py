@@ -1,4 +1,4 @@
-"""Frames of a video file: exactly those that a rule names, without decoding the rest."""
+"""Sample frames of a video file by a rule, decoding only what they need."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from espalier.harness.media.frame_rules import (
     FRAMES_KEY,
     SHORT_KEY,
     THINNED,
-    check,
+    check_rule,
     each_second,
-    frames_wanted,
-    pick,
-    thinned,
+    rule_indices,
+    target_count,
+    thinned_indices,
 )
 from espalier.harness.media.timeline import Moments, read_timeline
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames of one video, as processors take them.
+    """Sampled frames of one video, for processors.
 
     Attributes:
         frames: (T, H, W, 3) uint8 RGB, upright.
-        indices: the frames' numbers among all frames of the video, in order of presentation, ascending; those of a
-            video with too few frames may repeat.
-        timestamps: seconds from the video's first frame to each of them, as the file says, also at a variable rate.
-        fps: average frames per second of the file, by the times of its frames where it has any.
-        total_frames: frames in the file, counted.
-        duration: seconds from the first frame to the end of the last, which is given the average length.
-        steady: whether index / fps is the time of a frame, but for the rounding in the file.
+        indices: indices of the frames in the video, in presentation order, ascending; indices may repeat if the video
+            has too few frames.
+        timestamps: seconds from the video's first frame to each of them, from the file, also at a variable rate.
+        fps: average frames per second of the file, by the times of its frames if it has any.
+        total_frames: number of frames in the file, counted.
+        duration: seconds from the first frame to the end of the last, which gets the average length.
+        steady: whether index / fps is the time of a frame, up to the rounding in the file.
     """
 
     frames: np.ndarray
@@ -48,17 +48,13 @@ class Clip:
 
     @property
     def pixels(self) -> np.ndarray:
-        """The frames as processors take them for what they are: (T, H, W, 3), or (T, 3, H, W) of a height of 1 or 3.
-
-        Such a height would be taken for the channels.
-        """
+        """The frames as (T, H, W, 3), or as (T, 3, H, W) for a height of 1 or 3, which processors take for channels."""
         return self.frames.transpose(0, 3, 1, 2) if self.frames.shape[1] in (1, 3) else self.frames
 
     def metadata(self) -> dict[str, Any]:
-        """Return what a processor reads as `video_metadata` beside `videos=clip.frames, do_sample_frames=False`.
+        """Return a processor's `video_metadata` for `videos=clip.frames, do_sample_frames=False`.
 
-        Processors derive times as index / fps. At a variable rate the indices are therefore the places, not whole
-        numbers, that frames of these times would have at the average rate.
+        Processors compute times as index / fps. At a variable rate the indices are therefore fractional: time * fps.
         """
         indices = self.indices if self.steady else [at * self.fps for at in self.timestamps]
         return {
@@ -79,55 +75,53 @@ def sample_frames(
     short: str = "repeat",
     rate: float = 2.0,
 ) -> Clip:
-    """Take frames of a video by a stated rule.
+    """Sample frames of a video by a rule.
 
-    With T frames in the file and n = `n_frames`, the indices are, for the rule
+    With T frames in the file and n = `n_frames`, the indices of the rules are
 
-    - `uniform`: floor(linspace(0, T - 1, n)), so the first and the last frame are among them, and n = 1 is the first.
-      It is what the LLaVA-OneVision, LLaVA-Video and LongVA models of lmms-eval do.
+    - `uniform`: floor(linspace(0, T - 1, n)), including the first and last frame; n = 1 is the first frame.
+      As in lmms-eval's LLaVA-OneVision, LLaVA-Video and LongVA models.
     - `centre`: the centres of n equal segments, floor(s / 2 + round(s i)) with s = (T - 1) / n, or all frames if n = T.
-      It is what the InternVL models of lmms-eval do.
-    - `fps`: round(linspace(0, T - 1, m)), where m = T / fps * rate, but at least 4, at most n, at most T, and then
-      lowered to an even number: one frame every 1 / rate seconds, and of a longer video n over its whole length.
-      It is what evaluations of Qwen2-VL and Qwen2.5-VL do, at rate 2.
+      As in lmms-eval's InternVL models.
+    - `fps`: round(linspace(0, T - 1, m)) with m = T / fps * rate, but at least 4, at most n and T, then rounded down
+      to an even number: one frame every 1 / rate seconds, or n frames over the whole length of longer videos.
+      As in evaluations of Qwen2-VL and Qwen2.5-VL, at rate 2.
+    - `pairs`: round(linspace(0, T - 1, m)) with m = min(n, T) rounded down to an even number.
+      As in lmms-eval's chat class of Qwen2.5-VL.
+    - `floor`: floor(i T / n) for i < n. As in the code of SpecVLM.
+    - `fps_then_uniform`: every round(fps / rate)-th frame; if these are more than n, as `uniform`. At rate 1 as in
+      lmms-eval's and VLMEvalKit's classes of LLaVA-Video, and VLMEvalKit's of LLaVA-OneVision.
+    - `fps_then_few`: the frames of `fps` without a limit (4 to 768 frames); if these are more than n, floor(linspace)
+      among them. At rate 2 as in lmms-eval's simple classes of Qwen-VL.
 
-    - `pairs`: round(linspace(0, T - 1, m)) with m = min(n, T) lowered to an even number, whatever the length.
-      It is what lmms-eval's chat class of Qwen2.5-VL does.
-    - `floor`: floor(i T / n) for i < n. It is what the code of SpecVLM does.
-    - `fps_then_uniform`: every round(fps / rate)-th frame; if these are more than n, as `uniform`. At rate 1 it is what
-      lmms-eval's and VLMEvalKit's classes of LLaVA-Video do, and VLMEvalKit's of LLaVA-OneVision.
-    - `fps_then_few`: what `fps` takes without a limit (4 to 768 frames); if these are more than n, floor(linspace)
-      among them. At rate 2 it is what lmms-eval's simple classes of Qwen-VL do.
+    The last two never take more frames than the video has. For the others, `short` selects the handling of videos with
+    too few frames:
 
-    The last two never want more frames than there are. Of the others, a video with fewer frames than wanted is looked
-    at as `short` says:
-
-    - `repeat`: the rule's own formula, which then names some frames several times, as those evaluations do.
+    - `repeat`: the rule's formula, which repeats frames, as in those evaluations.
     - `all`: every frame once.
-    - `second`: every round(fps)-th frame, one a second, as the LLaVA-Video model of lmms-eval does.
-    - `error`: it is refused.
+    - `second`: every round(fps)-th frame, one per second, as in lmms-eval's LLaVA-Video model.
+    - `error`: the video is refused.
 
-    A frame is turned upright by the rotation in the file, as decord does, but not mirrored, and keeps its size in
-    pixels. A stream whose packets do not tell their times is decoded from its start, twice: as exact, but slower. A
-    file that lost its end is refused; MPEG streams, which state no length, cannot show that and count as long as they
-    are.
+    Frames are rotated upright by the rotation in the file, as in decord, but not mirrored, and not resized. A stream
+    without packet times is decoded from its start, twice: exact, but slower. Truncated files are refused, except MPEG
+    streams, which state no length.
 
     Args:
-        path: a video file. Its first video stream is read, cover art aside.
+        path: a video file; its first video stream that is not cover art is read.
         n_frames: n above.
         rule: a name in espalier.harness.media.frame_rules.NAMES.
         short: `repeat`, `all`, `second` or `error`.
-        rate: frames per second of video, for the rules that go by the clock.
+        rate: sampled frames per second, for the rules by time.
 
     Returns:
-        The clip. Cost: the file is read twice, and decoded from the keyframe before each wanted frame up to that frame;
+        The clip. Cost: reads the file twice, and decodes from the keyframe before each selected frame to that frame;
         n H W 3 bytes of memory.
 
     Raises:
-        UserError: a bad argument; a file that is missing, not a video, damaged, cut short or without frames; a video
-            with fewer frames than asked where `short` is `error`; one whose picture changes its size.
+        UserError: an invalid argument; a file that is missing, not a video, damaged, truncated or without frames; a
+            video with too few frames if `short` is `error`; a video with changing picture size.
     """
-    check(n_frames, rule, short, rate)
+    check_rule(n_frames, rule, short, rate)
     timeline = read_timeline(path)
     if timeline is not None:
         indices = _choose(path, timeline.moments, n_frames, rule, short, rate)
@@ -135,45 +129,45 @@ def sample_frames(
         frames = decode_groups(path, timeline, once.tolist())
         if frames is not None:
             return _clip(_in_places(frames, places), indices, timeline.moments)
-    # The packets told too little, or not the truth: what decoding gives is what there is.
-    shown = decoded_moments(path)
-    indices = _choose(path, shown, n_frames, rule, short, rate)
+    # Packet times are missing or wrong: use the frames that decoding yields.
+    times = decoded_moments(path)
+    indices = _choose(path, times, n_frames, rule, short, rate)
     once, places = np.unique(indices, return_inverse=True)
-    return _clip(_in_places(decode_through(path, once.tolist()), places), indices, shown)
+    return _clip(_in_places(decode_through(path, once.tolist()), places), indices, times)
 
 
 def _in_places(frames: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return frames (n, H, W, 3) repeated to stand in `places`; without a copy where each stands once."""
+    """Return frames (n, H, W, 3) repeated by `places`; without a copy if each occurs once."""
     return frames if len(frames) == len(places) else frames[places]
 
 
 def _choose(
-    path: str | PathLike[str], shown: Moments, count: int, rule: str, short: str, rate: float
+    path: str | PathLike[str], times: Moments, count: int, rule: str, short: str, rate: float
 ) -> tuple[int, ...]:
-    """Return the indices to take of a video, or refuse it as too short."""
+    """Return the indices of the frames to take; raise UserError if the video is too short."""
     if rule in THINNED:
-        return thinned(shown.total, count, rule, rate, shown.fps)
-    wanted = frames_wanted(shown.total, count, rule, rate, shown.fps)
-    if wanted <= shown.total or short == "repeat":
-        return pick(shown.total, wanted, rule)
+        return thinned_indices(times.total, count, rule, rate, times.fps)
+    target = target_count(times.total, count, rule, rate, times.fps)
+    if target <= times.total or short == "repeat":
+        return rule_indices(times.total, target, rule)
     if short == "all":
-        return tuple(range(shown.total))
+        return tuple(range(times.total))
     if short == "second":
-        return each_second(shown.total, shown.fps)
+        return each_second(times.total, times.fps)
     raise UserError(
-        f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {shown.total} frames where {wanted} are wanted; "
-        f"valid: a video of more frames, fewer frames asked, or {SHORT_KEY}=repeat"
+        f"{FRAMES_KEY}={count}: video {fspath(path)!r} has {times.total} frames, fewer than {target}; "
+        f"valid: a longer video, a smaller {FRAMES_KEY}, or {SHORT_KEY}=repeat"
     )
 
 
-def _clip(frames: np.ndarray, indices: tuple[int, ...], shown: Moments) -> Clip:
-    """Put a clip together."""
+def _clip(frames: np.ndarray, indices: tuple[int, ...], times: Moments) -> Clip:
+    """Return the clip of sampled frames."""
     return Clip(
         frames=frames,
         indices=indices,
-        timestamps=tuple(float(shown.seconds[i]) for i in indices),
-        fps=shown.fps,
-        total_frames=shown.total,
-        duration=shown.duration,
-        steady=shown.steady,
+        timestamps=tuple(float(times.seconds[i]) for i in indices),
+        fps=times.fps,
+        total_frames=times.total,
+        duration=times.duration,
+        steady=times.steady,
     )

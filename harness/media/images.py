@@ -1,4 +1,4 @@
-"""Images as data sets and benchmarks hand them over, opened as the reference evaluations open them."""
+"""Open images of data sets and benchmarks as the reference evaluations do."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from PIL import Image, ImageFile, ImageOps
 
 from espalier.harness.errors import UserError
 
-#: `model.transparency`: what becomes of it.
+#: Values of `model.transparency`.
 TRANSPARENCY = ("drop", "white")
 
-# Pillow's modes of more than 8 bits a channel, which its own conversion to RGB cuts off at 255.
+# Pillow's modes with more than 8 bits per channel; its conversion to RGB clips them at 255.
 WIDE = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-# Tags of TIFF: bits of a sample, and whether 0 is white.
+# TIFF tags: bits per sample, and photometric interpretation, which is 0 if 0 is white.
 BITS, WHITE_IS_ZERO = 258, 262
 
 VALID = "a PIL image, a path, bytes, or a dict with bytes or a path"
 
-# All that Pillow's readers are known to raise on data that is not what its header says.
+# Exceptions of Pillow's readers for data that contradicts its header.
 BROKEN = (
     OSError,
     EOFError,
@@ -40,7 +40,7 @@ BROKEN = (
 
 
 class _Switch:
-    """Pillow's only option against incomplete data, a global one, held for as long as some thread reads."""
+    """Pillow's option against incomplete data, which is global, held while any thread reads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -70,36 +70,35 @@ def open_image(
 ) -> Image.Image:
     """Open an image as RGB, upright.
 
-    Files, bytes and images that are open already are turned by their EXIF orientation, as `datasets` and transformers
-    turn them; whoever turns an image takes the orientation out of it, so that nothing is turned twice.
-
-    Colour of 8 bits is `convert("RGB")`, as in the tasks of lmms-eval; see `in_8_bits` for more.
+    Files, bytes and open images are rotated by their EXIF orientation, as in `datasets` and transformers; rotation
+    removes the orientation tag, so that no image is rotated twice. Images of 8 bits are converted by `convert("RGB")`,
+    as in the tasks of lmms-eval; see `in_8_bits` for others.
 
     Args:
-        source: a PIL image, a path, the bytes of a file, or a dict of `bytes` and `path` as `datasets` stores it, whose
-            bytes win.
-        transparency: `drop` takes the colours as they are under it, as the tasks of lmms-eval do; `white` lays them on
-            white.
+        source: a PIL image, a path, the bytes of a file, or a dict of `bytes` and `path` as stored by `datasets`, in
+            which `bytes` take precedence.
+        transparency: `drop` uses the colours under transparent areas, as in the tasks of lmms-eval; `white` composites
+            the image on white.
 
     Returns:
         A loaded image of mode RGB.
 
     Raises:
-        UserError: nothing there, not an image, an incomplete one, one of more pixels than Pillow allows, or one whose
-            values have no known range.
+        UserError: a missing file, not an image, an incomplete image, more pixels than Pillow allows, or values of
+            unknown range.
     """
     if isinstance(source, Image.Image):
         name = getattr(source, "filename", "") or "image"
         with _refusals(str(name)), complete_only():
             return _upright_rgb(source, str(name), transparency)
     if isinstance(source, Mapping):
-        source = _of_dict(source)
+        source = _stored_source(source)
     if isinstance(source, bytes):
         return _decode(BytesIO(source), "bytes", transparency)
     if not isinstance(source, str | PathLike):
         raise UserError(f"image={type(source).__name__} cannot be opened; valid: {VALID}")
     name = fspath(source)
-    # Not Path's: they raise on names that are too long.
+    # Not Path.is_file and Path.exists, which raise for names that are too long.
     if not os.path.isfile(name):
         state = "is not a file" if os.path.exists(name) else "does not exist"
         raise UserError(f"image {name!r} {state}; valid: an image file")
@@ -107,13 +106,13 @@ def open_image(
 
 
 def in_8_bits(image: Image.Image, name: str = "image") -> Image.Image:
-    """Return an image of 8 bits a channel: those of more are scaled by their own range, others stay as they are.
+    """Return an image with 8 bits per channel; wider values are scaled by their range.
 
-    16 bits are a 257th of their value, 12 bits of a TIFF a 4095th of 255. Floats in [0, 1] are 255 times that. Integers
-    of 32 bits in [0, 255] are taken as they are; a PGM's are 16 bits.
+    16-bit values are divided by 257, 12-bit values of a TIFF are multiplied by 255 / 4095, floats in [0, 1] by 255.
+    32-bit integers in [0, 255] are unchanged; those of a PGM are 16-bit values.
 
     Raises:
-        UserError: other values of 32 bits or floats, whose range nothing states.
+        UserError: other 32-bit integers or floats, whose range is unknown.
     """
     if image.mode not in WIDE:
         return image
@@ -121,27 +120,27 @@ def in_8_bits(image: Image.Image, name: str = "image") -> Image.Image:
     tags = getattr(image, "tag_v2", {})
     if image.mode.startswith("I;16"):
         bits = tags.get(BITS, (16,))[0]
-        most = 2**bits - 1 if bits in range(9, 16) else 65535
+        maximum = 2**bits - 1 if bits in range(9, 16) else 65535
         if tags.get(WHITE_IS_ZERO) == 0:
-            values = most - values
+            values = maximum - values
     elif image.mode == "F":
-        most = 1
+        maximum = 1
     else:
-        most = 65535 if image.format == "PPM" else 255
+        maximum = 65535 if image.format == "PPM" else 255
     low, high = values.min(initial=0), values.max(initial=0)
-    if not (low >= 0 and high <= most):  # NaN is neither
+    if not (low >= 0 and high <= maximum):  # NaN is neither
         raise UserError(
-            f"image {name!r} of mode {image.mode} has values from {low:g} to {high:g}, and no range that is known; "
-            f"valid: values in [0, {most}], 8 or 16 bits"
+            f"image {name!r} of mode {image.mode} has values from {low:g} to {high:g}, of unknown range; "
+            f"valid: values in [0, {maximum}], 8 or 16 bits"
         )
-    return Image.fromarray(np.rint(values * (255 / most)).astype(np.uint8))
+    return Image.fromarray(np.rint(values * (255 / maximum)).astype(np.uint8))
 
 
 def _upright_rgb(image: Image.Image, name: str, transparency: str) -> Image.Image:
-    """Return an open image, turned and in RGB."""
+    """Return an open image, upright and in RGB."""
     if not (image.width and image.height):
         raise UserError(
-            f"image {name!r} is {image.width}x{image.height}; valid: one that has pixels"
+            f"image {name!r} is {image.width}x{image.height}; valid: an image with pixels"
         )
     image.load()
     key = image.info.get("transparency") if image.mode in WIDE else None
@@ -160,8 +159,8 @@ def _upright_rgb(image: Image.Image, name: str, transparency: str) -> Image.Imag
     return upright.convert("RGB")
 
 
-def _of_dict(source: Mapping[str, Any]) -> bytes | str:
-    """Return the bytes of a dict, or else its path."""
+def _stored_source(source: Mapping[str, Any]) -> bytes | str:
+    """Return the bytes in a dict, or else the path."""
     for key in ("bytes", "path"):
         if source.get(key) is not None:
             return source[key]  # type: ignore[no-any-return]
@@ -171,14 +170,14 @@ def _of_dict(source: Mapping[str, Any]) -> bytes | str:
 
 
 def _decode(file: str | BytesIO, name: str, transparency: str) -> Image.Image:
-    """Return a file's image, upright, in RGB."""
+    """Return the image of a file, upright and in RGB."""
     with _refusals(name), Image.open(file) as image, complete_only():
         return _upright_rgb(image, name, transparency)
 
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Turn what Pillow raises into one line that names the image."""
+    """Turn exceptions of Pillow into one line that names the image."""
     try:
         yield
     except UserError:
@@ -195,10 +194,10 @@ def _refusals(name: str) -> Iterator[None]:
 
 @contextmanager
 def complete_only() -> Iterator[None]:
-    """Have Pillow refuse incomplete data, in all threads, until the last of them leaves its block.
+    """Make Pillow refuse incomplete data, in all threads, until the last thread leaves the block.
 
-    lmms-eval switches that off for the whole process when it is imported, and half an image would be scored with grey
-    for the other half. Pillow has no such option but the global one.
+    On import lmms-eval allows incomplete data for the whole process, so that the missing part of an image would be
+    scored as grey. Pillow has only a global option.
     """
     _SWITCH.hold()
     try:

@@ -1,4 +1,4 @@
-"""Pages of PDF files as pictures, by whatever this machine has to render them."""
+"""Render pages of PDF files as pictures, with a program or package of this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL import Image
 from espalier.harness.errors import UserError
 from espalier.harness.media.images import open_image
 
-#: The command of poppler, and the package.
+#: Poppler's command, and a Python package.
 RENDERERS = ("pdftoppm", "pypdfium2")
 SECONDS = 120
 
 
 def renderer() -> str | None:
-    """Return what can render a page here, the first of `RENDERERS`; None: nothing can."""
+    """Return the first of `RENDERERS` on this machine; None without any."""
     if shutil.which("pdftoppm"):
         return "pdftoppm"
     return "pypdfium2" if importlib.util.find_spec("pypdfium2") else None
@@ -30,10 +30,10 @@ def page_image(path: Path, page: int, longest: int) -> Image.Image:
     """Render a page (counted from 1) so that its longer side has `longest` pixels, as RGB.
 
     Raises:
-        UserError: nothing can render it here, or the file is missing or damaged.
+        UserError: no renderer on this machine, or the file is missing or damaged.
     """
-    how = renderer()
-    if how is None:
+    backend = renderer()
+    if backend is None:
         raise UserError(
             f"{str(path)!r} cannot be rendered; valid: a machine with {' or '.join(RENDERERS)}"
         )
@@ -43,7 +43,7 @@ def page_image(path: Path, page: int, longest: int) -> Image.Image:
         "pdftoppm": _by_poppler,
         "pypdfium2": _by_pdfium,
     }
-    return draw[how](path, page, longest)
+    return draw[backend](path, page, longest)
 
 
 def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
@@ -57,13 +57,13 @@ def _by_poppler(path: Path, page: int, longest: int) -> Image.Image:
             f"{str(path)!r}: page {page} takes longer than {SECONDS} s to render"
         ) from error
     if done.returncode or not done.stdout:
-        said = next(iter(done.stderr.decode(errors="replace").splitlines()), "no such page")
-        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {said}")
+        message = next(iter(done.stderr.decode(errors="replace").splitlines()), "no such page")
+        raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {message}")
     return open_image(done.stdout)
 
 
 def _by_pdfium(path: Path, page: int, longest: int) -> Image.Image:
-    # Not among the packages that are installed with Espalier.
+    # Not a dependency of Espalier.
     pdfium = importlib.import_module("pypdfium2")
     try:
         with pdfium.PdfDocument(path) as document:

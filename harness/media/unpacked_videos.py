@@ -1,4 +1,4 @@
-"""Videos where lmms-eval's tasks unpack them: below HF_HOME."""
+"""Videos unpacked by lmms-eval's tasks, below HF_HOME."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 from espalier.harness.errors import UserError
 
-#: Endings that the videos of these data sets have.
+#: File suffixes of the videos in these data sets.
 ENDINGS = (".mp4", ".MP4", ".mkv")
 
 
 def unpacked(folder: str, video: str) -> str:
-    """Return the path of a video below HF_HOME, whatever its ending.
+    """Return the path of a video below HF_HOME, with any of the suffixes.
 
     Raises:
-        UserError: what lies there is a folder of frames, whose order and rate nothing tells.
-        FileNotFoundError: there is none of that name.
+        UserError: the path is a folder of frames, whose order and rate are unknown.
+        FileNotFoundError: the video is missing.
     """
     home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser()
     path = home / folder / video
-    # A name may hold dots, so endings are added, not exchanged.
-    named = (path, *(path.with_name(path.name + end) for end in ENDINGS))
-    found = next((one for one in named if one.is_file()), None)
-    if found is None and path.is_dir():
+    # A name may contain dots, so suffixes are added, not replaced.
+    candidates = (path, *(path.with_name(path.name + end) for end in ENDINGS))
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None and path.is_dir():
         raise UserError(
             f"video {str(path)!r} is a folder of frames; valid: a video file, as in the revision of the data set that "
             "the task file names"
         )
-    if found is None:
+    if file is None:
         raise FileNotFoundError(
-            f"video {str(path)!r} is not there; valid: the videos that lmms-eval unpacks"
+            f"video {str(path)!r} does not exist; valid: the videos that lmms-eval unpacks"
         )
-    return str(found)
+    return str(file)

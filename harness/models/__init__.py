@@ -1,1 +1,1 @@
-"""One small file for each model family: the facts that the engine cannot guess."""
+"""Model families, a file each: the facts that the engine cannot derive."""

@@ -1,4 +1,4 @@
-"""Where AnyRes packing puts each tile's patches: the model's own packing is run on coordinates instead of features."""
+"""Positions of tile patches after AnyRes packing, found by running the model's packing on coordinates."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def packed_item(
     class_token: bool,
     view: int | None = None,
 ) -> Item:
-    """Describe one image: its global view, then its crops stitched to one plane, each row ended by a newline token.
+    """Return the item of one image: its global view, then its crops as one plane with a newline after each row.
+
+    If the packing pools tiles or shrinks a large plane, each token blends four patches. Interpolation is linear, so the
+    packed coordinates give the four patches and their weights.
 
     Args:
-        pack: the model's packing.
+        pack: packing of the model.
         shape: rows and columns of crops, (0, 0) for an image of one tile.
-        side: patches along a tile's edge.
-        first: number of the image's first projector unit; the global view's come first.
-        class_token: whether the tower adds one token to each tile.
-        view: tokens along the global view's edge, where the packing pools tiles; None: as many as patches.
-
-    Where the packing pools tiles, or shrinks a large plane, each token blends four patches. Interpolation is linear, so
-    the coordinates that come out say which four, and with what weight.
+        side: patches along the edge of a tile.
+        first: number of the image's first projector unit; units of the global view come first.
+        class_token: whether the tower adds a token to each tile.
+        view: tokens along the edge of the global view, if the packing pools tiles; None: `side`.
     """
     patches, tiles = side**2, 1 + shape[0] * shape[1]
-    raster, whole = (
+    raster, global_grid = (
         torch.cartesian_prod(torch.arange(edge), torch.arange(edge))
         for edge in (side, view or side)
     )
@@ -45,14 +45,14 @@ def packed_item(
     packed = pack((corner[:, None] + raster).double())
     newline = packed[:, 0].isnan()
     prunable = ~newline
-    cropped = torch.arange(len(packed)) >= len(whole)
+    cropped = torch.arange(len(packed)) >= len(global_grid)
     low = packed.nan_to_num().floor().long()
     part = packed.nan_to_num() - low
 
     def unit(place: Tensor) -> Tensor:
         tile = _tile(place, shape[1], side, cropped)
-        inside = place % side
-        return first + tile * patches + inside[:, 0] * side + inside[:, 1]
+        offset = place % side
+        return first + tile * patches + offset[:, 0] * side + offset[:, 1]
 
     corners = [low + torch.tensor(step) for step in ((0, 0), (0, 1), (1, 0), (1, 1))]
     weights = [
@@ -64,11 +64,11 @@ def packed_item(
     source, share = unit(low).unsqueeze(1), None
     if bool((part > 0).any()):
         share = torch.stack(weights, dim=1)
-        # A corner of no weight may lie outside the plane.
+        # Corners with weight 0 may lie outside the plane.
         source = torch.where(share > 0, torch.stack([unit(c) for c in corners], 1), source)
     n_tokens = patches + int(class_token)
     return Item(
-        grid=_grid(newline, cropped, whole),
+        grid=_grid(newline, cropped, global_grid),
         source=source,
         share=share,
         prunable=prunable,
@@ -78,13 +78,13 @@ def packed_item(
 
 
 def _tile(place: Tensor, columns: int, side: int, cropped: Tensor) -> Tensor:
-    """Return the tile of each place: 0 for the global view, then the crops in raster order."""
+    """Return the tile of each position: 0 for the global view, then the crops in raster order."""
     crop = place // side
     return torch.where(cropped, 1 + crop[:, 0] * columns + crop[:, 1], 0)
 
 
 def _grid(newline: Tensor, cropped: Tensor, raster: Tensor) -> Tensor:
-    """Return (n, 4) coordinates: view 0 in raster order, view 1 counted row by row between its newlines."""
+    """Return (n, 4) coordinates: view 0 in raster order, view 1 row by row between its newlines."""
     before = newline.long().cumsum(0) - newline.long()
     place = torch.arange(len(newline))
     starts = torch.cat([torch.tensor([len(raster)]), newline.nonzero()[:, 0] + 1])

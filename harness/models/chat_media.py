@@ -1,4 +1,4 @@
-"""What a chat holds beside its text: pictures and video clips, read from wherever they are, and where they belong."""
+"""Pictures and video clips of a chat: opening them, and placing them in its text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Chat = list[dict[str, Any]]
 
-#: How tasks write into a text that a picture belongs there.
+#: Marker of tasks for the position of a picture in a text.
 MARK = "<image>"
 
 
@@ -40,14 +40,14 @@ def media_of(
     """Open every picture and sample every video of a chat.
 
     Args:
-        number: place of the chat in its batch, for messages.
-        chat: turns whose content is a list of parts.
-        video: how frames are sampled.
-        required: whether a chat without picture and video is refused.
-        transparency: what becomes of that of pictures, one of TRANSPARENCY.
+        number: index of the chat in its batch, for error lines.
+        chat: turns with a list of parts as content.
+        video: rule for sampling frames.
+        required: refuse a chat without pictures and videos.
+        transparency: handling of transparent pictures, one of TRANSPARENCY.
 
     Raises:
-        UserError: nothing to see in the chat where something must be, or something that cannot be read.
+        UserError: required media are missing, or a picture or video cannot be read.
     """
     media = Media()
     try:
@@ -68,17 +68,16 @@ def media_of(
     return media
 
 
-def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat:
-    """Return a chat whose texts hold a placeholder only where one of its pictures belongs.
+def place_media(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat:
+    """Return a chat with placeholders in its texts only at the positions of its pictures.
 
-    Texts with as many marks as the chat has pictures say where these belong: each mark becomes the placeholder, and the
-    picture is no part of its own any more. Otherwise marks, and whatever else a processor would take for a placeholder,
-    go, as in lmms-eval's classes for Qwen.
+    If the texts hold as many marks as the chat has pictures, each mark becomes a placeholder and replaces the picture's
+    part. Otherwise all marks and placeholders are removed from the texts, as in lmms-eval's classes for Qwen.
 
     Args:
-        chat: turns whose content is a list of parts.
-        placeholders: texts that the family's processor replaces by tokens of pictures and videos.
-        picture: the one for a picture; None if the family's texts cannot say where pictures belong.
+        chat: turns with a list of parts as content.
+        placeholders: texts that the family's processor replaces with tokens of pictures and videos.
+        picture: placeholder of a picture; None if the family's texts cannot mark positions.
     """
     parts = [part for turn in chat for part in turn["content"]]
     texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -86,13 +85,13 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
     if not any(word in text for word in reserved for text in texts):
         return chat
     marks = sum(text.count(MARK) for text in texts)
-    placed = picture is not None and marks == sum(part["type"] == "image" for part in parts)
+    inline = picture is not None and marks == sum(part["type"] == "image" for part in parts)
 
     def clean(text: str) -> str:
         pieces = text.split(MARK)
         for word in reserved:
             pieces = [piece.replace(word, "") for piece in pieces]
-        return (picture if picture is not None and placed else "").join(pieces)
+        return (picture if picture is not None and inline else "").join(pieces)
 
     return [
         {
@@ -100,7 +99,7 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
             "content": [
                 {**part, "text": clean(part["text"])} if part["type"] == "text" else part
                 for part in turn["content"]
-                if not (placed and part["type"] == "image")
+                if not (inline and part["type"] == "image")
             ],
         }
         for turn in chat
@@ -108,7 +107,7 @@ def marked(chat: Chat, placeholders: Iterable[str], picture: str | None) -> Chat
 
 
 def _clip(part: Mapping[str, Any], video: VideoSpec) -> Clip:
-    """Return the frames of a video part: those of a clip as they are, those of a file by the run's rule."""
+    """Return the clip of a video part: a clip as it is, a file sampled by the run's rule."""
     if isinstance(part["video"], Clip):
         return part["video"]
     return sample_frames(_whole_video(part), video.frames, video.rule, video.short, video.rate)
@@ -118,13 +117,15 @@ def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:
     """Return the file of a video part.
 
     Raises:
-        UserError: only a piece of the video is asked for, which would be answered from all of it; or it is no file.
+        UserError: the part requests a segment of the video, which is not supported, or is not a file.
     """
     source = part["video"]
-    asked = {**part, **source} if isinstance(source, Mapping) else part
+    options = {**part, **source} if isinstance(source, Mapping) else part
     for end in ("video_start", "video_end"):
-        if asked.get(end):
-            raise UserError(f"{end}={asked[end]} asks for a piece of a video; valid: whole videos")
+        if options.get(end):
+            raise UserError(
+                f"{end}={options[end]} selects a segment of a video; valid: whole videos"
+            )
     if not isinstance(source, str | PathLike):
         raise UserError(
             f"video={type(source).__name__} cannot be opened; valid: the path of a file"

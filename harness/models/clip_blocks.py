@@ -1,4 +1,4 @@
-"""The halves of a block of CLIP and of SigLIP, so that a method may act between them."""
+"""Layers and attention of CLIP and SigLIP towers, relative to the layer that the projector reads."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from espalier.harness.errors import UserError
 
 
 def clip_blocks(tower: Any, feature: int) -> Sequence[TowerBlock]:
-    """Return the blocks up to the one whose output is hidden_states[feature]."""
-    return [TowerBlock(layer) for layer in tower.encoder.layers[: _read(tower, feature) + 1]]
+    """Return the blocks up to the one with output hidden_states[feature], split in halves for methods between them."""
+    return [
+        TowerBlock(layer) for layer in tower.encoder.layers[: _feature_layer(tower, feature) + 1]
+    ]
 
 
 def clip_unread(tower: Any, feature: int) -> Sequence[nn.Module]:
-    """Return the layers behind the one whose output is hidden_states[feature]."""
-    return list(tower.encoder.layers[_read(tower, feature) + 1 :])
+    """Return the layers after the one with output hidden_states[feature]."""
+    return list(tower.encoder.layers[_feature_layer(tower, feature) + 1 :])
 
 
 def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
-    """Return the attention of layer `index`; None: of the layer whose output is hidden_states[feature]."""
-    chosen = _read(tower, feature) if index is None else index
-    attention: nn.Module = tower.encoder.layers[chosen].self_attn
+    """Return the attention of layer `index`; None: of the layer with output hidden_states[feature]."""
+    layer = _feature_layer(tower, feature) if index is None else index
+    attention: nn.Module = tower.encoder.layers[layer].self_attn
     return attention
 
 
-def _read(tower: Any, feature: int) -> int:
-    """Return the layer that gives hidden_states[feature]: the embeddings stand first, so entry f comes from f - 1."""
+def _feature_layer(tower: Any, feature: int) -> int:
+    """Return the layer with output hidden_states[feature]: entry 0 is the embeddings, so entry f is layer f - 1."""
     depth = len(tower.encoder.layers)
     if (
         not isinstance(feature, int)
@@ -37,7 +39,7 @@ def _read(tower: Any, feature: int) -> int:
         or abs(feature) > depth
     ):
         raise UserError(
-            f"the checkpoint's vision_feature_layer={feature!r} names no layer of a tower of {depth}; "
-            f"valid: one of -1 to -{depth}"
+            f"the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
+            f"valid: -1 to -{depth}"
         )
     return feature - 1 if feature >= 0 else depth + feature

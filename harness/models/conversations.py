@@ -1,10 +1,10 @@
-"""How models are talked to: the chat formats of the authors' own evaluations, as templates, decided here alone.
+"""Chat formats of the authors' evaluations, as Jinja templates.
 
-A template is a frame, which stands around the turns, with a rule for the pictures and videos of a turn. Sources: the
+A template combines a frame, the text around turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
-`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `llava_llada`), Qwen's README, DeepSeek-OCR's release. Hub
-checkpoints carry others: LLaVA-1.5's is without the system sentence, LLaVA-OneVision's without system turn and with
-other white space.
+`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `llava_llada`), Qwen's README, DeepSeek-OCR's release. The
+templates of hub checkpoints differ: LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system turn and other
+white space.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from hashlib import sha256
 from espalier.harness.errors import unknown_name
 from espalier.harness.specs.run_spec import CHECKPOINT
 
-#: Media first, a blank between them and a line break behind, as LLaVA's code and lmms-eval's classes write pictures.
+#: Media first, separated by blanks and followed by a line break, as in LLaVA's code and lmms-eval's classes.
 TAGGED = (
     "{% for part in turn.content if part.type != 'text' %}"
     "{{ '<' + part.type + '>' + ('\\n' if loop.last else ' ') }}{% endfor %}"
     "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
 )
 
-#: Media first, a line each, as VLMEvalKit's class of LLaVA-OneVision and the hub's template of LLaVA-1.5 write them.
+#: Media first, a line each, as in VLMEvalKit's class of LLaVA-OneVision and the hub's template of LLaVA-1.5.
 LINES = TAGGED.replace("('\\n' if loop.last else ' ')", "'\\n'")
 
-#: Media first and nothing between them; the text on the next line, as the hub's template of LLaVA-OneVision.
+#: Media first without separators, the text on the next line, as in the hub's template of LLaVA-OneVision.
 CLOSE = (
     "{% for part in turn.content if part.type != 'text' %}{{ '<' + part.type + '>' }}{% endfor %}"
     "{% for part in turn.content if part.type == 'text' %}{{ '\\n' + part.text }}{% endfor %}"
 )
 
-#: Media first and nothing between them nor behind, as the code of LaViDa and LLaDA-V leaves them where their tokenizer
-#: puts no begin token in front of a text: it drops the first token of whatever stands behind a picture.
+#: Media first without any separator, as in the code of LaViDa and LLaDA-V if their tokenizer adds no begin token: it
+#: then drops the first token after a picture.
 FLUSH = TAGGED.replace(" + ('\\n' if loop.last else ' ')", "")
 
-#: Media where they stand in the turn, nothing around them, as Qwen's own template.
+#: Media at their position in the turn without separators, as in Qwen's template.
 BARE = (
     "{% for part in turn.content %}{{ part.text if part.type == 'text' else"
     " '<|vision_start|><|' + part.type + '_pad|><|vision_end|>' }}{% endfor %}"
 )
 
-#: As `BARE`, but of a video the placeholder alone: Qwen3-VL's processor writes times, and the marks around each frame.
+#: As `BARE`, but only the placeholder of a video: Qwen3-VL's processor writes times and the marks around each frame.
 TIMED = BARE.replace(
     "'<|vision_start|><|' + part.type",
     "'<|video_pad|>' if part.type == 'video' else '<|vision_start|><|' + part.type",
@@ -58,16 +58,16 @@ NUMBERED = (
     "{% for part in turn.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
 )
 
-#: As `NUMBERED`, but several pictures side by side on one line, as lmms-eval's class of InternVL.
+#: As `NUMBERED`, but several pictures on one line, as in lmms-eval's class of InternVL.
 ROWED = NUMBERED.replace(
     "{{ ('' if loop.length == 1 else 'Image-' + loop.index|string + ': ') + '<IMG_CONTEXT>\\n' }}",
     "{{ '<IMG_CONTEXT>' + ('\\n' if loop.last else ' ') }}",
 )
 
-#: How media stand in a turn, by the name that `model.join` has for it, of families whose placeholder is `<image>`.
+#: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
 JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
-#: DeepSeek-OCR's whole format: no roles, white space at both ends stripped.
+#: Complete format of DeepSeek-OCR: no roles, white space at both ends stripped.
 PLAIN = (
     "{{ bos_token }}{% set said %}{% for turn in messages %}{% for part in turn.content %}"
     "{{ '<image>\\n' if part.type == 'image' else part.text }}{% endfor %}{% endfor %}{% endset %}{{ said | trim }}"
@@ -76,15 +76,15 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the turns of a chat.
+    """The text around the turns of a chat.
 
     Attributes:
-        system: message of a chat that has no system turn of its own; None: none is written.
-        heads: what stands before a turn, by role.
-        ends: what stands after it.
-        answer: what the model goes on from.
-        lead: what stands before everything.
-        trim: whether white space at both ends of a message goes.
+        system: system message of chats without a system turn; None: no such message.
+        heads: text before a turn, by role.
+        ends: text after a turn, by role.
+        answer: text before the model's answer.
+        lead: text before the chat.
+        trim: strip white space at both ends of a message.
     """
 
     system: str | None
@@ -96,34 +96,34 @@ class Frame:
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
-        own = "" if self.system is None else self._around("system", self.system)
-        said = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
+        system_text = "" if self.system is None else self._around("system", self.system)
+        content = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
-            said = f"{{% set text %}}{said}{{% endset %}}{{{{ text | trim }}}}"
+            content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
             f"{{{{ {_literal(self.lead)} }}}}"
-            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(own)} }}}}{{% endif %}}"
-            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{said}{{{{ ends[turn.role] }}}}{{% endfor %}}"
+            f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
+            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
         )
 
     def render(self, question: str) -> str:
-        """Return a chat of one question without pictures, and without what leads it."""
-        own = "" if self.system is None else self._around("system", self.system)
-        return f"{own}{self._around('user', question)}{self.answer}"
+        """Return a chat of one question without pictures and without `lead`."""
+        system_text = "" if self.system is None else self._around("system", self.system)
+        return f"{system_text}{self._around('user', question)}{self.answer}"
 
     def _around(self, role: str, text: str) -> str:
         return f"{self.heads[role]}{text}{self.ends[role]}"
 
 
 def roles(system: str, user: str, assistant: str) -> dict[str, str]:
-    """Return a table by role."""
+    """Return the texts in a table by role."""
     return {"system": system, "user": user, "assistant": assistant}
 
 
-def alike(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
-    """Return a frame in which every turn ends alike and the model goes on from its own head."""
+def uniform_frame(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
+    """Return a frame with the same end for all turns and the assistant's head before the answer."""
     return Frame(message, heads, roles(end, end, end), heads["assistant"], lead)
 
 
@@ -151,10 +151,10 @@ _INTERNVL2_5 = (
 )
 
 
-def _llada(asked: str = "") -> Frame:
-    """Return the frame of LaViDa and LLaDA-V; `asked` ends every question."""
+def _llada(suffix: str = "") -> Frame:
+    """Return the frame of LaViDa and LLaDA-V; `suffix` ends every question."""
     end = "<|eot_id|>"
-    ends = roles(end, f"{asked}{end}", end)
+    ends = roles(end, f"{suffix}{end}", end)
     return Frame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
 
 
@@ -162,7 +162,7 @@ FRAMES: Mapping[str, Frame] = {
     "vicuna_v1": Frame(
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
     ),
-    # Templates of hub checkpoints, as processor tests of transformers and users quote them.
+    # Templates of hub checkpoints, as quoted in processor tests of transformers and by users.
     "vicuna_hub": Frame(
         None, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
     ),
@@ -172,27 +172,27 @@ FRAMES: Mapping[str, Frame] = {
         roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
         "<|im_start|>assistant\n",
     ),
-    "qwen_1_5": alike("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
-    "qwen3": alike(None, _CHATML, "<|im_end|>\n"),
-    "internvl2": alike(_INTERNVL2, _CHATML, "<|im_end|>"),
-    # The space is a token: Llama's tokenizer puts it before the first special token, a converted tokenizer does not.
-    "internvl2_phi3": alike(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
-    "internvl2_5": alike(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+    "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
+    "qwen3": uniform_frame(None, _CHATML, "<|im_end|>\n"),
+    "internvl2": uniform_frame(_INTERNVL2, _CHATML, "<|im_end|>"),
+    # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
+    "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
+    "internvl2_5": uniform_frame(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),
     "llada_think": _llada(" /think"),
 }
 
 
-#: A loop over the content of a turn, or a word of pictures.
+#: A loop over the content of a turn, or the word `image`.
 _PARTS = re.compile(r"\bin\s+\w+(\.content|\[['\"]content['\"]\])|image")
 
 
 def template_of(name: str, media: str) -> str:
-    """Return the template of a frame and a family's rule for media.
+    """Return the template of a frame with a family's rule for media.
 
     Raises:
-        UserError: there is no such frame.
+        UserError: an unknown frame.
     """
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
@@ -200,12 +200,12 @@ def template_of(name: str, media: str) -> str:
 
 
 def takes_parts(template: str) -> bool:
-    """Say whether a template reads the parts of a turn; those of tokenizers for texts expect one text."""
+    """Return whether a template reads the parts of a turn; templates of text models expect one text."""
     return _PARTS.search(template) is not None
 
 
-def flattened(template: str, media: str) -> str:
-    """Return a template of texts alone, as tokenizers have them, with the parts of a turn written as one text."""
+def flatten_template(template: str, media: str) -> str:
+    """Return a template of a text model, extended to write the parts of a turn as one text first."""
     return (
         "{% set flat_ = namespace(turns=[]) %}{% for turn in messages %}"
         "{% if turn.content is string %}{% set text = turn.content %}"
@@ -216,7 +216,7 @@ def flattened(template: str, media: str) -> str:
 
 
 def join_of(name: str | None, joins: Mapping[str, str]) -> str | None:
-    """Return the rule for media that `model.join` names; None if it names none.
+    """Return the rule for media selected by `model.join`; None for null.
 
     Raises:
         UserError: the family has no such rule.
@@ -227,7 +227,7 @@ def join_of(name: str | None, joins: Mapping[str, str]) -> str | None:
 
 
 def sha256_of(template: str | None) -> str | None:
-    """Return the hash of a template; None of none."""
+    """Return the hash of a template; None without a template."""
     return None if template is None else sha256(template.encode()).hexdigest()
 
 

@@ -1,12 +1,16 @@
-"""DeepSeek-OCR: SAM, a convolution that keeps one cell in 16, CLIP, one linear map, and a mixture-of-experts decoder.
+"""DeepSeek-OCR: SAM, a convolution to 1/16 of the cells, CLIP, one linear layer, and a mixture-of-experts decoder.
 
-transformers has no class of this name; the one for Unlimited-OCR has the same modules and reads the same tensor names.
-It differs in the decoder's attention, which the configuration made here sets to full attention in every layer.
+transformers has no class of this name; its class for Unlimited-OCR has the same modules and tensor names. It differs
+in the decoder's attention, which the configuration built here sets to full attention in every layer. Answers are
+cleaned up before scoring as in the releases' code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,46 +28,167 @@ from espalier.harness.engine.visual_items import Item
 from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import PLAIN, join_of
-from espalier.harness.models.deepseek_ocr_answers import CLEAN_UPS, answer_ids
 from espalier.harness.models.deepseek_ocr_images import (
     SETTINGS,
     OcrImageProcessor,
     plane,
     view_work,
 )
-from espalier.harness.models.deepseek_ocr_sizes import Sizes, library_sizes, released_sizes
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: Tokens of the stem, along an edge, that the convolution turns into one cell.
+#: Sizes of the decoder, under the same names in the release's `language_config` and in the library.
+TEXT = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "moe_intermediate_size", "n_routed_experts"),
+    *("num_experts_per_tok", "n_shared_experts", "mlp_layer_types", "first_k_dense_replace"),
+)
+
+#: Sizes of CLIP and of SAM in the library, and by what name the release's `vision_config.width` gives them.
+TOWER = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": None,
+}
+STEM = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "mlp_dim": None,
+    "global_attn_indexes": "global_attn_indexes",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of each stack stated in a config.json; keys that it omits are absent."""
+
+    text: Mapping[str, Any] = field(default_factory=dict)
+    tower: Mapping[str, Any] = field(default_factory=dict)
+    stem: Mapping[str, Any] = field(default_factory=dict)
+
+
+def released_sizes(config: Mapping[str, Any]) -> Sizes:
+    """Return the sizes stated in the release's config.json."""
+    width = _table(_table(config, "vision_config"), "width")
+    clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
+    return Sizes(
+        text=_by_name(_table(config, "language_config"), {name: name for name in TEXT}),
+        tower=_by_name(clip, TOWER),
+        stem=_by_name(sam, STEM),
+    )
+
+
+def library_sizes(config: Any) -> Sizes:
+    """Return the sizes of a configuration of the library's class."""
+    vision = config.vision_config
+
+    def values(part: Any, names: Any) -> dict[str, Any]:
+        return {name: getattr(part, name) for name in names if hasattr(part, name)}
+
+    return Sizes(
+        text=values(config.text_config, TEXT),
+        tower=values(vision.encoder_config, TOWER),
+        stem=values(vision.sam_config, STEM),
+    )
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _by_name(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        name: table[release_name]
+        for name, release_name in names.items()
+        if release_name is not None and release_name in table
+    }
+
+
+#: A label and its boxes; the label is the first group.
+_REFERENCE = re.compile(r"<\|ref\|>(.*?)<\|/ref\|><\|det\|>.*?<\|/det\|>", re.DOTALL)
+_DISPLAY = re.compile(r"\\\[.*?\\\]", re.DOTALL)
+_NUMBER = re.compile(r"\\quad \([^)]*\)")
+_GAP = re.compile(r"\n{3,4}")
+
+
+def answer_ids(ids: Sequence[int], end: int | None, pad: int) -> list[int]:
+    """Return new tokens before the first end or padding token."""
+    tokens = []
+    for token in ids:
+        if token in (end, pad):
+            break
+        tokens.append(token)
+    return tokens
+
+
+def as_transformers(text: str) -> str:
+    """Return an answer as written to a file by the release's transformers code.
+
+    Pictures become markdown links, numbered from 0, with a line break; other labels and boxes are removed; two
+    operators that markdown renderers lack are spelt out.
+    """
+    numbers = count()
+
+    def link(match: re.Match[str]) -> str:
+        return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
+
+    return _operators(_REFERENCE.sub(link, text))
+
+
+def as_vllm(text: str) -> str:
+    """Return an answer as written for benchmarks by the release's vLLM code.
+
+    All labels and boxes are removed, also centring tags and the numbers of displayed formulas; three or four line
+    breaks become two.
+    """
+    text = _REFERENCE.sub("", text)
+    text = _DISPLAY.sub(lambda match: _NUMBER.sub("", match[0]), text)
+    return _GAP.sub("\n\n", text).replace("<center>", "").replace("</center>", "")
+
+
+def _operators(text: str) -> str:
+    return text.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+
+
+#: Functions by the value of `model.processor.clean_up`.
+CLEAN_UPS: Mapping[str, Callable[[str], str]] = {
+    "transformers": as_transformers,
+    "vllm": as_vllm,
+}
+
+
+#: Stem tokens along an edge that the convolution merges into one cell.
 FOLD = 4
 
 
 class DeepseekOcrAdapter(Adapter):
-    """`UnlimitedOcrForConditionalGeneration`: crops stitched to one plane (view 1), then the whole image (view 0).
+    """`UnlimitedOcrForConditionalGeneration`: crops stitched to one plane (view 1), then the global view (view 0).
 
-    Every row of cells ends with a newline token and the image with a separator; neither is ever pruned.
+    Each row of cells ends with a newline token and the image with a separator; both are never pruned.
     """
 
     model_class = UnlimitedOcrForConditionalGeneration
-    #: The release's, which names its remote code, and that of the class here.
+    #: That of the release, which refers to remote code, and that of the library's class.
     checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
     settings = (*SETTINGS, "clean_up")
     conversation: ClassVar[str] = "plain"
     pieces = "begun"
-    #: The release's config.json belongs to remote code, and its image settings stand in that code.
+    #: The release's config.json belongs to remote code, which holds the image settings.
     self_described = False
 
     @classmethod
     def format(cls, name: str | None, join: str | None = None) -> str:
-        """Return the one format that there is: begin-of-sequence, a line for each image, the text.
+        """Return the only format: begin-of-sequence, a line for each image, the text.
 
         Raises:
-            UserError: another is asked for.
+            UserError: another format or media rule.
         """
         if name not in (None, cls.conversation):
             raise unknown_name("model.conversation", name, (cls.conversation,))
@@ -72,20 +197,20 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's tokenizer; image settings are remote code there, `model.processor` states them."""
+        """Return a processor with the checkpoint's tokenizer; `model.processor` replaces the remote code's settings."""
         return cls.new_processor(spec, _tokenizer(spec))
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Describe the model in the library's words, with the sizes that the checkpoint's own config.json states.
+        """Return the library's configuration with the sizes in the checkpoint's config.json.
 
-        That one belongs to remote code; what it does not say comes from the config file.
+        That file belongs to remote code; values that it omits come from the model's config file.
         """
         return cls._described(spec, _tokenizer(spec), _sizes(spec))
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SAM, CLIP, and the decoder with full attention in every layer."""
+        """Return the configuration of SAM, CLIP, and the decoder with full attention in every layer."""
         return cls._described(spec, tokenizer, Sizes())
 
     @classmethod
@@ -119,7 +244,7 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Views as `model.processor` asks; an image takes a token for each cell, newline and separator."""
+        """Return a processor with the views of `model.processor`; cells, newlines and separators are tokens."""
         return UnlimitedOcrProcessor(
             image_processor=OcrImageProcessor(
                 **{name: value for name, value in spec.processor.items() if name in SETTINGS}
@@ -130,7 +255,7 @@ class DeepseekOcrAdapter(Adapter):
         )
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of a layer of CLIP; the projector reads the last one's output."""
+        """Return the attention of a CLIP layer; the projector reads the output of the last one."""
         layers = self.model.model.vision_tower.vision_encoder.encoder.layers
         attention: nn.Module = layers[-1 if index is None else index].self_attn
         return attention
@@ -141,7 +266,7 @@ class DeepseekOcrAdapter(Adapter):
         return layers
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; the prompt holds its begin-of-sequence already."""
+        """Run the processor; the prompt already contains begin-of-sequence."""
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,
@@ -152,89 +277,89 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
-        """Refuse settings and clean-ups that there are not."""
+        """Raise UserError for unknown settings and clean-ups."""
         super().check_settings(spec)
-        known = spec.processor.get("clean_up")
-        if known is not None and known not in CLEAN_UPS:
-            raise unknown_name("model.processor.clean_up", str(known), (*CLEAN_UPS, "null"))
+        clean_up = spec.processor.get("clean_up")
+        if clean_up is not None and clean_up not in CLEAN_UPS:
+            raise unknown_name("model.processor.clean_up", str(clean_up), (*CLEAN_UPS, "null"))
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn new tokens into answers with their marks of labels and boxes, and clean up if `model.processor` says so.
+        """Return answers with the special tokens around labels and boxes, cleaned up by `model.processor.clean_up`.
 
-        Labels and boxes stand between special tokens; without these, they could not be told from the text.
+        Without these tokens, labels and boxes could not be distinguished from text.
         """
         tokenizer = self.processor.tokenizer
         texts = [
             tokenizer.decode(answer_ids(row, tokenizer.eos_token_id, self.pad_id))
             for row in ids.tolist()
         ]
-        known = self.spec.processor.get("clean_up")
-        clean = str if known is None else CLEAN_UPS[known]
+        clean_up = self.spec.processor.get("clean_up")
+        clean = str if clean_up is None else CLEAN_UPS[clean_up]
         return [clean(text.strip()).strip() for text in texts]
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Crops before the whole image; the projector is called for all whole images first, then for all crops."""
+        """Return one item per image: crops, then the global view. The projector gets all global views first."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
-        whole = inputs["pixel_values"]
-        # A batch without crops has no pixels of them; its counts are all 0.
-        crop = inputs.get("pixel_values_local", whole)
-        n_whole, n_crop = self._cells(whole), self._cells(crop)
-        first = n_whole**2 * len(whole)
-        found: list[Item] = []
+        global_views = inputs["pixel_values"]
+        # A batch without crops has no such pixels; its counts are 0.
+        crop = inputs.get("pixel_values_local", global_views)
+        n_whole, n_crop = self._cells(global_views), self._cells(crop)
+        first = n_whole**2 * len(global_views)
+        items: list[Item] = []
         shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
-        for image, ((columns, rows), count) in enumerate(shapes):
+        for image, ((columns, rows), n_crops) in enumerate(shapes):
             planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
-            work = self._work(whole)
-            if count:
+            work = self._work(global_views)
+            if n_crops:
                 planes.insert(0, plane(1, columns, rows, n_crop, first))
-                first += count * n_crop**2
-            for _ in range(count):
+                first += n_crops * n_crop**2
+            for _ in range(n_crops):
                 work = work.plus(self._work(crop))
-            # The separator stands at the end, where one more newline would.
+            # The separator takes the position of one more newline at the end.
             planes.append(tuple(table[-1:] for table in planes[-1]))
             grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
             source = unit.clamp(min=0).view(-1, 1)
-            found.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
-        return {self.model.config.image_token_id: found}
+            items.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
+        return {self.model.config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
-        """Return the square that the whole view is padded to where it is; crops are stretched to fill their plane."""
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the padded square of the global view if it is padded; crops are stretched to fill their plane."""
         images = self.processor.image_processor
         stretched = not images.crop_to_patches and (
             images.size["height"] <= images.maximum_pad_value
         )
-        return WHOLE if sight.view or stretched else padded(sight)
+        return WHOLE if view.index or stretched else padded_box(view)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
-        """All whole images, then all crops."""
+        """Return all global views, then all crops."""
         names = ("pixel_values", "pixel_values_local")
         views = [inputs[name] for name in names if name in inputs]
         side = FOLD * int(self.model.config.vision_config.sam_config.patch_size)
-        return Pictures(views, [self._cells(one) for one in views], side, *self.colours())
+        return Pictures(views, [self._cells(pixels) for pixels in views], side, *self.colours())
 
     def _cells(self, views: Tensor) -> int:
-        """Return the cells along an edge of (views, 3, S, S) pixels."""
+        """Return the number of cells along an edge of (views, 3, S, S) pixels."""
         return -(-self._patches(views) // FOLD)
 
     def _patches(self, views: Tensor) -> int:
-        """Return the stem's tokens along an edge."""
+        """Return the number of stem tokens along an edge."""
         return int(views.shape[-1]) // int(self.model.config.vision_config.sam_config.patch_size)
 
     def _work(self, views: Tensor) -> Work:
-        """Return what one of the views costs."""
+        """Return the work of one view."""
         window = self.model.config.vision_config.sam_config.window_size
         return view_work(self._cells(views), self._patches(views), window)
 
 
 def _tokenizer(spec: ModelSpec) -> Any:
-    """Load the checkpoint's tokenizer as its tokenizer.json has it: its settings name a class that would rebuild it."""
+    """Return the tokenizer of tokenizer.json; the class named in the checkpoint's settings would rebuild it."""
     return load_part(spec, PreTrainedTokenizerFast)
 
 
 def _sizes(spec: ModelSpec) -> Sizes:
-    """Return what the checkpoint's config.json states, be it the release's or one that the library wrote."""
-    found = config_of(spec)
-    if found.get("model_type") == UnlimitedOcrConfig.model_type:
+    """Return the sizes in the checkpoint's config.json, in the release's or the library's format."""
+    config = config_of(spec)
+    if config.get("model_type") == UnlimitedOcrConfig.model_type:
         return library_sizes(load_part(spec, UnlimitedOcrConfig))
-    return released_sizes(found)
+    return released_sizes(config)

@@ -1,4 +1,4 @@
-"""The views of an image that DeepSeek-OCR sees, the whole of it and crops: pixels, and the places of their cells."""
+"""DeepSeek-OCR's views of an image, global view and crops: their pixels and the positions of their cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
 
 from espalier.harness.cost.row_work import Work
 
-#: What `model.processor` may hold.
+#: Valid keys of `model.processor`.
 SETTINGS = (
     *("size", "image_mean", "image_std", "maximum_pad_value"),
     *("crop_to_patches", "tile_size", "min_patches", "max_patches"),
@@ -23,20 +23,20 @@ SETTINGS = (
 
 
 class OcrImageProcessor(UnlimitedOcrImageProcessor):
-    """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's own preprocessing.
+    """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's preprocessing.
 
-    The rules are equal: which images are cropped, which grid is chosen, what is stretched and what is padded grey, the
-    normalisation. What differs is resampling (Pillow's, where torchvision's is up to 2 of 255 levels off), the size of
-    a padded image where its exact value ends in one half, and on which side an odd row of padding goes.
+    Cropping, choice of the grid, stretching, grey padding and normalisation are the same. Different are the resampling
+    (Pillow's; torchvision's differs by up to 2 of 255 levels), the size of a padded image if its exact value ends in
+    one half, and the side of an odd row of padding.
     """
 
-    # The library names every option, and its classes do not agree on which.
+    # The library's classes spell out the options, and differ in which.
     def _preprocess(self, images: list[Tensor], **options: Any) -> BatchFeature:  # type: ignore[override]
         """Return the views of (3, H, W) images: `pixel_values` (images, 3, S, S), and crops in raster order."""
         wholes, crops, counts, grids = [], [], [], []
         for image in images:
             picture = to_pil_image(image)
-            wholes.append(self._finished(_whole(picture, options), options))
+            wholes.append(self._finished(_global_view(picture, options), options))
             columns, rows, cut = _crops(picture, options)
             crops += [self._finished(crop, options) for crop in cut]
             counts.append(len(cut))
@@ -57,7 +57,7 @@ class OcrImageProcessor(UnlimitedOcrImageProcessor):
         return pixels.squeeze(0)
 
 
-def _whole(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
+def _global_view(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
     """Return the global view: stretched in small modes without crops, otherwise padded with grey."""
     side = options["size"].height
     if not options["crop_to_patches"] and side <= options["maximum_pad_value"]:
@@ -66,7 +66,7 @@ def _whole(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
 
 
 def _crops(picture: Image.Image, options: dict[str, Any]) -> tuple[int, int, list[Image.Image]]:
-    """Return columns, rows and the crops in raster order; an image that fits into one crop has none."""
+    """Return columns, rows and crops in raster order; an image that fits into one crop has no crops."""
     side = options["tile_size"]
     if not options["crop_to_patches"] or max(picture.size) <= side:
         return 1, 1, []
@@ -82,10 +82,10 @@ def _crops(picture: Image.Image, options: dict[str, Any]) -> tuple[int, int, lis
 
 
 def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
-    """Describe the tokens of one view: cells row by row across its tiles, and a newline after each row.
+    """Return the tokens of one view: cells row by row across its tiles, and a newline after each row.
 
     Args:
-        view: 0 for the whole image, 1 for its crops.
+        view: 0 for the global view, 1 for the crops.
         columns: tiles along the width.
         rows: tiles along the height.
         side: cells along the edge of a tile.
@@ -103,12 +103,12 @@ def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Te
 
 
 def view_work(cells: int, patches: int, window: int) -> Work:
-    """Return what a view costs; windows at the stem's border are padded to their full size.
+    """Return the work of a view; windows at the border are padded to full size.
 
     Args:
-        cells: cells along the view's edge.
-        patches: tokens of the stem along its edge.
-        window: tokens along the edge of the stem's windows.
+        cells: cells along the edge of the view.
+        patches: stem tokens along the edge of the view.
+        window: stem tokens along the edge of a window.
     """
     tokens, windows = cells**2 + 1, -(-patches // window)
     filled = (windows * window) ** 2

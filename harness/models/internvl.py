@@ -29,11 +29,11 @@ from espalier.harness.models.internvl_processor import (
     known_text,
     label_frames,
     process_chat,
-    tiles_of,
+    tile_settings,
 )
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -52,18 +52,18 @@ class InternVLAdapter(Adapter):
     settings = (*TILES, "patches_together", "frame_label")
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Set how frames of videos are numbered."""
+        """Set the label of video frames."""
         super().__init__(model, processor, spec)
         label_frames(processor, spec.processor.get("frame_label", FRAME))
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's; frames of videos get the size and colours of pictures.
+        """Return the checkpoint's processor; video frames get the size and normalisation of pictures.
 
-        Converted checkpoints come without settings for videos, and the library's own resize frames to another size.
+        Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
         """
         processor = load_part(spec, AutoProcessor)
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tiles_of(spec))
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tile_settings(spec))
         processor.video_processor = frames_like(processor.image_processor)
         return processor
 
@@ -72,20 +72,20 @@ class InternVLAdapter(Adapter):
         """Return the checkpoint's own configuration.
 
         Raises:
-            UserError: its text stack is of an unknown type (a mixture of experts, say).
+            UserError: an unknown type of text stack, such as a mixture of experts.
         """
         return known_text(super().checkpoint_config(spec), spec)
 
     @classmethod
-    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Give frames of videos the size and colours of pictures."""
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Return the caller's processor; video frames get the size and normalisation of pictures."""
         del spec
         processor.video_processor = frames_like(processor.image_processor)
         return processor
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """InternViT, pixel shuffle and an MLP, and the text stack that `architecture.text.model_type` names."""
+        """Return the configuration of InternViT, an MLP and the text stack of `architecture.text.model_type`."""
         config = InternVLConfig(
             vision_config=vision_config(spec.facts.tower, spec),
             text_config=text_config(spec, tokenizer),
@@ -96,24 +96,24 @@ class InternVLAdapter(Adapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Tiles of the tower's size, with ImageNet's colours."""
+        """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
         return build_processor(spec, tokenizer)
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return an encoder layer's attention; hidden_states[-1] is the output of layers[-1]."""
-        chosen = self.model.config.vision_feature_layer if index is None else index
-        attention: nn.Module = self.model.model.vision_tower.encoder.layer[chosen].attention
+        """Return the attention of an encoder layer; hidden_states[-1] is the output of layers[-1]."""
+        layer = self.model.config.vision_feature_layer if index is None else index
+        attention: nn.Module = self.model.model.vision_tower.encoder.layer[layer].attention
         return attention
 
     def to_units(self, values: Tensor) -> Tensor:
-        """Average (tiles, patches, ...) over the patches that pixel shuffle puts into one unit."""
+        """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
         patches, units = self._sides()
         fold = patches // units
         blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
         return blocks.mean((2, 4)).flatten(0, 2)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on one chat at a time: it takes only videos of as many frames at once."""
+        """Run the processor on one chat at a time, because one call requires videos of equal length."""
         chats = zip(texts, pictures, clips, strict=True)
         rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
@@ -124,25 +124,25 @@ class InternVLAdapter(Adapter):
         return batch
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """One item for each run of placeholders: an image's tiles, or a frame.
+        """Return one item per run of placeholders: the tiles of an image, or a frame.
 
-        Runs end at `</img>`, and a tile always has as many tokens, so that they tell how many tiles there are.
+        Runs end at `</img>`, and tiles have a fixed number of tokens, so the length of a run gives its tiles.
         """
         image = self.model.config.image_token_id
-        found: list[Item] = []
+        items: list[Item] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
-            held, lengths = torch.unique_consecutive(row, return_counts=True)
-            for length in lengths[held].tolist():
-                found.append(self._item(length, first))
+            values, lengths = torch.unique_consecutive(row, return_counts=True)
+            for length in lengths[values].tolist():
+                items.append(self._item(length, first))
                 first += length
-        return {image: found}
+        return {image: items}
 
     def _item(self, length: int, first: int) -> Item:
-        """Describe `length` placeholders from projector unit `first` on."""
+        """Return the item of `length` placeholders starting at projector unit `first`."""
         patches, side = self._sides()
         tiles, n_tokens = length // side**2, patches**2 + 1
-        # The processor adds a thumbnail only to an image of several tiles; a single tile is the whole image.
+        # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
         views = [*range(1, tiles), 0]
         return Item(
             grid=torch.cat([rectangle(1, side, side, view) for view in views]),
@@ -150,35 +150,35 @@ class InternVLAdapter(Adapter):
             work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
         )
 
-    def placed(self, sight: Sight) -> Box:
-        """Return a tile of the picture, which was stretched to fill whole tiles, or all of it for its thumbnail."""
-        if sight.view == 0:
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the whole picture for the thumbnail, else a tile of the picture, which is stretched to whole tiles."""
+        if view.index == 0:
             return WHOLE
         images = self.processor.image_processor
-        # Where pictures share a limit, each of several may have had fewer tiles than one alone.
-        for most in range(images.max_patches, images.min_patches - 1, -1):
+        # Under a shared limit, each of several pictures may have fewer tiles than a single one would.
+        for limit in range(images.max_patches, images.min_patches - 1, -1):
             columns, rows = get_optimal_tiled_canvas(
-                (sight.size[1], sight.size[0]),
+                (view.size[1], view.size[0]),
                 (images.size["height"], images.size["width"]),
                 images.min_patches,
-                most,
+                limit,
             )
-            if columns * rows == sight.tiles:
+            if columns * rows == view.tiles:
                 break
         else:
             raise ValueError(
-                f"a picture of {sight.size} has {sight.tiles} tiles, not {columns} x {rows}"
+                f"a picture of {view.size} has {view.tiles} tiles, not {columns} x {rows}"
             )
-        return WHOLE.cell(*divmod(sight.view - 1, columns), rows, columns)
+        return WHOLE.cell(*divmod(view.index - 1, columns), rows, columns)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
-        """Tiles and frames, each cut into squares of patches."""
+        """Return tiles and frames, each divided into units."""
         pixels = inputs["pixel_values"]
         _, units = self._sides()
         return Pictures([pixels], [units], pixels.shape[-1] // units, *self.colours())
 
     def _sides(self) -> tuple[int, int]:
-        """Return the edge of a tile in patches and in units."""
+        """Return the length of a tile's edge in patches and in units."""
         vision = self.model.config.vision_config
         patches = vision.image_size[0] // vision.patch_size[0]
         return patches, round(patches * self.model.config.downsample_ratio)

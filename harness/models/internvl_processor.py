@@ -1,4 +1,4 @@
-"""InternVL's processor without a checkpoint, how it is run, and which text stacks the family has."""
+"""InternVL's processor: building one without a checkpoint and running it; the family's text stacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from espalier.harness.errors import UserError
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: What the processor calls the special tokens.
+#: The processor's names for special tokens.
 TOKENS = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",
@@ -25,13 +25,13 @@ TOKENS = {
     "video_token": "<video>",
 }
 
-#: What `model.processor` may hold of how a picture is cut.
+#: Keys of `model.processor` for tiling.
 TILES = ("crop_to_patches", "min_patches", "max_patches")
 
-#: What stands before each frame of a video, `{}` for its number; `model.processor.frame_label` may name something else.
+#: Default of `model.processor.frame_label`: text before each frame of a video, `{}` for its number.
 FRAME = "Frame{}: "
 
-#: Text stacks, as `text_config.model_type` names them, whose arithmetic is counted and whose layers can be shortened.
+#: Supported `text_config.model_type`: FLOPs are counted and layers run on reduced sequences.
 TEXTS = ("qwen2", "qwen3", "llama", "phi3")
 
 
@@ -39,24 +39,24 @@ def known_text(config: Any, spec: ModelSpec) -> Any:
     """Return a model's configuration.
 
     Raises:
-        UserError: its text stack is none of TEXTS.
+        UserError: the text stack is not one of TEXTS.
     """
-    kind = config.text_config.model_type
-    if kind not in TEXTS:
+    model_type = config.text_config.model_type
+    if model_type not in TEXTS:
         raise UserError(
-            f"model={spec.name}: its text stack is of type {kind!r}; valid: {', '.join(TEXTS)}"
+            f"model={spec.name}: its text stack is of type {model_type!r}; valid: {', '.join(TEXTS)}"
         )
     return config
 
 
 def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return a processor of tiles of the tower's size, with ImageNet's colours."""
+    """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
     side = spec.architecture["vision"]["image_size"]
     images = GotOcr2ImageProcessor(
         size={"height": side, "width": side},
         image_mean=IMAGENET_DEFAULT_MEAN,
         image_std=IMAGENET_DEFAULT_STD,
-        **tiles_of(spec),
+        **tile_settings(spec),
     )
     return InternVLProcessor(
         image_processor=images,
@@ -68,39 +68,39 @@ def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
     )
 
 
-def tiles_of(spec: ModelSpec) -> dict[str, Any]:
-    """Return the settings of `model.processor` that are the image processor's own."""
+def tile_settings(spec: ModelSpec) -> dict[str, Any]:
+    """Return the keys of `model.processor` that belong to the image processor."""
     return {name: spec.processor[name] for name in TILES if name in spec.processor}
 
 
 def frames_like(images: Any) -> Any:
-    """Return a video processor that treats every frame as `images` treats one tile."""
+    """Return a video processor that processes each frame as `images` processes one tile."""
     return InternVLVideoProcessor(
         size=images.size, image_mean=images.image_mean, image_std=images.image_std
     )
 
 
 def label_frames(processor: Any, label: str) -> None:
-    """Let a processor write `label` before each frame of a video, with the frame's number for `{}`, counted from 1.
+    """Make a processor write `label` before each frame of a video, with the frame's number, from 1, for `{}`.
 
     Raises:
-        UserError: no place for the number.
+        UserError: the label has no `{}`.
     """
     if label == FRAME:
         return
     if "{}" not in label:
         raise UserError(
-            f"model.processor.frame_label={label!r} has no place for a frame's number; valid: {FRAME!r}"
+            f"model.processor.frame_label={label!r} has no {{}} for a frame's number; valid: {FRAME!r}"
         )
     placeholders = processor.image_token * processor.image_seq_length
     frame = f"{processor.start_image_token}{placeholders}{processor.end_image_token}"
 
-    def written(video_inputs: Any, video_idx: int, **more: Any) -> str:
-        del more
+    def frame_labels(video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        del kwargs
         count = video_inputs["pixel_values_videos"][video_idx].shape[0]
         return "\n".join(label.replace("{}", str(i + 1)) + frame for i in range(count))
 
-    processor.replace_video_token = written
+    processor.replace_video_token = frame_labels
 
 
 def process_chat(
@@ -114,15 +114,15 @@ def process_chat(
     counts = sorted({len(clip.frames) for clip in clips})
     if len(counts) > 1:
         raise UserError(
-            f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of as "
-            "many frames in a chat; valid: a smaller model.video.frames"
+            f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of "
+            "equal length in a chat; valid: a smaller model.video.frames"
         )
-    # Named here because the library's processor would otherwise overrule `model.processor`.
+    # Passed in the call because the library's defaults would otherwise override `model.processor`.
     tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
     together = spec.processor.get("patches_together")
     if together is not None and pictures:
-        most = min(processor.image_processor.max_patches, together // len(pictures))
-        tiles["max_patches"] = max(most, 1)
+        limit = min(processor.image_processor.max_patches, together // len(pictures))
+        tiles["max_patches"] = max(limit, 1)
     return processor(
         text=[text],
         images=pictures or None,

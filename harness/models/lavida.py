@@ -1,26 +1,96 @@
-"""LaViDa: LLaDA-V's parts with SigLIP, up to four tiles an image, every view pooled to a quarter of its patches."""
+"""LaViDa: LLaDA-V's modules with SigLIP, up to four tiles per image, each view pooled to a quarter of its patches.
+
+transformers lacks this architecture: LLaVA-OneVision with views pooled before stitching.
+"""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-from transformers import LlavaOnevisionProcessor
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionModel,
+    LlavaOnevisionProcessor,
+)
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionPreTrainedModel,
+    get_anyres_image_grid_shape,
+    unpad_image,
+)
 
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.lavida_model import LavidaForConditionalGeneration
 from espalier.harness.models.llada_v import LladaVAdapter
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+class LavidaModel(LlavaOnevisionModel):
+    """`LlavaOnevisionModel` with images pooled 2 x 2 like its video frames, and without shrinking planes."""
+
+    def pack_image_features(
+        self,
+        image_features: Any,
+        image_sizes: Any,
+        image_newline: Tensor | None = None,
+        vision_aspect_ratio: str | None = None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the tokens of each image from its projected views.
+
+        Args:
+            image_features: (views, patches, D) of each image, the global view first, then its tiles in raster order.
+            image_sizes: (images, 2) height and width in pixels.
+            image_newline: (D,) newline after each row of stitched tiles, or after the tokens of an image of one view.
+            vision_aspect_ratio: ignored; planes are not shrunk.
+
+        Returns:
+            (tokens, D) of each image, and the numbers of tokens.
+        """
+        del vision_aspect_ratio
+        newline = self.image_newline if image_newline is None else image_newline
+        packed = [
+            self._packed(self.apply_pooling(views), size, newline.to(views))
+            for views, size in zip(image_features, image_sizes, strict=True)
+        ]
+        return packed, torch.tensor([len(tokens) for tokens in packed], device=packed[0].device)
+
+    def _packed(self, views: Tensor, size: Any, newline: Tensor) -> Tensor:
+        """Return the tokens of one image from its pooled views (V, tokens, D)."""
+        global_view, tiles = views[0], views[1:]
+        if not len(tiles):
+            return torch.cat([global_view, newline[None]])
+        config: Any = self.config
+        rows, columns = get_anyres_image_grid_shape(
+            size, config.image_grid_pinpoints, config.vision_config.image_size
+        )
+        side = isqrt(len(global_view))
+        tiled = tiles.view(rows, columns, side, side, -1)
+        plane = tiled.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
+        plane = unpad_image(plane, size)
+        ends = newline[:, None, None].expand(-1, plane.shape[1], 1)
+        return torch.cat([global_view, torch.cat([plane, ends], dim=2).flatten(1).T])
+
+
+class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+    """`LlavaOnevisionForConditionalGeneration` around a `LavidaModel`."""
+
+    def __init__(self, config: Any) -> None:
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        text = config.text_config
+        self.model = LavidaModel(config)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
+
+
 class LavidaProcessor(LlavaOnevisionProcessor):
-    """`LlavaOnevisionProcessor` that counts the tokens of a pooled view, `num_image_tokens`, of frames as of images."""
+    """`LlavaOnevisionProcessor` with `num_image_tokens` tokens, those of a pooled view, per frame and image view."""
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        """Return the placeholders of one video: its frames, then a newline."""
+        """Return the placeholders of one video: those of its frames, then one for the newline."""
         del kwargs
         frames = len(video_inputs["pixel_values_videos"][video_idx])
         placeholders: str = self.video_token * (frames * self.num_image_tokens + 1)
@@ -36,18 +106,18 @@ class LavidaAdapter(LladaVAdapter):
     patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Read off the model how many tokens a pooled view has."""
+        """Measure the number of tokens of a pooled view."""
         super().__init__(model, processor, spec)
         self._view = self._pooling.side
 
     @classmethod
     def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor that fits a configuration, counting pooled tokens."""
+        """Return the processor of a configuration, which counts pooled tokens."""
         processor = super().built_processor(config, tokenizer)
         side = config.vision_config.image_size // config.vision_config.patch_size
         processor.num_image_tokens = ceil(side / 2) ** 2
         return processor
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn new tokens into answers without exclamation marks ahead, as the release's evaluation does."""
+        """Return answers without leading exclamation marks, as in the release's evaluation."""
         return [text.lstrip("!").strip() for text in Adapter.decode(self, ids)]

@@ -1,11 +1,16 @@
 """LLaDA-V: LLaVA-OneVision's vision side with SigLIP 2, in front of LLaDA, which denoises its answers.
 
-LLaDA's blocks are Llama's, every token sees every other (`model.facts.diffusion`). The release is loaded under its own
-tensor names, without its code.
+LLaDA has Llama's architecture with bidirectional attention (`model.facts.diffusion`). LaViDa's and LLaDA-V's releases
+are loaded under their tensor names, without their code: LaViDa's has LLaDA's names, LLaDA-V's has Llama's; no rows or
+columns are permuted, since both rotate halves of a head. Both config.json belong to remote code, and neither describes
+the tower, which is SigLIP so400m at 384 pixels without its last layer.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -13,16 +18,137 @@ from transformers import LlavaOnevisionImageProcessorPil, PreTrainedTokenizerFas
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
-from espalier.harness.models.llada_release import RENAMES, check_release, planes, text_sizes
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.onevision_processor import build_processor
 from espalier.harness.models.random_weights import text_config, vision_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: LLaDA's: padding and end, beginning, placeholders, and what prompts and answers hold beside words.
+_LAYER = r"^model\.transformer\.blocks\.(\d+)\."
+_TEXT = "model.language_model."
+
+#: LLaDA's names of the parts of a block, and Llama's.
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+#: From patterns of the releases' tensor names to the library's; a name changes at most once.
+RENAMES = {
+    **{rf"{_LAYER}{old}\.": rf"{_TEXT}layers.\1.{new}." for old, new in _BLOCK.items()},
+    r"^model\.transformer\.wte\.": f"{_TEXT}embed_tokens.",
+    r"^model\.transformer\.ln_f\.": f"{_TEXT}norm.",
+    r"^model\.transformer\.ff_out\.": "lm_head.",
+    r"^model\.(embed_tokens|layers|norm)\.": rf"{_TEXT}\1.",
+    r"^model\.vision_tower\.vision_tower\.vision_model\.": "model.vision_tower.",
+    r"^model\.mm_projector\.0\.": "model.multi_modal_projector.linear_1.",
+    r"^model\.mm_projector\.2\.": "model.multi_modal_projector.linear_2.",
+}
+
+#: Sizes of the text stack: the library's keys, and the equivalent keys of config.json, of which the first is used.
+_SIZES = {
+    "vocab_size": ("embedding_size", "vocab_size"),
+    "hidden_size": ("d_model", "hidden_size"),
+    "intermediate_size": ("mlp_hidden_size", "intermediate_size"),
+    "num_hidden_layers": ("n_layers", "num_hidden_layers"),
+    "num_attention_heads": ("n_heads", "num_attention_heads"),
+    "num_key_value_heads": ("n_kv_heads", "num_key_value_heads"),
+    "max_position_embeddings": ("max_sequence_length", "max_position_embeddings"),
+    "rms_norm_eps": ("rms_norm_eps",),
+}
+
+#: Values required in config.json, if stated, for the library's modules to compute the same.
+_FIXED: Mapping[str, Any] = {
+    "rope": True,
+    "alibi": False,
+    "rope_scaling": None,
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "hidden_act": "silu",
+    "scale_logits": False,
+    "input_emb_norm": False,
+    "attention_layer_norm": False,
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_vision_select_layer": -2,
+    "mm_patch_merge_type": "spatial_unpad",
+    "mm_spatial_pool_mode": "bilinear",
+    "mm_spatial_pool_stride": 2,
+}
+
+#: A range of planes, from (columns x rows) tiles to (columns x rows).
+_RANGE = re.compile(r"\((\d+)x(\d+)\).*\((\d+)x(\d+)\)")
+
+
+def check_release(config: Mapping[str, Any]) -> None:
+    """Refuse a release that the library's modules would compute differently.
+
+    Raises:
+        UserError: a value of config.json differs; the line names the first key.
+    """
+    for key, valid in _FIXED.items():
+        if config.get(key, valid) != valid:
+            raise UserError(
+                f"config.json: {key}={config[key]!r} cannot be loaded; valid: {valid!r}"
+            )
+
+
+def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of the text stack in config.json under the library's keys, without those it omits."""
+    sizes: dict[str, Any] = {}
+    for name, release_name in _SIZES.items():
+        stated = [config[key] for key in release_name if config.get(key) is not None]
+        if stated:
+            sizes[name] = stated[0]
+    if config.get("rope_theta") is not None:
+        sizes["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": float(config["rope_theta"]),
+        }
+    return sizes
+
+
+def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
+    """Return the valid sizes of the plane of crops, in pixels, height before width.
+
+    The order is kept, because the first of two equally good planes is used.
+
+    Args:
+        stated: `image_grid_pinpoints` of config.json, width before height: a list, its text, or a range of tile counts
+            such as `(1x1),...,(6x6)`.
+        side: pixels along the edge of a tile.
+
+    Raises:
+        UserError: another format.
+    """
+    if isinstance(stated, str) and (ends := _RANGE.search(stated)):
+        left, top, right, bottom = map(int, ends.groups())
+        return [
+            [rows * side, columns * side]
+            for columns in range(left, right + 1)
+            for rows in range(top, bottom + 1)
+        ]
+    try:
+        sizes = (
+            json.loads(stated.replace("(", "[").replace(")", "]"))
+            if isinstance(stated, str)
+            else stated
+        )
+        return [[int(height), int(width)] for width, height in sizes]
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"config.json: image_grid_pinpoints={stated!r} cannot be loaded; valid: a list of sizes in pixels"
+        ) from error
+
+
+#: LLaDA's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.
 SPECIAL = (
     *("<|endoftext|>", "<|startoftext|>", "<|endoftext|>", "<image>", "<video>"),
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|mdm_mask|>"),
@@ -30,55 +156,55 @@ SPECIAL = (
 
 
 class LladaVAdapter(LlavaOnevisionAdapter):
-    """`LlavaOnevisionForConditionalGeneration` around Llama: one image is AnyRes, each of several one tile."""
+    """`LlavaOnevisionForConditionalGeneration` with Llama: AnyRes for one image, one tile for each of several."""
 
     checkpoint_types = ("llava_llada",)
     #: The release's config.json belongs to remote code and does not describe the tower.
     self_described = False
     renames = RENAMES
     special = SPECIAL
-    #: The release's evaluation asks for short answers without reasoning.
+    #: As in the release's evaluation, which requests short answers without reasoning.
     conversation: ClassVar[str] = "llada_no_think"
     joins = {**JOINS, "flush": FLUSH}  # noqa: RUF012 - never written to
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Build it around the checkpoint's tokenizer; image settings are remote code there."""
+        """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
         return cls.built_processor(cls.checkpoint_config(spec), _tokenizer(spec))
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP's preprocessing, AnyRes for images."""
+        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
         return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
 
     @classmethod
     def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor that fits a configuration; it resizes images by PIL, as the releases do."""
+        """Return the processor of a configuration; it resizes images with PIL, as the releases do."""
         return build_processor(
             cls.processor_class, config, tokenizer, LlavaOnevisionImageProcessorPil
         )
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Describe the model in the library's words, as far as the checkpoint's own config.json describes it.
+        """Return the library's configuration with the values of the checkpoint's config.json.
 
-        What that does not say comes from the config file.
+        Values that it omits come from the model's config file.
 
         Raises:
-            UserError: it says that something is computed in another way.
+            UserError: config.json states a different computation.
         """
-        found = config_of(spec)
-        check_release(found)
-        config = cls._described(spec, _tokenizer(spec), text_sizes(found))
-        if "image_grid_pinpoints" in found:
+        release = config_of(spec)
+        check_release(release)
+        config = cls._described(spec, _tokenizer(spec), text_sizes(release))
+        if "image_grid_pinpoints" in release:
             config.image_grid_pinpoints = planes(
-                found["image_grid_pinpoints"], config.vision_config.image_size
+                release["image_grid_pinpoints"], config.vision_config.image_size
             )
         return config
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP, an MLP and Llama."""
+        """Return the configuration of SigLIP, an MLP and Llama."""
         return cls._described(spec, tokenizer, {})
 
     @classmethod
@@ -95,15 +221,15 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         )
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn new tokens into answers, without one full stop at their end, as the release's evaluation does."""
+        """Return answers without one full stop at the end, as in the release's evaluation."""
         return [text.removesuffix(".").strip() for text in super().decode(ids)]
 
 
 def _tokenizer(spec: ModelSpec) -> Any:
-    """Load the checkpoint's tokenizer and give it the two placeholders, which the originals write as numbers below 0.
+    """Return the checkpoint's tokenizer with the two placeholders, which the originals write as negative ids.
 
     Raises:
-        UserError: their ids would lie behind the embedding's last row.
+        UserError: the ids exceed the rows of the embedding.
     """
     tokenizer = load_part(spec, PreTrainedTokenizerFast)
     tokenizer.add_tokens(["<image>", "<video>"], special_tokens=True)

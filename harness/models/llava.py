@@ -1,4 +1,4 @@
-"""LLaVA-1.5 and everything with its architecture: CLIP tower with a class token, MLP projector, Llama text stack."""
+"""LLaVA-1.5 and models of its architecture: CLIP tower with a class token, MLP projector, Llama text stack."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, cropped, padded
+from espalier.harness.models.view_placement import (
+    WHOLE,
+    PictureView,
+    ViewBox,
+    central_square,
+    padded_box,
+)
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
 class LlavaAdapter(Adapter):
-    """`LlavaForConditionalGeneration`: every image gives one square grid of tokens, all of them prunable."""
+    """`LlavaForConditionalGeneration`: each image is one square grid of tokens, all prunable."""
 
     model_class: ClassVar[Any] = LlavaForConditionalGeneration
     config_class: ClassVar[Any] = LlavaConfig
@@ -43,9 +49,9 @@ class LlavaAdapter(Adapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's; `model.processor.do_pad` pads to a square first, as LLaVA-1.5 does.
+        """Return the checkpoint's processor; `model.processor.do_pad` pads images to a square, as LLaVA-1.5 does.
 
-        The published processor settings crop the centre instead, which cuts off what stands at the border.
+        The published processor settings crop the centre instead, which removes the borders.
         """
         processor = load_part(spec, AutoProcessor)
         if spec.processor.get("do_pad"):
@@ -54,7 +60,7 @@ class LlavaAdapter(Adapter):
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """CLIP, an MLP and Llama."""
+        """Return the configuration of CLIP, an MLP and Llama."""
         return cls.config_class(
             vision_config={
                 "model_type": "clip_vision_model",
@@ -67,7 +73,7 @@ class LlavaAdapter(Adapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """CLIP's preprocessing at the tower's size."""
+        """Return a processor with CLIP's preprocessing at the tower's size."""
         vision = spec.architecture["vision"]
         side = vision["image_size"]
         return cls.processor_class(
@@ -85,58 +91,58 @@ class LlavaAdapter(Adapter):
 
     @classmethod
     def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return what a new image processor is told beside its sizes."""
+        """Return the settings of a new image processor besides its sizes."""
         return spec.processor
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return an encoder layer's attention; hidden_states[-2] is the output of the last layer but one."""
+        """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
         return clip_unread(self.tower, self.model.config.vision_feature_layer)
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the encoder's layers."""
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
     def image_tokens(self) -> int | None:
-        """Return the patches of one view."""
+        """Return the number of patches of one view."""
         return self._side() ** 2
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Patches in raster order, image by image."""
+        """Return one item per image: patches in raster order."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
         side = self._side()
         grid, n = rectangle(1, side, side), side**2
         work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
         images = range(inputs["pixel_values"].shape[0])
-        found = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
-        return {self.model.config.image_token_id: found}
+        items = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
+        return {self.model.config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
-        """Return the square that the picture is padded to, or the one that is cut out of its middle."""
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the square that the picture is padded to, or the central square cropped from it."""
         images = self.processor.image_processor
         if getattr(images, "do_pad", False):
-            return padded(sight)
+            return padded_box(view)
         if not images.do_center_crop:
             return WHOLE
         edge = images.size["shortest_edge"] or images.crop_size["height"]
-        return cropped(sight.size, images.crop_size["height"] / edge)
+        return central_square(view.size, images.crop_size["height"] / edge)
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
-        """Images, one after the other."""
+        """Return the images of a batch in order."""
         return self.square(inputs["pixel_values"])
 
     def _side(self) -> int:
-        """Return the patches along an edge of a view."""
+        """Return the number of patches along the edge of a view."""
         config = self.model.config.vision_config
         side: int = config.image_size // config.patch_size
         return side
 
     def square(self, pixels: Tensor) -> Pictures:
-        """Return (n, 3, S, S) pixels cut into the tower's patches."""
+        """Return (n, 3, S, S) pixels divided into the tower's patches."""
         config = self.model.config.vision_config
         side: int = config.patch_size
         return Pictures([pixels], [config.image_size // side], side, *self.colours())

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: a global view and crops of the image (AnyRes), padding cut off, a newline token after each row."""
+"""LLaVA-NeXT: a global view and crops of the image (AnyRes), without padding, a newline token after each row."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from espalier.harness.engine.visual_items import Item
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
 class LlavaNextAdapter(LlavaAdapter):
-    """`LlavaNextForConditionalGeneration`: view 0 is the whole image, view 1 its stitched crops; newlines stay."""
+    """`LlavaNextForConditionalGeneration`: view 0 is the global view, view 1 the stitched crops; newlines are kept."""
 
     model_class = LlavaNextForConditionalGeneration
     config_class = LlavaNextConfig
@@ -39,46 +39,49 @@ class LlavaNextAdapter(LlavaAdapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's."""
+        """Return the checkpoint's processor."""
         return load_part(spec, AutoProcessor)
 
     @classmethod
     def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return the shapes of planes that crops may form."""
+        """Return the valid sizes of the plane of crops."""
         return {"image_grid_pinpoints": spec.architecture["model"]["image_grid_pinpoints"]}
 
     def image_tokens(self) -> int | None:
-        """They follow the image's shape."""
+        """Return None: the number depends on the image's shape."""
         return None
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Global view, then the stitched crops row by row, each row ended by a newline token."""
+        """Return one item per image: the global view, then the rows of stitched crops with a newline token each."""
         config = self.model.config
         side = self._side()
-        found: list[Item] = []
+        items: list[Item] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
             shape = get_anyres_image_grid_shape(
                 size, config.image_grid_pinpoints, config.vision_config.image_size
             )
-            found.append(packed_item(partial(self._pack, size), shape, side, first, True))
-            first += found[-1].work.units
-        return {config.image_token_id: found}
+            items.append(packed_item(partial(self._pack, size), shape, side, first, True))
+            first += items[-1].work.units
+        return {config.image_token_id: items}
 
-    def placed(self, sight: Sight) -> Box:
-        """Return the whole picture, stretched to the global view; padding of the crops is cut off to whole cells."""
-        return padded(sight) if sight.view else WHOLE
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the whole picture for the global view; crops are padded, and padding is removed by whole cells."""
+        return padded_box(view) if view.index else WHOLE
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
-        """Of each image its global view and its crops, without the tiles that fill up the batch."""
+        """Return the global view and crops of each image, without the padding tiles of the batch."""
         side = self._side()
         (items,) = self.items(inputs).values()
         tiles = [item.work.units // side**2 for item in items]
-        parts = [own[:count] for own, count in zip(inputs["pixel_values"], tiles, strict=True)]
+        parts = [
+            tiles_of_image[:count]
+            for tiles_of_image, count in zip(inputs["pixel_values"], tiles, strict=True)
+        ]
         return self.square(torch.cat(parts))
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Run the model's own packing on one image of `size` (height, width)."""
+        """Return the model's packing of one image of `size` (height, width)."""
         packed, _ = self.model.model.pack_image_features(
             [features],
             size.unsqueeze(0),

@@ -1,9 +1,11 @@
-"""LLaVA-OneVision: AnyRes images up to nine crops, several images or a video at lower resolution, SigLIP and Qwen2."""
+"""LLaVA-OneVision: SigLIP and Qwen2, AnyRes images of up to 9 crops, several images or a video at lower resolution."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,30 +14,125 @@ from transformers import (
     AutoProcessor,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 
+from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
-from espalier.harness.models.frame_pools import Pooling
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.onevision_processor import build_processor, stackable
 from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.models.view_placement import WHOLE, Box, Sight, padded
+from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
+#: Mean and standard deviation of SigLIP's pixels.
+HALF = [0.5, 0.5, 0.5]
+
+
+def build_processor(
+    processor_class: Any,
+    config: Any,
+    tokenizer: Any,
+    picture_class: Any = LlavaOnevisionImageProcessor,
+) -> Any:
+    """Return the processor of a configuration of the family; `picture_class` resizes images."""
+    side = config.vision_config.image_size
+    size = {"height": side, "width": side}
+    pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
+    return processor_class(
+        image_processor=picture_class(**pixels, image_grid_pinpoints=config.image_grid_pinpoints),
+        video_processor=LlavaOnevisionVideoProcessor(**pixels),
+        tokenizer=tokenizer,
+        num_image_tokens=(side // config.vision_config.patch_size) ** 2,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+        vision_aspect_ratio=config.vision_aspect_ratio,
+    )
+
+
+def stackable_videos(videos: list[Any]) -> list[Any]:
+    """Return the frames of a batch's videos, each (F, H, W, 3).
+
+    Raises:
+        UserError: videos of different lengths, which the model cannot stack.
+    """
+    counts = sorted({len(frames) for frames in videos})
+    if len(counts) > 1:
+        raise UserError(
+            f"model.video.frames: one batch holds videos of {counts[0]} and {counts[-1]} frames, which this model "
+            "cannot stack; valid: engine.batch_size=1, model.video.short=error"
+        )
+    return videos
+
+
+#: Maximum number of units that a token blends: both published rules use two rows and two columns.
+TAPS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """The pooling of a video frame: the projector units that each token blends.
+
+    Attributes:
+        units: projector units of a frame.
+        side: rows, and columns, of its tokens.
+        source: (side * side, S) units of the frame that each token blends.
+        share: (side * side, S) their weights.
+    """
+
+    units: int
+    side: int
+    source: Tensor
+    share: Tensor
+
+    @classmethod
+    def measure(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
+        """Return the rule of a function from (frames, units, C) to (frames, tokens, C).
+
+        Pooling is linear, so applied to unit vectors it returns its weights. Cost: one frame with C = `units`.
+        """
+        weights = pool(torch.eye(units, dtype=torch.float64)[None])[0]
+        share, source = weights.topk(min(TAPS, units), dim=1)
+        return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
+
+    def item(self, frames: int, first: int, row_newlines: bool) -> Item:
+        """Return the item of a video: frames in order, each in raster order.
+
+        Args:
+            frames: number of frames.
+            first: number of the video's first projector unit; units are ordered by frame.
+            row_newlines: a newline token after each row of each frame instead of a single one after the video.
+        """
+        if row_newlines:
+            grid = rectangle(frames, self.side, self.side + 1)
+            prunable = grid[:, 3] < self.side
+        else:
+            end = torch.tensor([[frames - 1, 0, self.side, 0]])
+            grid = torch.cat([rectangle(frames, self.side, self.side), end])
+            prunable = grid[:, 2] < self.side
+        source = torch.full((len(grid), self.source.shape[1]), first)
+        share = torch.zeros(source.shape, dtype=self.share.dtype)
+        offset = first + self.units * torch.arange(frames).view(-1, 1, 1)
+        source[prunable] = (self.source + offset).flatten(0, 1)
+        share[prunable] = self.share.repeat(frames, 1)
+        n = frames * self.units
+        work = Work(tokens=n, pairs=n * self.units, units=n)
+        return Item(grid=grid, source=source, share=share, prunable=prunable, work=work)
+
 
 class LlavaOnevisionAdapter(Adapter):
-    """`LlavaOnevisionForConditionalGeneration`: one image is AnyRes, each of several one tile, a video pooled frames.
+    """`LlavaOnevisionForConditionalGeneration`: AnyRes for one image, a tile for each of several, pooled video frames.
 
-    Newline tokens (after each row of crops, after each tile of several images, after a video) stay.
+    Newline tokens (after each row of crops, after each tile of several images, after a video) are always kept.
     """
 
     model_class: ClassVar[Any] = LlavaOnevisionForConditionalGeneration
@@ -48,26 +145,26 @@ class LlavaOnevisionAdapter(Adapter):
     lacking = ("luma",)  # tokens of large images and of video frames blend several patches
     patch_tokens: ClassVar[bool] = True
 
-    #: Whether a newline token ends each row of each video frame, or a single one the whole video.
+    #: A newline token after each row of each video frame instead of a single one after the video.
     row_newlines: ClassVar[bool] = False
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Read off the model how it pools video frames."""
+        """Measure how the model pools video frames."""
         super().__init__(model, processor, spec)
         vision = model.config.vision_config
         self._side: int = vision.image_size // vision.patch_size
-        self._pooling = Pooling.read(self._pool, self._side**2)
-        #: Tokens along the edge of one view of an image.
+        self._pooling = Pooling.measure(self._pool, self._side**2)
+        #: Tokens along the edge of a view.
         self._view = self._side
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's."""
+        """Return the checkpoint's processor."""
         return load_part(spec, AutoProcessor)
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP, an MLP and Qwen2."""
+        """Return the configuration of SigLIP, an MLP and Qwen2."""
         return cls.config_class(
             vision_config={
                 "model_type": "siglip_vision_model",
@@ -81,23 +178,23 @@ class LlavaOnevisionAdapter(Adapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """SigLIP's preprocessing, AnyRes for images."""
+        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
         return build_processor(cls.processor_class, cls.configuration(spec, tokenizer), tokenizer)
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return an encoder layer's attention."""
+        """Return the attention of an encoder layer."""
         return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the encoder's layers behind the one that `vision_feature_layer` names."""
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
         return clip_unread(self.tower, self.model.config.vision_feature_layer)
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the encoder's layers."""
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
     def pooling_attention(self) -> nn.MultiheadAttention:
-        """Return the attention of SigLIP's pooling head, which the published checkpoints are without."""
+        """Return the attention of SigLIP's pooling head, which published checkpoints lack."""
         head = getattr(self.tower, "head", None)
         if head is None:
             return super().pooling_attention()
@@ -105,12 +202,12 @@ class LlavaOnevisionAdapter(Adapter):
         return attention
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; frames are those of the clips, all of them.
+        """Run the processor on all frames of the clips.
 
         Raises:
-            UserError: videos of different numbers of frames, which the model cannot stack.
+            UserError: videos of different lengths, which the model cannot stack.
         """
-        frames = stackable([clip.pixels for row in clips for clip in row])
+        frames = stackable_videos([clip.pixels for row in clips for clip in row])
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,
@@ -121,15 +218,15 @@ class LlavaOnevisionAdapter(Adapter):
         )
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Images before videos: the projector sees them in that order."""
+        """Return the items of images, then of videos, in the projector's order."""
         config, first = self.model.config, 0
         images: list[Item] = []
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
             lone = [count == 1 for count in counts for _ in range(count)]
-            for size, alone in zip(inputs["image_sizes"].cpu(), lone, strict=True):
+            for size, single in zip(inputs["image_sizes"].cpu(), lone, strict=True):
                 shape = (0, 0)
-                if alone:
+                if single:
                     shape = get_anyres_image_grid_shape(
                         size, config.image_grid_pinpoints, config.vision_config.image_size
                     )
@@ -147,12 +244,12 @@ class LlavaOnevisionAdapter(Adapter):
                 first += videos[-1].work.units
         return {config.image_token_id: images, config.video_token_id: videos}
 
-    def placed(self, sight: Sight) -> Box:
-        """Return the whole picture, stretched to a lone one's global view; crops, and each of several, are padded."""
-        return WHOLE if sight.alone and not sight.view else padded(sight)
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the whole picture for the global view of a single one; crops, and each of several, are padded."""
+        return WHOLE if view.only_picture and not view.index else padded_box(view)
 
     def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Run the model's own packing on one image of `size` (height, width)."""
+        """Return the model's packing of one image of `size` (height, width)."""
         packed, _ = self.model.model.pack_image_features(
             [features],
             size.unsqueeze(0),
@@ -163,6 +260,6 @@ class LlavaOnevisionAdapter(Adapter):
         return tokens
 
     def _pool(self, features: Tensor) -> Tensor:
-        """Run the model's own pooling of frames on (F, units, C)."""
+        """Return the model's pooling of frames (F, units, C)."""
         pooled: Tensor = self.model.model.apply_pooling(features)
         return pooled

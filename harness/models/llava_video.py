@@ -1,4 +1,4 @@
-"""LLaVA-Video: LLaVA-OneVision's modules with another video layout, a newline token after each row of each frame."""
+"""LLaVA-Video: LLaVA-OneVision's modules with a newline token after each row of each video frame."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
 from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
 from espalier.harness.models.llava_video_model import (
     POOLINGS,
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.onevision_processor import build_processor
 
 if TYPE_CHECKING:
     from espalier.harness.media.frames import Clip
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
     """`LlavaOnevisionProcessor` with LLaVA-Video's number of placeholders."""
 
-    #: Placeholders of one frame; the adapter reads it off the model.
+    #: Placeholders per frame; set by the adapter.
     frame_tokens: int
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
@@ -41,8 +40,8 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
 class LlavaVideoAdapter(LlavaOnevisionAdapter):
     """`LlavaVideoForConditionalGeneration`.
 
-    `model.processor.time_instruction`, one of TIMES, tells the model when frames are shown; `video_pooling`, one of
-    POOLINGS, is how they are pooled, which is no property of the weights.
+    `model.processor.time_instruction`, one of TIMES, adds the times of frames to the prompt; `video_pooling`, one of
+    POOLINGS, sets the pooling of frames, which is not a property of the weights.
     """
 
     model_class = LlavaVideoForConditionalGeneration
@@ -53,11 +52,13 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Set how frames are pooled and tell the processor how many placeholders that makes."""
-        told = spec.processor.get("time_instruction", False)
-        if told not in TIMES:
+        """Set the pooling of frames, and the resulting number of placeholders on the processor."""
+        instruct = spec.processor.get("time_instruction", False)
+        if instruct not in TIMES:
             raise unknown_name(
-                "model.processor.time_instruction", str(told), [str(name).lower() for name in TIMES]
+                "model.processor.time_instruction",
+                str(instruct),
+                [str(name).lower() for name in TIMES],
             )
         pooling = spec.processor.get("video_pooling", POOLINGS[0])
         if pooling not in POOLINGS:
@@ -68,21 +69,21 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Build it around the checkpoint's tokenizer; the library's loader does not know this configuration."""
+        """Return a processor with the checkpoint's tokenizer; the library cannot load it for this configuration."""
         tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
         return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
 
-    def written(self, chat: Chat, media: Media) -> str:
-        """Return the prompt, with the times of the frames in it if asked."""
-        text = super().written(chat, media)
+    def prompt_text(self, chat: Chat, media: Media) -> str:
+        """Return the prompt, with the times of frames under `time_instruction`."""
+        text = super().prompt_text(chat, media)
         tell = TIMES[self.spec.processor.get("time_instruction", False)]
         if tell is None:
             return text
         before, *after = text.split(self.processor.video_token, maxsplit=len(media.clips))
-        for clip, rest in zip(media.clips, after, strict=True):
-            told = f"{self.processor.video_token}{tell(clip)}\n"
-            # The line break behind the last video, or the blank before the next.
-            before += told + (rest[1:] if rest[:1] in ("\n", " ") else rest)
+        for clip, following in zip(media.clips, after, strict=True):
+            marked = f"{self.processor.video_token}{tell(clip)}\n"
+            # Drop the line break after the last video, or the blank before the next.
+            before += marked + (following[1:] if following[:1] in ("\n", " ") else following)
         return before
 
     def _pool(self, features: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
 
 def time_instruction(clip: Clip) -> str:
-    """Return the sentences with which the release introduces a video: its length and when its frames are shown."""
+    """Return the release's introduction of a video: its length and the times of its frames."""
     return (
         f"The video lasts for {clip.total_frames / clip.fps:.2f} seconds, and {len(clip.indices)} frames are uniformly "
         f"sampled from it. These frames are located at {_moments(clip)}."
@@ -100,7 +101,7 @@ def time_instruction(clip: Clip) -> str:
 
 
 def _moments(clip: Clip) -> str:
-    """Return when frames are shown: of frames that were taken one a second at a steady rate, in whole seconds."""
+    """Return the times of frames; whole seconds for frames sampled once a second at a steady rate."""
     if not clip.steady:
         return ",".join(f"{at:.2f}s" for at in clip.timestamps)
     timed = clip.indices == each_second(clip.total_frames, clip.fps)
@@ -109,7 +110,7 @@ def _moments(clip: Clip) -> str:
 
 
 def _as_vlmevalkit(clip: Clip) -> str:
-    """Return the sentences of VLMEvalKit's class: without blanks, and a frame's height for the number of frames."""
+    """Return the introduction of VLMEvalKit's class: without blanks, and with the height instead of the frame count."""
     return (
         f"\nThe video lasts for {clip.total_frames / clip.fps:.2f} seconds,and {clip.frames.shape[1]} frames are "
         f"uniformly sampled from it.These frames are located at {_moments(clip)}."
@@ -117,7 +118,7 @@ def _as_vlmevalkit(clip: Clip) -> str:
     )
 
 
-#: What follows the placeholder of a video, up to the line break before the question, by `time_instruction`.
+#: Text after the placeholder of a video, without the line break before the question, by `time_instruction`.
 TIMES: Mapping[bool | str, Callable[[Clip], str] | None] = {
     False: None,
     True: lambda clip: f"\n{time_instruction(clip)}",  # as lmms-eval's class

@@ -1,4 +1,4 @@
-"""The architecture of LLaVA-Video, which transformers does not have: LLaVA-OneVision with another video layout."""
+"""The architecture of LLaVA-Video, which transformers lacks: LLaVA-OneVision with another video layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     LlavaOnevisionPreTrainedModel,
 )
 
-#: How 2 x 2 features of a frame become one; `average` leaves out an odd last row and column, `bilinear` does not.
+#: Pooling of 2 x 2 features of a frame; `average` drops an odd last row and column, `bilinear` does not.
 POOLINGS = ("average", "bilinear")
 
 
@@ -29,11 +29,11 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Refuse a configuration of another model, the original release's too: its defaults would fill the gaps."""
-        kind = config_dict.get("model_type")
-        if kind != cls.model_type:
+        """Raise ValueError for a configuration of another model or of the original release, not use defaults."""
+        model_type = config_dict.get("model_type")
+        if model_type != cls.model_type:
             raise ValueError(
-                f"its config.json has model_type={kind!r} instead of {cls.model_type!r}"
+                f"its config.json has model_type={model_type!r} instead of {cls.model_type!r}"
             )
         return super().from_dict(config_dict, **kwargs)
 
@@ -44,7 +44,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
     config: LlavaVideoConfig
 
     def pool(self, features: Tensor) -> Tensor:
-        """Shrink frames (F, units, C) to (F, tokens, C)."""
+        """Pool frames (F, units, C) to (F, tokens, C)."""
         if self.config.video_pooling == "bilinear":
             shrunk: Tensor = super().apply_pooling(features)
             return shrunk
@@ -54,7 +54,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
         return avg_pool2d(plane, 2).flatten(2).transpose(1, 2)
 
     def apply_pooling(self, image_features: Tensor) -> Tensor:
-        """Shrink frames (F, units, C) and end each row with the newline: (F, rows (rows + 1), C)."""
+        """Pool frames (F, units, C) and add a newline after each row: (F, rows (rows + 1), C)."""
         pooled = self.pool(image_features)
         side = round(pooled.shape[1] ** 0.5)
         rows = pooled.unflatten(1, (side, side))
@@ -68,15 +68,15 @@ class LlavaVideoModel(LlavaOnevisionModel):
         vision_feature_select_strategy: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Encode videos without the single newline that LLaVA-OneVision puts at their end."""
-        found = super().get_video_features(
+        """Encode videos without LLaVA-OneVision's single newline at the end."""
+        output = super().get_video_features(
             pixel_values_videos,
             vision_feature_layer=vision_feature_layer,
             vision_feature_select_strategy=vision_feature_select_strategy,
             **{**kwargs, "return_dict": True},
         )
-        found.pooler_output = found.pooler_output[:, :-1]
-        return found
+        output.pooler_output = output.pooler_output[:, :-1]
+        return output
 
 
 class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
@@ -86,7 +86,7 @@ class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration)
     config_class = LlavaVideoConfig
 
     def __init__(self, config: LlavaVideoConfig) -> None:
-        """Build the modules; the parent's constructor would build LLaVA-OneVision's first and throw them away."""
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
         LlavaOnevisionPreTrainedModel.__init__(self, config)
         text: Any = config.text_config
         self.model = LlavaVideoModel(config)

@@ -1,8 +1,7 @@
-"""Loading a checkpoint and refusing one that does not fit."""
+"""Load parts and weights of a checkpoint, and refuse checkpoints that do not match."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,20 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
-from espalier.harness.models.checkpoint_formats import check_format
-from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.memory_check import check_placed, free_room, spread
-from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-log = logging.getLogger(__name__)
-
-#: What transformers and its tokenizers raise for files that parse and make no sense.
+#: Exceptions of transformers and its tokenizers for files that parse but are not valid.
 MALFORMED: tuple[type[Exception], ...] = (
     *FOREIGN,
     RuntimeError,
@@ -32,23 +26,61 @@ MALFORMED: tuple[type[Exception], ...] = (
     SafetensorError,
     StrictDataclassError,
 )
-#: Where a checkpoint may hold its chat template; the first that has one counts.
-TEMPLATE_FILES = (
-    *("chat_template.jinja", "chat_template.json"),
-    *("processor_config.json", "tokenizer_config.json"),
-)
+
+#: Classes of the releases' code, and the location of the same weights in transformers' format.
+ORIGINAL: Mapping[str, str] = {
+    "LlavaLlamaForCausalLM": "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
+    "LlavaMistralForCausalLM": "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)",
+    "LlavaQwenForCausalLM": "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
+    "InternVLChatModel": "OpenGVLab/ on the hub, with -hf at the end of the name",
+}
+
+
+def check_format(spec: ModelSpec, source: str, config: Mapping[str, Any]) -> None:
+    """Refuse quantised weights, and releases that only their own code reads, by config.json alone.
+
+    Args:
+        spec: the model's part of the run.
+        source: name of the checkpoint in the error line.
+        config: content of its config.json.
+
+    Raises:
+        UserError: one line with the repository, or the conversion command, for weights in a supported format.
+    """
+    quantised = config.get("quantization_config")
+    if quantised is None and isinstance(config.get("text_config"), Mapping):
+        quantised = config["text_config"].get("quantization_config")
+    if quantised is not None:
+        quantisation = (
+            quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        )
+        raise UserError(
+            f"model={spec.name}: checkpoint {source!r} has quantised weights (quantization_config: {quantisation}), "
+            "which are not supported; valid: the release in float16 or bfloat16"
+        )
+    names = config.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        if name in ORIGINAL:
+            # A model's file names a repository in transformers' format, or the conversion command.
+            source_hint = spec.conversion or (
+                f"{spec.hub}, the same weights" if spec.hub else ORIGINAL[name]
+            )
+            raise UserError(
+                f"model={spec.name}: checkpoint {source!r} is in the format of its first release "
+                f"({config.get('model_type')}, {name}); valid: transformers' format, from {source_hint}"
+            )
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """Return what `from_pretrained` takes: a directory or hub id, and the revision of the latter."""
+    """Return the arguments of `from_pretrained`: a directory, or a hub id with its revision."""
     if spec.path is not None:
         return str(spec.path), {}
     return str(spec.hub), {"revision": spec.revision}
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Keep what the library logs inside the block until that has ended well; an error has a line of its own."""
+def deferred_logs() -> Iterator[None]:
+    """Hold back log records of the library until the block ends; drop them on an error, which has its own line."""
     records: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -72,120 +104,55 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
     """Return `part_class.from_pretrained` of the run's checkpoint: a processor, a tokenizer, an image processor.
 
     Raises:
-        UserError: it is not there or does not parse.
+        UserError: the part is missing or does not parse.
     """
     source, revision = source_of(spec)
     try:
         return part_class.from_pretrained(source, **revision, **options)
     except MALFORMED as error:
-        raise _unreadable(spec, error) from error
-
-
-def template_beside(spec: ModelSpec) -> str | None:
-    """Return the chat template in a local model directory, for a model that is built without its checkpoint.
-
-    Raises:
-        UserError: a file that should hold it does not parse.
-    """
-    if spec.path is None:
-        return None
-    for name in TEMPLATE_FILES:
-        file = spec.path / name
-        if not file.is_file():
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-            held = text if file.suffix == ".jinja" else json.loads(text).get("chat_template")
-        except MALFORMED as error:
-            raise _unreadable(spec, error) from error
-        if template := default_template(held):
-            return template
-    return None
-
-
-def template_of_processor(processor: Any, tokenizers: bool = True) -> str | None:
-    """Return the chat template that a processor was loaded with, whatever file it was in.
-
-    `tokenizers` takes that of its tokenizer where it has none.
-    """
-    own = default_template(getattr(processor, "chat_template", None))
-    if own is not None or not tokenizers:
-        return own
-    return default_template(getattr(processor.tokenizer, "chat_template", None))
-
-
-def default_template(held: Any) -> str | None:
-    """Return the template that is used of one, of several by name, or of a list of these as old files have it."""
-    if isinstance(held, list):
-        held = {part.get("name"): part.get("template") for part in held if isinstance(part, dict)}
-    return (held.get("default") if isinstance(held, dict) else held) or None
-
-
-def other_template(spec: ModelSpec, shipped: str | None) -> str | None:
-    """Return one line if the template beside the weights is not the one that the model's file knows; else None."""
-    known, found = spec.template_sha256, sha256_of(shipped)
-    if known is None or spec.weights == "random" or known == found:
-        return None
-    return (
-        f"model={spec.name}: the chat template beside the weights has sha256 {found}, not {known} "
-        "(model.template_sha256): another revision, or changed; prompts follow it only under "
-        f"model.conversation={CHECKPOINT}"
-    )
-
-
-def warn_of_template(spec: ModelSpec, shipped: str | None, used: str) -> None:
-    """Log what `other_template` finds, or that prompts of a local directory follow another template than its own."""
-    line = other_template(spec, shipped)
-    unstated = spec.conversation is None and spec.template_sha256 is None
-    if line is None and spec.path is not None and shipped not in (None, used) and unstated:
-        line = (
-            f"model={spec.name}: prompts follow the family's own format, and the chat template in {str(spec.path)!r} "
-            f"is another; it is used under model.conversation={CHECKPOINT}"
-        )
-    if line is not None:
-        log.warning("%s", line)
+        raise unreadable(spec, error) from error
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """Return what a checkpoint's config.json holds.
+    """Return the content of a checkpoint's config.json.
 
     Raises:
-        UserError: there is none, it holds no table, or it describes a format that is not loaded here.
+        UserError: the file is missing or not a table, or describes an unsupported format.
     """
     source, revision = source_of(spec)
     try:
-        found, _ = PretrainedConfig.get_config_dict(source, **revision)
+        config, _ = PretrainedConfig.get_config_dict(source, **revision)
     except MALFORMED as error:
-        raise _unreadable(spec, error) from error
-    check_format(spec, source, found)
-    return dict(found)
+        raise unreadable(spec, error) from error
+    check_format(spec, source, config)
+    return dict(config)
 
 
 def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
-    """Refuse a checkpoint of another architecture; the library would fill in defaults and build something huge.
+    """Refuse a checkpoint of another architecture, for which the library would build a huge model from defaults.
 
     Raises:
         UserError: the checkpoint has no readable config.json, or its `model_type` is not among the valid ones.
     """
-    kind = config_of(spec).get("model_type")
-    if kind not in valid:
-        needed = " or ".join(map(repr, valid))
+    model_type = config_of(spec).get("model_type")
+    if model_type not in valid:
+        expected = " or ".join(map(repr, valid))
         raise UserError(
-            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {kind!r}, "
-            f"needed is {needed}{_conversion(spec)}"
+            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {model_type!r}, "
+            f"valid: {expected}{_conversion(spec)}"
         )
 
 
 def load_checkpoint(
     model_class: Any, config: Any, spec: ModelSpec, renames: Mapping[str, str] | None = None
 ) -> Any:
-    """Return the model of a run, on its device or spread over several.
+    """Return the model of a run with its weights, on one device or spread over several.
 
     Args:
         model_class: the transformers class of the family.
-        config: its configuration.
+        config: configuration of the model.
         spec: the model's part of the run.
-        renames: from patterns of the checkpoint's tensor names to the library's, applied one after the other.
+        renames: from patterns of the checkpoint's tensor names to the library's, applied in order.
 
     Raises:
         UserError: the checkpoint cannot be found or read, or its tensors do not match the architecture.
@@ -193,7 +160,7 @@ def load_checkpoint(
     source, options = source_of(spec)
     if spec.device_map is not None:
         options["device_map"] = spec.device_map
-        options["max_memory"] = dict(spread(spec, free_room()))
+        options["max_memory"] = dict(weight_limits(spec, free_bytes()))
     try:
         model, report = model_class.from_pretrained(
             source,
@@ -201,23 +168,23 @@ def load_checkpoint(
             dtype=getattr(torch, spec.dtype),
             attn_implementation=spec.attention,
             output_loading_info=True,
-            # Reported and refused below, by name; the library's own error names no tensor.
+            # Refused below with the tensor's name, which the library's error omits.
             ignore_mismatched_sizes=True,
             key_mapping=dict(renames) if renames else None,
             **options,
         )
     except MALFORMED as error:
-        raise _unreadable(spec, error) from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        raise unreadable(spec, error) from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(
             key
             if isinstance(key, str)
             else f"{key[0]} of shape {tuple(key[1])}, the model's has {tuple(key[2])}"
-            for key in report[kind]
+            for key in report[problem]
         )
         if names:
             raise UserError(
-                f"model={spec.name}: checkpoint {source!r} has {len(names)} {kind.replace('_', ' ')}, "
+                f"model={spec.name}: checkpoint {source!r} has {len(names)} {problem.replace('_', ' ')}, "
                 f"the first is {names[0]}{_conversion(spec)}"
             )
     if spec.device_map is None:
@@ -226,7 +193,8 @@ def load_checkpoint(
     return model
 
 
-def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
+def unreadable(spec: ModelSpec, error: Exception) -> UserError:
+    """Return the error line for a checkpoint that cannot be read."""
     return UserError(
         f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
         f"give a local directory with model.path=<dir>{_conversion(spec)}"
@@ -234,9 +202,23 @@ def _unreadable(spec: ModelSpec, error: Exception) -> UserError:
 
 
 def _conversion(spec: ModelSpec) -> str:
-    """Say how the original release becomes loadable, for models whose release is in another format."""
+    """Return a hint with the conversion command, for models released in another format."""
     return (
         ""
         if spec.conversion is None
         else f"; the original release is converted by: {spec.conversion}"
+    )
+
+
+def special_tokens_only(released: GenerationConfig, pad_id: int) -> GenerationConfig:
+    """Return a generation configuration with the special tokens of a checkpoint's and nothing else.
+
+    Penalties and sampling settings of the checkpoint would change answers without appearing in a row, because
+    `generate` takes from here whatever a call leaves out. Such settings belong in `model.generation`.
+    """
+    return GenerationConfig(
+        bos_token_id=released.bos_token_id,
+        eos_token_id=released.eos_token_id,
+        # Stated because `generate` otherwise sets it with a warning for each answer.
+        pad_token_id=pad_id,
     )

@@ -1,26 +1,204 @@
-"""The facts of a model read off the model itself, weights or none: what `model.facts` states for one of conf/model."""
+"""Facts of a model measured on its modules, and their comparison with `model.facts`, on which budgets and FLOPs rest.
+
+No function reads weights; a model may be on the meta device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.models.stack_sizes import linear_widths, read_stack
+from espalier.harness.errors import UserError
 from espalier.methods.signals import SIGNALS
 
-#: How towers name the embedding of a class token.
+if TYPE_CHECKING:
+    pass
+
+#: Names of the same parts in transformers' families.
+ATTENTION = ("self_attn", "attention", "attn")
+OUTPUT = ("o_proj", "out_proj", "projection_layer", "proj")
+KEYS = ("k_proj",)
+FUSED = ("qkv_proj", "qkv")
+HEADS = ("num_attention_heads", "num_heads")
+GATES = ("gate_proj", "gate_up_proj")
+
+
+def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
+    """Return the facts of a stack in which only layer 0 may differ from the others, by the width of its MLP.
+
+    Args:
+        layers: the layers to count.
+        window_layers: number of layers with window attention, which families store differently.
+    """
+    attention = _part(layers[-1], ATTENTION)
+    output = _part(attention, OUTPUT)
+    heads = next(
+        int(getattr(place, name))
+        for place in (attention, getattr(attention, "config", None))
+        for name in HEADS
+        if hasattr(place, name)
+    )
+    head_dim = output.in_features // heads
+    first, body = _mlp(layers[0]), _mlp(layers[-1])
+    return StackFacts(
+        layers=len(layers),
+        hidden=output.out_features,
+        intermediate=body.width,
+        heads=heads,
+        kv_heads=_key_width(attention, output.in_features) // head_dim,
+        head_dim=head_dim,
+        gated=body.gated,
+        causal=_causal(attention),
+        window_layers=window_layers,
+        first_intermediate=None if first == body else first.width,
+        experts=body.experts,
+    )
+
+
+def _causal(attention: Any) -> bool:
+    """Return whether an attention is causal; its configuration overrides its own attribute, as in the library."""
+    default = getattr(attention, "is_causal", False)
+    return bool(getattr(getattr(attention, "config", None), "is_causal", default))
+
+
+def linear_widths(module: nn.Module) -> tuple[int, ...]:
+    """Return the input width and all output widths of a module's linear layers, in order."""
+    maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return (maps[0].in_features, *(linear.out_features for linear in maps))
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """The MLP of a layer: active width per token, whether it is gated, and the number of routed experts."""
+
+    width: int
+    gated: bool
+    experts: int
+
+
+def _mlp(layer: Any) -> _Mlp:
+    mlp = layer.mlp
+    if not hasattr(mlp, "experts"):
+        return _Mlp(_down_width(mlp), _gated(mlp), 0)
+    # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
+    number, _, width = mlp.experts.down_proj.shape
+    routed = mlp.gate.top_k * width
+    return _Mlp(routed + _down_width(mlp.shared_experts), _gated(mlp.experts), number)
+
+
+def _down_width(mlp: nn.Module) -> int:
+    """Return the input width of the last linear layer."""
+    return [part for part in mlp.modules() if isinstance(part, nn.Linear)][-1].in_features
+
+
+def _gated(mlp: nn.Module) -> bool:
+    return any(hasattr(mlp, name) for name in GATES)
+
+
+def _key_width(attention: Any, queries: int) -> int:
+    if any(hasattr(attention, name) for name in KEYS):
+        return int(_part(attention, KEYS).out_features)
+    return (int(_part(attention, FUSED).out_features) - queries) // 2
+
+
+def _part(module: Any, names: Sequence[str]) -> Any:
+    """Return the attribute of a module under the first name that exists."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
+#: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
+UNCONFIRMED = {
+    "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
+    "signals": "what the family's code can produce; a method that reads a missing one is refused",
+    "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
+    "visual_tokens": "nominal where images are cut by their shape: a row counts its samples; of one grid, confirmed",
+}
+
+
+def check_facts(adapter: Parts) -> None:
+    """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
+    for key, stated, measured in _compared(adapter):
+        if stated != measured:
+            conversion = adapter.spec.conversion
+            hint = (
+                ""
+                if conversion is None
+                else f"; the original release is converted by: {conversion}"
+            )
+            raise UserError(
+                f"model={adapter.spec.name}: model.facts.{key}={_as_yaml(stated)}, the loaded model has "
+                f"{_as_yaml(measured)}{hint}"
+            )
+    if adapter.facts.patch_tokens:
+        adapter.tower_blocks()
+    if adapter.facts.class_attention == "probe":
+        adapter.pooling_attention()
+
+
+def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value in the config file, measured value) of every fact that the model can confirm."""
+    facts = adapter.facts
+    # First, because a stack without layers has no other sizes.
+    yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
+    yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
+    yield from _stacks("tower", facts.tower, tower_stack(adapter))
+    stem = stem_stack(adapter)
+    if (stem is None) != (facts.stem is None):
+        yield "stem", "stated" if facts.stem else None, "one" if stem else None
+    if stem is not None and facts.stem is not None:
+        yield from _stacks("stem", facts.stem, stem)
+    for module in (adapter.projector, *adapter.deepstack().values()):
+        yield "projector", facts.projector, linear_widths(module)
+    yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
+    yield "vocabulary", facts.vocabulary, vocabulary(adapter)
+    yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
+    has_token = has_class_token(adapter)
+    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
+    yield "class_attention", facts.class_attention, "token" if has_token else substitute
+    if (count := adapter.image_tokens()) is not None:
+        yield "visual_tokens", facts.visual_tokens, count
+
+
+def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tuple[str, Any, Any]]:
+    for field in fields(StackFacts):
+        yield f"{name}.{field.name}", getattr(stated, field.name), getattr(measured, field.name)
+
+
+def _canonical(text: StackFacts) -> StackFacts:
+    """Return the facts of a stack; one scaled to its first layer has only that layer's MLP."""
+    if text.layers > 1 or text.first_intermediate is None:
+        return text
+    return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as a config file writes it."""
+    if isinstance(value, tuple):
+        return str(list(value))
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+#: Towers' names for the embedding of a class token.
 CLASS_TOKENS = ("class_embedding", "cls_token")
 
-#: Visual tokens that stand for one image where their number follows its shape: LLaVA-1.5's.
+#: Nominal visual tokens per image if the number depends on its shape: LLaVA-1.5's.
 NOMINAL = 576
 
 
 def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> ModelFacts:
-    """Return the facts of an adapter's model. Cost: no weight is read; the model may lie on the meta device.
+    """Return the facts of an adapter's model.
 
     Args:
-        adapter: around the model; its own facts are not looked at.
+        adapter: adapter of the model; its `facts` are not read.
         lacking: signals that the family's code cannot produce.
-        patch_tokens: whether the family's visual tokens are the tower's patches one to one.
+        patch_tokens: whether each visual token is one patch of the tower.
     """
     return ModelFacts(
         text=text_stack(adapter),
@@ -40,17 +218,17 @@ def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> 
 def text_stack(adapter: Parts) -> StackFacts:
     """Return the sizes of the decoder."""
     types = getattr(adapter.decoder.config, "layer_types", None) or ()
-    return read_stack(adapter.decoder.layers, sum("sliding" in kind for kind in types))
+    return read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
 
 
 def tower_stack(adapter: Parts) -> StackFacts:
-    """Return the sizes of the vision tower up to the layer that the projector reads."""
+    """Return the sizes of the vision tower, up to the layer that the projector reads."""
     layers = list(adapter.tower_layers())
     return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
 
 
 def stem_stack(adapter: Parts) -> StackFacts | None:
-    """Return the sizes of what runs before the tower; None without such a stack."""
+    """Return the sizes of the stack before the tower; None if there is none."""
     stem = adapter.stem_layers()
     if not stem:
         return None
@@ -58,7 +236,7 @@ def stem_stack(adapter: Parts) -> StackFacts | None:
 
 
 def projector_widths(adapter: Parts) -> tuple[int, ...]:
-    """Return the widths of the projector's linear maps."""
+    """Return the widths of the projector's linear layers."""
     return linear_widths(adapter.projector)
 
 
@@ -68,12 +246,12 @@ def vocabulary(adapter: Parts) -> int:
 
 
 def rotary_axes(adapter: Parts) -> int:
-    """Return the decoder's position axes: three where rotary sections are dealt out to time, height and width."""
+    """Return the number of the decoder's position axes: three if rotary sections encode time, height and width."""
     parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
     sections = parameters.get("mrope_section")
     return 1 if sections is None else len(sections)
 
 
 def has_class_token(adapter: Parts) -> bool:
-    """Say whether the tower has one."""
+    """Return whether the tower has a class token."""
     return any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: as Qwen2-VL, with a tower most of whose layers attend inside windows."""
+"""Qwen2.5-VL: as Qwen2-VL, with window attention in most layers of the tower."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from transformers import (
     Qwen2_5_VLProcessor,
 )
 
-from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.qwen_geometry import window_order
+from espalier.harness.models.qwen2_vl import Qwen2VLAdapter, window_order
 
 if TYPE_CHECKING:
     from espalier.harness.cost.facts import ModelFacts
 
 
 class Qwen25VLAdapter(Qwen2VLAdapter):
-    """`Qwen2_5_VLForConditionalGeneration`: the tower, and so the projector, works window by window."""
+    """`Qwen2_5_VLForConditionalGeneration`: tower and projector process units window by window."""
 
     model_class = Qwen2_5_VLForConditionalGeneration
     config_class = Qwen2_5_VLConfig
@@ -28,7 +27,7 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
 
     @classmethod
     def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes; blocks with full attention stand at even distances, the last is one."""
+        """Return the tower's sizes; blocks with full attention are evenly spaced and include the last."""
         tower = facts.tower
         spanning = tower.layers - tower.window_layers
         return {
@@ -44,7 +43,7 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
 
     @property
     def pace(self) -> float | None:
-        """Position steps a second of a video, which the checkpoint's configuration gives."""
+        """Position steps per second of a video, from the checkpoint's configuration."""
         return float(self.model.config.vision_config.tokens_per_second)
 
     def global_blocks(self) -> Sequence[int]:
@@ -53,11 +52,11 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
         return numbers
 
     def tower_windows(self) -> int:
-        """Return the number of blocks whose attention stays inside windows."""
+        """Return the number of blocks with window attention."""
         return len(self.tower_layers()) - len(self.global_blocks())
 
     def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
-        """Return the units window by window, raster order in each; windows are cut off at the image's border."""
+        """Return the units window by window, and the pairs of patches attended in windows; see `window_order`."""
         config = self.model.config.vision_config
         side = config.window_size // config.spatial_merge_size // config.patch_size
         return window_order(shape, config.spatial_merge_size, side)

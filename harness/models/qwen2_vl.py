@@ -1,4 +1,4 @@
-"""Qwen2-VL: images of any size, videos, and a projector that merges 2x2 patches inside the tower."""
+"""Qwen2-VL: images of any size, videos, and a projector inside the tower that merges 2 x 2 patches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.visual_items import Item, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import BARE
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_geometry import merged_item
 from espalier.harness.models.qwen_positions import released_positions
 from espalier.harness.models.qwen_processor import (
     BOUNDS,
     CAP,
-    bounded,
     new_processor,
     run_processor,
+    set_bounds,
 )
 from espalier.harness.models.random_weights import text_config
 
@@ -36,8 +36,48 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+def merged_item(
+    shape: Sequence[int], side: int, first: int, order: Tensor, window_pairs: int
+) -> Item:
+    """Return the item of an image or video.
+
+    Args:
+        shape: frames, rows and columns of patches.
+        side: patches along the edge of a merged square.
+        first: number of the first projector unit.
+        order: (units,) raster number of each unit, in the projector's order.
+        window_pairs: pairs of patches attended in a windowed layer, 0 without windows.
+    """
+    frames, rows, columns = shape
+    work = Work(
+        tokens=frames * rows * columns,
+        pairs=frames * (rows * columns) ** 2,
+        window_pairs=window_pairs,
+        units=len(order),
+    )
+    # Unit k is raster token order[k]; the inverse permutation maps each token to its unit.
+    source = first + order.argsort().unsqueeze(1)
+    return Item(rectangle(frames, rows // side, columns // side), source, work=work)
+
+
+def window_order(shape: Sequence[int], merge: int, side: int) -> tuple[Tensor, int]:
+    """Return the units window by window, in raster order within each, and the pairs of patches attended in windows.
+
+    Args:
+        shape: frames, rows and columns of patches.
+        merge: patches along the edge of a unit.
+        side: units along the edge of a window; windows at the image's border are smaller.
+    """
+    frames, rows, columns = shape[0], shape[1] // merge, shape[2] // merge
+    frame, _, row, column = rectangle(frames, rows, columns).unbind(1)
+    windows_x, windows_y = -(-columns // side), -(-rows // side)
+    window = (frame * windows_y + row // side) * windows_x + column // side
+    patches = window.bincount() * merge**2
+    return window.argsort(stable=True), int(patches.square().sum())
+
+
 class Qwen2VLAdapter(Adapter):
-    """`Qwen2VLForConditionalGeneration`: a unit of the projector is a square of patches, in raster order."""
+    """`Qwen2VLForConditionalGeneration`: a projector unit is a square of patches, in raster order."""
 
     model_class: ClassVar[Any] = Qwen2VLForConditionalGeneration
     config_class: ClassVar[Any] = Qwen2VLConfig
@@ -48,14 +88,14 @@ class Qwen2VLAdapter(Adapter):
     joins: ClassVar[Mapping[str, str]] = {}
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     inline = None
-    lacking = ("luma",)  # the tower is given a list of patches, of pictures of any size
+    lacking = ("luma",)  # the tower gets a list of patches, from pictures of any size
     settings = (*BOUNDS, CAP)
 
-    #: Whether the library's positions are the released model's, those of videos, too.
+    #: Whether the library's position ids equal those of the released model, also for videos.
     library_positions: ClassVar[bool] = False
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Give the model the released rule for the positions of videos, where the library has another."""
+        """Replace the library's rule for positions of videos with the released one if they differ."""
         super().__init__(model, processor, spec)
         if self.library_positions:
             return
@@ -64,17 +104,17 @@ class Qwen2VLAdapter(Adapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Load the checkpoint's, with the picture sizes of `model.processor`."""
-        return bounded(load_part(spec, AutoProcessor), spec)
+        """Return the checkpoint's processor with the picture sizes of `model.processor`."""
+        return set_bounds(load_part(spec, AutoProcessor), spec)
 
     @classmethod
-    def adopted(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Set the picture sizes of `model.processor`; all else is as whoever loaded it has it."""
-        return bounded(processor, spec)
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Return the caller's processor with the picture sizes of `model.processor`."""
+        return set_bounds(processor, spec)
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of tower and text stack; `architecture.model` goes to the whole model's."""
+        """Return the configuration of tower and text stack, updated by `architecture.model`."""
         number = tokenizer.convert_tokens_to_ids
         return cls.config_class(
             vision_config={**cls.tower_config(spec.facts), **spec.architecture["vision"]},
@@ -88,7 +128,7 @@ class Qwen2VLAdapter(Adapter):
 
     @classmethod
     def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes in transformers' words."""
+        """Return the tower's sizes under transformers' keys."""
         tower = facts.tower
         return {
             "depth": tower.layers,
@@ -107,7 +147,7 @@ class Qwen2VLAdapter(Adapter):
 
     @property
     def pace(self) -> float | None:
-        """Position steps a second of a video; None: one step a pair of frames."""
+        """Position steps per second of a video; None: one step per pair of frames."""
         return None
 
     @property
@@ -123,28 +163,28 @@ class Qwen2VLAdapter(Adapter):
         return projector
 
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return a block's attention; None and negative numbers count from the last block.
+        """Return the attention of a block; None: the last; negative numbers count from the end.
 
         Raises:
-            UserError: there is no such block, or patches of different windows never meet in it.
+            UserError: the block does not exist, or has window attention.
         """
         blocks: Any = self.tower.blocks
         valid = self.global_blocks()
         number = len(blocks) - 1 if index is None else index + len(blocks) * (index < 0)
         if number not in valid:
             raise UserError(
-                f"tower layer {number} of model={self.spec.name!r} is none that relates all patches of an image; "
+                f"tower layer {number} of model={self.spec.name!r} does not attend over all patches of an image; "
                 f"valid: {', '.join(map(str, valid))}"
             )
         attention: nn.Module = blocks[number].attn
         return attention
 
     def global_blocks(self) -> Sequence[int]:
-        """Return the numbers of the blocks whose attention spans a whole image or frame: here, all."""
+        """Return the numbers of the blocks with attention over a whole image or frame; default: all."""
         return range(self.model.config.vision_config.depth)
 
     def to_units(self, values: Tensor) -> Tensor:
-        """Average (1, patches, ...) values over the square of patches of each unit, which stand together."""
+        """Average (1, patches, ...) values over the adjacent patches of each unit."""
         return values.reshape(-1, self._square, *values.shape[2:]).mean(1)
 
     def features(self, projector_input: Tensor) -> Tensor:
@@ -152,13 +192,13 @@ class Qwen2VLAdapter(Adapter):
         return projector_input.reshape(-1, self._square * projector_input.shape[-1])
 
     def project(self, features: Tensor) -> Tensor:
-        """Project (units, square * D) features; the norm is taken patch by patch."""
+        """Project (units, square * D) features; the norm is applied per patch."""
         projected: Tensor = self.projector(features.reshape(features.shape[0] * self._square, -1))
         return projected
 
     @property
     def _square(self) -> int:
-        """Patches that the projector merges to one token."""
+        """Number of patches that the projector merges into one token."""
         return int(self.model.config.vision_config.spatial_merge_size) ** 2
 
     # ------------------------------------------------------------------ inputs
@@ -168,18 +208,18 @@ class Qwen2VLAdapter(Adapter):
         return run_processor(self.processor, texts, pictures, clips)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
-        """Squares of patches in raster order, frame by frame; the tower sees the images, then the videos."""
+        """Return one item per image, then per video, as the tower gets them: units in raster order, frame by frame."""
         config, first = self.model.config, 0
         names = {config.image_token_id: "image_grid_thw", config.video_token_id: "video_grid_thw"}
-        found: dict[int, list[Item]] = {token: [] for token in names}
+        items: dict[int, list[Item]] = {token: [] for token in names}
         for token, name in names.items():
             for shape in inputs[name].tolist() if name in inputs else []:
                 side = config.vision_config.spatial_merge_size
-                found[token].append(merged_item(shape, side, first, *self.order(shape)))
-                first += found[token][-1].work.units
-        return found
+                items[token].append(merged_item(shape, side, first, *self.order(shape)))
+                first += items[token][-1].work.units
+        return items
 
     def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
-        """Return the raster numbers of the projector's units in its order, and the pairs attended in windows."""
+        """Return the raster numbers of units in the projector's order, and the pairs attended in windows (here 0)."""
         frames, rows, columns = shape
         return torch.arange(frames * rows * columns // self._square), 0

@@ -1,4 +1,4 @@
-"""Qwen3-VL: as Qwen2-VL, with features of earlier tower layers for the decoder, and times between frames."""
+"""Qwen3-VL: as Qwen2-VL, with features of earlier tower layers added in the decoder, and times between frames."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class Qwen3VLAdapter(Qwen2VLAdapter):
-    """`Qwen3VLForConditionalGeneration`: a video's frames stand apart in the prompt, each pair behind its time."""
+    """`Qwen3VLForConditionalGeneration`: each pair of a video's frames follows its time in the prompt."""
 
     model_class = Qwen3VLForConditionalGeneration
     config_class = Qwen3VLConfig
     processor_class = Qwen3VLProcessor
     conversation: ClassVar[str] = "qwen3"
     media = TIMED
-    library_positions = True  # each pair of frames stands alone, behind its time in words
+    library_positions = True  # each pair of frames has positions of its own, after its time as text
 
     @classmethod
     def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes in transformers' words, and the layers that the decoder is given."""
+        """Return the tower's sizes under transformers' keys, and the layers with features for the decoder."""
         tower = facts.tower
         return {
             "depth": tower.layers,
@@ -47,7 +47,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the family's processor, with the released colours."""
+        """Return a processor with the released normalisation."""
         half = [0.5, 0.5, 0.5]
         return new_processor(
             cls.processor_class,
@@ -59,6 +59,6 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
         )
 
     def deepstack(self) -> Mapping[int, nn.Module]:
-        """Return the mergers of the tower layers that the decoder adds to visual tokens."""
+        """Return the mergers of the tower layers with features that the decoder adds to visual tokens."""
         tower: Any = self.tower
         return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))

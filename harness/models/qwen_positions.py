@@ -1,7 +1,7 @@
-"""Positions of a prompt of Qwen2-VL and Qwen2.5-VL, by the rule under which both models were released.
+"""Positions of a prompt of Qwen2-VL and Qwen2.5-VL, by the rule of both releases.
 
-Text goes on behind the largest position of what stands before it, the time of a video included. From 5.3 to 5.23 the
-library goes on behind a video's height and width alone, so that text and late frames share positions.
+Text continues after the largest position before it, including the time axis of a video. transformers 5.3 to 5.23
+continues after a video's height and width only, so that text and late frames share positions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: What the library's processors write for each token.
+#: Token types of the library's processors.
 TEXT, IMAGE, VIDEO = range(3)
 
 
@@ -27,31 +27,31 @@ def released_positions(
     *,
     side: int,
     pace: float | None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return time, height and width of each token, and how far the next token's position is from the row's length.
+    """Return time, height and width of each token, and the next token's position minus the row's length.
 
-    Takes the place of the library's `get_rope_index`, whose first arguments these are.
+    It replaces the library's `get_rope_index` and has the same first arguments.
 
     Args:
         input_ids: (B, L).
         mm_token_type_ids: (B, L) TEXT, IMAGE or VIDEO.
         image_grid_thw: (images, 3) frames, rows and columns of patches.
         video_grid_thw: (videos, 3), the same.
-        attention_mask: (B, L) 0 for padding, whose positions are 0.
-        second_per_grid_ts: seconds from one frame of `video_grid_thw` to the next, for each video; None: one.
+        attention_mask: (B, L) 0 for padding, which gets position 0.
+        second_per_grid_ts: seconds between frames of `video_grid_thw`, for each video; None: one second.
         side: patches along the edge of a visual token.
-        pace: position steps a second of a video; None: one step a frame, whatever the time.
-        others: what else `generate` was given.
+        pace: position steps per second of a video; None: one step per frame.
+        **kwargs: other arguments of `generate`, ignored.
 
     Returns:
         positions: (3, B, L).
         deltas: (B, 1).
 
     Raises:
-        ValueError: placeholders and pictures do not agree in number.
+        ValueError: the number of placeholders does not match the pictures.
     """
-    del others
+    del kwargs
     blocks = {
         IMAGE: _blocks(image_grid_thw, side, None, None),
         VIDEO: _blocks(video_grid_thw, side, second_per_grid_ts, pace),
@@ -71,27 +71,31 @@ def released_positions(
 def _row(kinds: list[int], blocks: dict[int, Iterator[Tensor]]) -> Tensor:
     """Return the positions (3, T) of one prompt's tokens."""
     parts, start = [], 0
-    for kind, run in groupby(kinds):
-        left = len(list(run))
-        while left > 0:
-            # Pictures may stand one behind the other without a word between.
-            block = torch.arange(left).expand(3, -1) if kind == TEXT else next(blocks[kind], None)
-            if block is None or block.shape[1] > left:
-                raise ValueError(f"{left} placeholders are left for which there is no picture")
+    for run_kind, run in groupby(kinds):
+        remaining = len(list(run))
+        while remaining > 0:
+            # Adjacent pictures form one run.
+            block = (
+                torch.arange(remaining).expand(3, -1)
+                if run_kind == TEXT
+                else next(blocks[run_kind], None)
+            )
+            if block is None or block.shape[1] > remaining:
+                raise ValueError(f"{remaining} placeholders are left for which there is no picture")
             parts.append(block + start)
-            left -= block.shape[1]
+            remaining -= block.shape[1]
             start = int(parts[-1].max()) + 1
     return torch.cat(parts, 1)
 
 
 def _blocks(grids: Tensor | None, side: int, seconds: Any, pace: float | None) -> Iterator[Tensor]:
-    """Yield the positions (3, T) of each picture or video, counted from its own beginning."""
+    """Yield the positions (3, T) of each picture or video, relative to its start."""
     shapes = [] if grids is None else grids.tolist()
     for number, (frames, rows, columns) in enumerate(shapes):
         time = torch.arange(frames)
         if pace is not None:
             step = 1.0 if seconds is None else float(seconds[number])
-            # In single precision, factor by factor, and cut off: so the released code rounds time.
+            # Single precision, factor by factor, truncated: as the released code rounds time.
             time = (time * step * pace).long()
         axes = (time, torch.arange(rows // side), torch.arange(columns // side))
         yield torch.cartesian_prod(*axes).T

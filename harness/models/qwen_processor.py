@@ -1,4 +1,4 @@
-"""Qwen's processors: how they are built and run, and how large pictures and frames may be."""
+"""Qwen's processors: building and running them, and bounds on the area of pictures and frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from espalier.harness.specs import value_checks as fields
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: Keys of `model.processor`: the part of the processor and the bound of its pictures' area, in pixels.
+#: Keys of `model.processor`: the part of the processor, and its bound on the area in pixels.
 BOUNDS = {
     "min_pixels": ("image_processor", "shortest_edge"),
     "max_pixels": ("image_processor", "longest_edge"),
@@ -20,8 +20,8 @@ BOUNDS = {
     "video_max_pixels": ("video_processor", "longest_edge"),
 }
 
-#: Key of `model.processor`: whether each frame of a video is bounded, too, as in Qwen's own package (qwen-vl-utils),
-#: which lmms-eval runs. No checkpoint states it; the library's processors bound frames only if it is asked for.
+#: Key of `model.processor`: also bound each frame of a video, as in Qwen's package (qwen-vl-utils), which lmms-eval
+#: uses. Checkpoints do not state it, and the library's default is off.
 CAP = "cap_pixels_per_frame"
 
 
@@ -32,9 +32,9 @@ def new_processor(
     video_class: Any = Qwen2VLVideoProcessor,
     **colours: Any,
 ) -> Any:
-    """Return a processor for the tower's patches, for a model without a checkpoint.
+    """Return a processor for the tower's patch size, for a model without a checkpoint.
 
-    `colours` are what pictures and frames are normalised by where that is not the classes' own.
+    `colours` override the classes' mean and standard deviation of pictures and frames.
     """
     vision = spec.architecture["vision"]
     sizes = {
@@ -47,15 +47,15 @@ def new_processor(
         video_processor=video_class(**sizes, **colours),
         tokenizer=tokenizer,
     )
-    return bounded(processor, spec)
+    return set_bounds(processor, spec)
 
 
 def run_processor(
     processor: Any, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]
 ) -> Any:
-    """Turn prompts, and the pictures and clips of each, into one batch.
+    """Return one batch of prompts with the pictures and clips of each.
 
-    The last frame of a clip with an odd number of frames is doubled, as two frames make one token in time.
+    The last frame of a clip with an odd number of frames is repeated, since two frames form one time step.
     """
     images, videos = list(chain(*pictures)), list(chain(*clips))
     batch = processor(
@@ -68,13 +68,13 @@ def run_processor(
         return_tensors="pt",
     )
     if "second_per_grid_ts" in batch:
-        # As numbers: a tensor would take the model's dtype, and time would be rounded to a few bits.
+        # As numbers, because a tensor would be cast to the model's dtype, which rounds times to a few bits.
         batch["second_per_grid_ts"] = batch["second_per_grid_ts"].tolist()
     return batch
 
 
-def bounded(processor: Any, spec: ModelSpec) -> Any:
-    """Set what `model.processor` says of picture sizes; the rest stays as the processor has it."""
+def set_bounds(processor: Any, spec: ModelSpec) -> Any:
+    """Return the processor with the bounds of `model.processor`; other bounds stay unchanged."""
     videos = processor.video_processor
     settings = {CAP: bool(getattr(videos, CAP, None)), **spec.processor}
     videos.cap_pixels_per_frame = fields.flag(f"model.processor.{CAP}", settings.pop(CAP))

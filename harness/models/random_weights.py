@@ -1,4 +1,4 @@
-"""The real architecture without a checkpoint: random weights and a byte-level tokenizer, for timing and for tests."""
+"""Models without a checkpoint: random weights and a byte-level tokenizer, for timing and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.harness.cost.facts import StackFacts
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: The special tokens that any family's prompt may hold.
+#: Special tokens of all families' prompts.
 SPECIAL = (
     *("<pad>", "<s>", "</s>", "<image>", "<video>"),
     *("<|im_start|>", "<|im_end|>"),
@@ -22,14 +22,14 @@ SPECIAL = (
     *("<img>", "</img>", "<IMG_CONTEXT>"),
 )
 
-#: Weights are the same in every process and on every run.
+#: Fixed, so that weights are the same in every process.
 SEED = 0
 
 
 def build_random(model_class: Any, config: Any, tokenizer: Any, spec: ModelSpec) -> Any:
-    """Return the model of a configuration, weights drawn as the library initialises them.
+    """Return the model of a configuration with the library's random initialisation.
 
-    Memory is that of the real model; `model.scale.layers` makes it smaller.
+    It takes the memory of the real model; `model.scale.layers` reduces it.
     """
     with torch.random.fork_rng(), torch.device(spec.device):
         torch.manual_seed(SEED)
@@ -42,12 +42,12 @@ def build_random(model_class: Any, config: Any, tokenizer: Any, spec: ModelSpec)
 
 
 def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of special tokens and the 256 bytes, without merges: any text in any language round-trips.
+    """Return a tokenizer of special tokens and the 256 bytes, without merges, so that any text round-trips.
 
     Args:
-        special: the tokens of padding, beginning and end, of which some may be the same, then all others.
+        special: the tokens for padding, begin and end, possibly equal, then all others.
     """
-    padding, begin, end, *others = special
+    padding, begin, end, *extra = special
     tokens = dict.fromkeys([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -58,12 +58,12 @@ def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
         pad_token=padding,
         bos_token=begin,
         eos_token=end,
-        additional_special_tokens=others,
+        additional_special_tokens=extra,
     )
 
 
 def text_config(spec: ModelSpec, tokenizer: Any) -> dict[str, Any]:
-    """Return the text stack's sizes and special ids in transformers' words, and what `architecture.text` adds."""
+    """Return the text stack's sizes and special ids under transformers' keys, updated by `architecture.text`."""
     facts = spec.facts.text
     return {
         "vocab_size": spec.facts.vocabulary,
@@ -80,9 +80,9 @@ def text_config(spec: ModelSpec, tokenizer: Any) -> dict[str, Any]:
 
 
 def vision_config(tower: StackFacts, spec: ModelSpec) -> dict[str, Any]:
-    """Return the sizes of a CLIP-like tower, and what `architecture.vision` adds.
+    """Return the sizes of a CLIP-like tower, updated by `architecture.vision`.
 
-    `architecture.unused_layers` counts layers that the checkpoint holds but the projector never reads.
+    `architecture.unused_layers` counts layers of the checkpoint after the one that the projector reads.
     """
     return {
         "hidden_size": tower.hidden,

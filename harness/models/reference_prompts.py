@@ -1,8 +1,8 @@
-"""How the originals turn a prompt into token ids, beside how it is done here.
+"""Compare the token ids of a prompt with those of the original code.
 
-LLaVA's code and what grew out of it, and DeepSeek-OCR's, cut a prompt at its placeholders and tokenise the pieces one
-by one, with the begin token once. A tokenizer that marks the start of a text (sentencepiece's blank) marks it at each
-piece then, and not where the whole prompt is tokenised at once, as the library's processors do.
+LLaVA's code and its descendants, and DeepSeek-OCR's, split a prompt at its placeholders and tokenise each piece, with
+one begin token. A tokenizer that marks the start of a text (sentencepiece's blank) then marks each piece, unlike the
+library's processors, which tokenise the prompt at once.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from espalier.harness.models.chat_media import Chat
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
 
-#: Stands for a picture or a video among token ids.
+#: Placeholder of a picture or a video among token ids.
 SEEN = -1
 
 
 @dataclass(frozen=True)
-class Tokens:
+class PromptTokens:
     """A prompt as token ids, `SEEN` for each picture or video.
 
     Attributes:
         prompt: the text.
-        ours: what the model is given.
-        theirs: what the originals' procedure gives it.
-        words: of each id that stands in either, its token.
+        ours: token ids of the model's input.
+        reference: token ids of the original procedure.
+        words: token of each id.
     """
 
     prompt: str
     ours: tuple[int, ...]
-    theirs: tuple[int, ...]
+    reference: tuple[int, ...]
     words: dict[int, str]
 
     @property
     def difference(self) -> str | None:
-        """Return one line about the first token that differs; None if none does."""
-        if self.ours == self.theirs:
+        """One line about the first different token; None if all are equal."""
+        if self.ours == self.reference:
             return None
-        pairs = zip(self.ours, self.theirs, strict=False)
+        pairs = zip(self.ours, self.reference, strict=False)
         place = next(
-            (n for n, (mine, other) in enumerate(pairs) if mine != other),
-            min(len(self.ours), len(self.theirs)),
+            (n for n, (token, other_token) in enumerate(pairs) if token != other_token),
+            min(len(self.ours), len(self.reference)),
         )
         return (
-            f"token {place}: here {self._at(self.ours, place)}, in the original {self._at(self.theirs, place)}; "
-            f"{len(self.ours)} and {len(self.theirs)} tokens"
+            f"token {place}: here {self._at(self.ours, place)}, in the original {self._at(self.reference, place)}; "
+            f"{len(self.ours)} and {len(self.reference)} tokens"
         )
 
     def _at(self, ids: Sequence[int], place: int) -> str:
@@ -58,58 +58,57 @@ class Tokens:
         return "a picture" if ids[place] == SEEN else f"{ids[place]} {self.words[ids[place]]!r}"
 
 
-def in_pieces(
-    tokenizer: Any, prompt: str, placeholders: Sequence[str], begun: bool = False
+def piecewise_ids(
+    tokenizer: Any, prompt: str, placeholders: Sequence[str], keeps_begin: bool = False
 ) -> list[int]:
-    """Return a prompt's ids as the originals make them: each piece between placeholders tokenised alone.
+    """Return a prompt's ids by the original procedure, which tokenises each piece between placeholders.
 
-    Where the first piece starts with the begin token, LLaVA's code leaves out the first token of every later piece as
-    another one, whatever it is.
+    If the first piece starts with the begin token, LLaVA's code drops the first token of each later piece, assuming
+    another begin token.
 
     Args:
-        tokenizer: the model's.
-        prompt: with a placeholder for each picture or video.
-        placeholders: their texts.
-        begun: the prompt holds its begin token as text, and the tokenizer adds none to the pieces: DeepSeek-OCR's code.
+        tokenizer: tokenizer of the model.
+        prompt: prompt with a placeholder for each picture or video.
+        placeholders: texts of the placeholders.
+        keeps_begin: the prompt holds its begin token as text and the tokenizer adds none to the pieces (DeepSeek-OCR).
     """
-    pieces, rest = [], prompt
-    while found := [(rest.index(mark), mark) for mark in placeholders if mark in rest]:
-        start, mark = min(found)
-        pieces.append(rest[:start])
-        rest = rest[start + len(mark) :]
+    pieces, remaining = [], prompt
+    while marks := [(remaining.index(mark), mark) for mark in placeholders if mark in remaining]:
+        start, mark = min(marks)
+        pieces.append(remaining[:start])
+        remaining = remaining[start + len(mark) :]
     tokenised = [
-        list(tokenizer(piece, add_special_tokens=not begun)["input_ids"])
-        for piece in (*pieces, rest)
+        list(tokenizer(piece, add_special_tokens=not keeps_begin)["input_ids"])
+        for piece in (*pieces, remaining)
     ]
     first = tokenised[0][:1]
-    begins = not begun and first == [tokenizer.bos_token_id]
+    begins = not keeps_begin and first == [tokenizer.bos_token_id]
     ids = list(tokenised[0])
     for piece in tokenised[1:]:
         ids += [SEEN, *piece[begins:]]
     return ids
 
 
-def compared(adapter: Adapter, chat: Chat) -> Tokens:
-    """Return the tokens of a chat as the model is given them and as the originals' procedure makes them.
+def compare_tokens(adapter: Adapter, chat: Chat) -> PromptTokens:
+    """Return the tokens of a chat in the model's input and by the original procedure.
 
-    Of families whose originals tokenise a prompt at once, both are the same by construction.
-
-    Cost: the pictures of the chat are processed, the model is not run.
+    Both are equal by construction for families with an original that tokenises a prompt at once. Cost: processes the
+    pictures of the chat, without a forward.
     """
     tokenizer = adapter.processor.tokenizer
-    prompt = adapter.written(chat, adapter.opened(chat))
+    prompt = adapter.prompt_text(chat, adapter.load_media(chat))
     inputs = adapter.encode([chat])
-    given = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()
+    ids = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()
     visual = set(adapter.items(inputs))
     ours = [
-        one
-        for seen, run in groupby(given, lambda one: one in visual)
-        for one in ([SEEN] if seen else run)
+        token
+        for is_visual, run in groupby(ids, lambda token: token in visual)
+        for token in ([SEEN] if is_visual else run)
     ]
-    theirs = ours
+    reference = ours
     if adapter.pieces != "whole":
-        begun = adapter.pieces == "begun"
-        theirs = in_pieces(tokenizer, prompt, adapter.placeholders, begun)
-    known = {one for one in (*ours, *theirs) if one != SEEN}
-    words = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in known}
-    return Tokens(prompt, tuple(ours), tuple(theirs), words)
+        keeps_begin = adapter.pieces == "begun"
+        reference = piecewise_ids(tokenizer, prompt, adapter.placeholders, keeps_begin)
+    vocabulary = {token for token in (*ours, *reference) if token != SEEN}
+    words = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in vocabulary}
+    return PromptTokens(prompt, tuple(ours), tuple(reference), words)

@@ -1,4 +1,4 @@
-"""Where in a picture a model's views of it lie, in shares of the picture's width and height."""
+"""Areas of a model's views on a picture, as fractions of the picture's width and height."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Box:
-    """A rectangle; it may reach beyond the picture, 0 to 1 both ways, where a view is padded."""
+class ViewBox:
+    """A rectangle on a picture, which spans 0 to 1; that of a padded view reaches beyond."""
 
     left: float
     top: float
     right: float
     bottom: float
 
-    def cell(self, row: int, column: int, rows: int, columns: int) -> Box:
-        """Return one cell of the rectangle cut into a grid."""
+    def cell(self, row: int, column: int, rows: int, columns: int) -> ViewBox:
+        """Return one cell of the rectangle divided into a grid."""
         width, height = (self.right - self.left) / columns, (self.bottom - self.top) / rows
         left, top = self.left + column * width, self.top + row * height
-        return Box(left, top, left + width, top + height)
+        return ViewBox(left, top, left + width, top + height)
 
 
-WHOLE = Box(0.0, 0.0, 1.0, 1.0)
+WHOLE = ViewBox(0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Sight:
+class PictureView:
     """A view of a picture, as a grid of visual tokens.
 
     Attributes:
-        size: width and height of the picture.
-        view: as `Item.grid` numbers them; 0 is the picture as a whole.
-        rows: of the grid.
-        columns: of the grid.
-        tiles: views of the picture beside view 0.
-        alone: whether it is the only picture of its chat.
+        size: width and height of the picture in pixels.
+        index: number of the view in `Item.grid`; 0 is the global view.
+        rows: rows of the grid.
+        columns: columns of the grid.
+        tiles: number of the picture's views without view 0.
+        only_picture: whether the chat has no other picture.
     """
 
     size: tuple[int, int]
-    view: int
+    index: int
     rows: int
     columns: int
     tiles: int
-    alone: bool
+    only_picture: bool
 
 
-def padded(sight: Sight) -> Box:
-    """Return a view in the middle of which the picture stands, as large as fits, its cells square."""
-    width, height = sight.size
-    scale = min(sight.columns / width, sight.rows / height)
-    return _around(sight.columns / (width * scale), sight.rows / (height * scale))
+def padded_box(view: PictureView) -> ViewBox:
+    """Return the area of a view with square cells that contains the whole picture, centred."""
+    width, height = view.size
+    scale = min(view.columns / width, view.rows / height)
+    return _around(view.columns / (width * scale), view.rows / (height * scale))
 
 
-def cropped(size: tuple[int, int], share: float = 1.0) -> Box:
-    """Return the square in the middle of a picture, `share` of its shorter edge wide."""
+def central_square(size: tuple[int, int], share: float = 1.0) -> ViewBox:
+    """Return the central square of a picture, with an edge of `share` of the picture's shorter edge."""
     edge = min(size) * share
     return _around(edge / size[0], edge / size[1])
 
 
-def _around(across: float, down: float) -> Box:
-    return Box((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
+def _around(width: float, height: float) -> ViewBox:
+    return ViewBox((1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2)

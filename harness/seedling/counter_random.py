@@ -1,7 +1,7 @@
 """Counter-based random numbers: every draw is a pure function of (seed, split, index, counter).
 
-NumPy's ``Generator`` streams may change between versions, so scenes use a splitmix64 hash written
-out in uint64 arithmetic. The same numbers come out on every platform and NumPy version.
+NumPy's ``Generator`` streams may change between versions, so scenes use a splitmix64 hash in uint64
+arithmetic, which gives the same numbers on every platform and NumPy version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INDEX_STRIDE = np.uint64(0xD1342543DE82EF95)
 
 
 def mix64(values: Any) -> Any:
-    """Applies the splitmix64 finaliser to a uint64 or an array of them, wrapping on overflow."""
+    """Apply the splitmix64 finaliser to a uint64 or an array of them, wrapping on overflow."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -27,7 +27,7 @@ def mix64(values: Any) -> Any:
 
 
 def draws(seed: int, split: str, index: np.ndarray | Sequence[int], count: int) -> np.ndarray:
-    """Returns ``(len(index), count)`` uint64 draws; row i depends on (seed, split, index[i]) only.
+    """Return ``(len(index), count)`` uint64 draws; row i depends on (seed, split, index[i]) only.
 
     Args:
         seed: Non-negative seed of the stream.
@@ -47,25 +47,25 @@ def draws(seed: int, split: str, index: np.ndarray | Sequence[int], count: int) 
 
 
 def uniform(values: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
-    """Maps uint64 draws to integers in ``[0, bound)`` by multiply-shift (no modulo bias, no floats)."""
+    """Map uint64 draws to integers in ``[0, bound)`` by multiply-shift (no modulo bias, no floats)."""
     high = values >> np.uint64(32)
     return ((high * np.asarray(bound, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 class DrawStream:
-    """Hands out one row of draws in order, as Python integers."""
+    """One row of draws, read in order as Python integers."""
 
     def __init__(self, row: np.ndarray) -> None:
-        """Wraps one row ``(count,)`` of :func:`draws`."""
+        """Wrap one row ``(count,)`` of :func:`draws`."""
         self._values = row.tolist()
         self._next = 0
 
     def below(self, bound: int) -> int:
-        """Returns the next integer in ``[0, bound)``."""
+        """Return the next integer in ``[0, bound)``."""
         value: int = self._values[self._next]
         self._next += 1
         return ((value >> 32) * bound) >> 32
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """Returns one item of a non-empty sequence."""
+        """Return one item of a non-empty sequence."""
         return items[self.below(len(items))]

@@ -1,4 +1,4 @@
-"""Per-patch and per-scene labels used to train the vision tower and the projector."""
+"""Labels of patches and scenes, for training the vision tower and the projector."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, Layout
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, SceneLayout
 from espalier.harness.seedling.sprites import SHAPES
 from espalier.harness.seedling.vocabulary import BIN
 
 PATCH = 8
 GRID = WIDTH // PATCH
 MIN_OVERLAP = 12
-"""Pixels of an object a patch must hold to carry the object's labels."""
+"""Minimum pixels of an object in a patch that gets the object's labels."""
 
 CLASSES = 1 + 10 + len(SHAPES)
 """Background, ten digits, six shapes."""
@@ -41,7 +41,7 @@ class PatchTargets:
 
 
 def _overlap(start: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Returns how many pixels of ``[start, start + size)`` fall in each grid line ``(B, 12)``."""
+    """Return the pixels of ``[start, start + size)`` in each grid line ``(B, 12)``."""
     edge = np.arange(GRID) * PATCH
     low = np.maximum(edge[None], start[:, None])
     high = np.minimum(edge[None] + PATCH, (start + size)[:, None])
@@ -49,8 +49,8 @@ def _overlap(start: np.ndarray, size: np.ndarray) -> np.ndarray:
     return overlap
 
 
-def patch_targets(layout: Layout) -> PatchTargets:
-    """Labels every patch with the object that covers most of it."""
+def patch_targets(layout: SceneLayout) -> PatchTargets:
+    """Return the labels of each patch, those of the object that covers most of it."""
     shape = (len(layout), GRID, GRID)
     label, overlap = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     colour, owner = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
@@ -60,12 +60,12 @@ def patch_targets(layout: Layout) -> PatchTargets:
         area = _overlap(top, size)[:, :, None] * _overlap(left, size)[:, None, :]
         area = area * (slot < layout.count)[:, None, None]
         wins = (area > overlap) & (area >= MIN_OVERLAP)
-        kind = np.where(
+        class_number = np.where(
             layout.is_digit[:, slot], 1 + layout.digit[:, slot], 11 + layout.shape[:, slot]
         )
         bins = np.stack([left, top, left + size - 1, top + size - 1], axis=-1) // BIN
         overlap = np.where(wins, area, overlap)
-        label = np.where(wins, kind[:, None, None], label)
+        label = np.where(wins, class_number[:, None, None], label)
         colour = np.where(wins, layout.colour[:, slot][:, None, None], colour)
         owner = np.where(wins, slot, owner)
         box = np.where(wins[..., None], bins[:, None, None, :], box)
@@ -79,15 +79,15 @@ def patch_targets(layout: Layout) -> PatchTargets:
     )
 
 
-def global_targets(layout: Layout) -> np.ndarray:
-    """Returns which digits, colours and shapes are present, float32 ``(B, 24)``."""
+def global_targets(layout: SceneLayout) -> np.ndarray:
+    """Return a float32 indicator ``(B, 24)`` of the digits, colours and shapes present."""
     present = np.zeros((len(layout), GLOBAL_LABELS), np.float32)
     for slot in range(MAX_OBJECTS):
         rows = np.flatnonzero(slot < layout.count)
         first_shape = 10 + len(COLOUR_NAMES)
-        kind = np.where(
+        label_number = np.where(
             layout.is_digit[:, slot], layout.digit[:, slot], first_shape + layout.shape[:, slot]
         )
-        present[rows, kind[rows]] = 1
+        present[rows, label_number[rows]] = 1
         present[rows, 10 + layout.colour[rows, slot]] = 1
     return present

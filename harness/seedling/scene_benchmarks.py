@@ -1,6 +1,6 @@
-"""The five benchmarks: which questions they ask, and the metrics of each answer.
+"""The five scene benchmarks: their questions, and the metrics of each answer.
 
-Every benchmark asks one question per scene, over scenes that no other benchmark uses.
+Each benchmark asks one question per scene, and no two benchmarks share scenes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
     "seedling_ocr": ("ocr",),
     "seedling_caption": ("caption",),
 }
-"""Families a benchmark asks in turn, scene by scene."""
+"""Question families of a benchmark, used cyclically over its scenes."""
 
 _DIGITS = tuple(str(value) for value in range(10))
 _ONE_WORD = {
@@ -43,29 +43,29 @@ _MOST_TRIES = 16
 
 @lru_cache(maxsize=1)
 def shared_scenes() -> Scenes:
-    """Returns one scene source per process; building it loads the digit images."""
+    """Return the process's scene source; building it loads the digit images."""
     return Scenes()
 
 
 def _question(
     name: str, number: int, objects: Sequence[SceneObject], split: str, seed: int, index: int
 ) -> Question:
-    """Returns the question of the sample with this number in its benchmark."""
+    """Return the question of the sample with this number in its benchmark."""
     cycle = FAMILY_CYCLES[name]
     make = MAKERS[cycle[number % len(cycle)]]
     stream = question_streams(split, seed, [index])[0]
     question = make(objects, stream)
     if name == "seedling_exist":  # exactly as many "yes" as "no"
-        wanted = ("yes", "no")[number % 2]
+        target_answer = ("yes", "no")[number % 2]
         for _ in range(_MOST_TRIES):
-            if question.answer == wanted:
+            if question.answer == target_answer:
                 break
             question = make(objects, stream)
     return question
 
 
 def samples(name: str, split: str, seed: int, first: int, count: int) -> list[dict[str, Any]]:
-    """Returns the samples of a benchmark, without images.
+    """Return the samples of a benchmark, without images.
 
     Args:
         name: A key of :data:`FAMILY_CYCLES`.
@@ -98,17 +98,17 @@ def samples(name: str, split: str, seed: int, first: int, count: int) -> list[di
 
 
 def sample_scene(sample: dict[str, Any]) -> Scene:
-    """Draws the scene of a sample."""
+    """Return the drawn scene of a sample."""
     return shared_scenes().scene(sample["split"], sample["seed"], sample["index"])
 
 
 def sample_objects(sample: dict[str, Any]) -> tuple[SceneObject, ...]:
-    """Returns the objects of a sample's scene without drawing it."""
+    """Return the objects of a sample's scene without drawing it."""
     return make_layout(sample["split"], sample["seed"], [sample["index"]]).objects(0)
 
 
 def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a short answer, also under its family and template."""
+    """Return the metrics of a short answer, also by family and template."""
     right = exact_match(answer, sample["answer"])
     family, template = sample["family"], sample["template"]
     if family == "exist":
@@ -124,20 +124,20 @@ def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def exist_metrics(sample: dict[str, Any], answer: str) -> dict[str, Any]:
-    """Scores a yes/no answer; "f1" carries (truth, answer) for its aggregation."""
-    said = yes_or_no(answer)
-    right = float(said == sample["answer"])
+    """Return the metrics of a yes/no answer; "f1" holds (truth, answer) for its aggregation."""
+    reply = yes_or_no(answer)
+    right = float(reply == sample["answer"])
     return {
         "accuracy": right,
         f"accuracy_{sample['template']}": right,
-        "f1": [sample["answer"], said],
-        "yes_ratio": float(said == "yes"),
-        "unparsed": float(not said),
+        "f1": [sample["answer"], reply],
+        "yes_ratio": float(reply == "yes"),
+        "unparsed": float(not reply),
     }
 
 
 def rec_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a box; "acc_at_50" is the share of boxes with an IoU of at least 0.5."""
+    """Return the metrics of a box; "acc_at_50" is 1 for an IoU of at least 0.5."""
     overlap, parsed = box_score(answer, tuple(sample["box"]))
     right = float(overlap >= 0.5)
     return {
@@ -149,9 +149,9 @@ def rec_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores digits read in order."""
-    read = words(answer)
-    parsed = bool(read) and all(word in _DIGITS for word in read)
+    """Return the metrics of digits read in order."""
+    tokens = words(answer)
+    parsed = bool(tokens) and all(word in _DIGITS for word in tokens)
     return {
         "one_minus_ned": reading_score(answer, sample["answer"]),
         "all_read": exact_match(answer, sample["answer"]),
@@ -160,7 +160,7 @@ def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a caption against the scene's objects."""
+    """Return the metrics of a caption, compared with the scene's objects."""
     score = caption_score(answer, sample_objects(sample))
     return {
         "object_recall": score.recall,
@@ -171,8 +171,8 @@ def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def f1_of_yes(pairs: Sequence[Sequence[str]]) -> float:
-    """Returns the F1 of "yes" over (truth, answer) pairs; neither "yes" nor "no" is not "yes"."""
-    hits = sum(truth == said == "yes" for truth, said in pairs)
-    claimed = sum(said == "yes" for _, said in pairs)
-    wanted = sum(truth == "yes" for truth, _ in pairs)
-    return 2 * hits / (claimed + wanted) if claimed + wanted else 0.0
+    """Return the F1 of "yes" over (truth, answer) pairs; unparsed answers count as not "yes"."""
+    hits = sum(truth == reply == "yes" for truth, reply in pairs)
+    claimed = sum(reply == "yes" for _, reply in pairs)
+    positives = sum(truth == "yes" for truth, _ in pairs)
+    return 2 * hits / (claimed + positives) if claimed + positives else 0.0

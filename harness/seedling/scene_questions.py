@@ -1,4 +1,4 @@
-"""Questions about scenes, with unique answers. Each is a pure function of its address."""
+"""Questions about scenes with unique answers, each a pure function of its address."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "caption": ("describe",),
 }
 _STREAM_OFFSET = 1_000_003
-"""Keeps the draws of questions apart from those of the scenes with the same seed."""
+"""Separates the draws of questions from those of scenes with the same seed."""
 _DRAWS = 128
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its only right answer.
+    """A question with its only correct answer.
 
     Attributes:
         family: One of :data:`FAMILIES`.
         template: One of the family's :data:`TEMPLATES`.
-        text: Question words, without the chat format.
-        answer: Answer words.
-        target: The object asked about, where there is one.
+        text: Question, without the chat format.
+        answer: Answer.
+        target: Object of the question; None if there is none.
     """
 
     family: str
@@ -44,7 +44,7 @@ class Question:
 
 
 def describe(item: SceneObject) -> str:
-    """Names an object by colour, as questions do ("red frame", "blue star")."""
+    """Return an object's name by colour in questions ("red frame", "blue star")."""
     return f"{item.colour} {'frame' if item.kind == 'digit' else item.name}"
 
 
@@ -57,13 +57,13 @@ def _shapes(objects: Sequence[SceneObject]) -> list[SceneObject]:
 
 
 def _unique(items: list[SceneObject]) -> list[SceneObject]:
-    """Returns the items whose name occurs once, so that asking by name has one answer."""
+    """Return the items with a unique name, so that a question by name has one answer."""
     names = [item.name for item in items]
     return [item for item in items if names.count(item.name) == 1]
 
 
 def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks for the digit, shape or colour of one object."""
+    """Return a question for the digit, shape or colour of an object."""
     digits, shapes = _digits(objects), _shapes(objects)
     choice = stream.below(4)
     if (choice == 0 and digits) or not shapes:
@@ -83,9 +83,9 @@ def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
 
 
 def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks whether something is there; half of the answers are "yes"."""
-    choice, wanted = stream.below(3), bool(stream.below(2))
-    answer = "yes" if wanted else "no"
+    """Return a question for the presence of an object; half of the answers are "yes"."""
+    choice, present_answer = stream.below(3), bool(stream.below(2))
+    answer = "yes" if present_answer else "no"
     for number, (items, names, prefix) in enumerate(
         [(_digits(objects), [str(i) for i in range(10)], "digit "), (_shapes(objects), SHAPES, "")]
     ):
@@ -93,22 +93,24 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
             continue
         present = [name for name in names if any(item.name == name for item in items)]
         absent = [name for name in names if name not in present]
-        name = stream.pick(present if wanted else absent)
+        name = stream.pick(present if present_answer else absent)
         target = next((item for item in items if item.name == name), None)
         template = TEMPLATES["exist"][number]
         return Question("exist", template, f"is there a {prefix}{name} ?", answer, target)
     item = stream.pick(objects)
     text = describe(item)
-    if not wanted:  # hard negative: the right thing in a colour it does not have here
+    if not present_answer:  # hard negative: an existing thing in a colour that it does not have
         thing = text.split()[1]
-        taken = {text.split()[0] for text in map(describe, objects) if text.split()[1] == thing}
-        text = f"{stream.pick([c for c in COLOUR_NAMES if c not in taken])} {thing}"
-    target = item if wanted else None
+        used_colours = {
+            text.split()[0] for text in map(describe, objects) if text.split()[1] == thing
+        }
+        text = f"{stream.pick([c for c in COLOUR_NAMES if c not in used_colours])} {thing}"
+    target = item if present_answer else None
     return Question("exist", "coloured_object", f"is there a {text} ?", answer, target)
 
 
 def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks how many digits, shapes or objects there are."""
+    """Return a question for the number of digits, shapes or objects."""
     template = stream.pick(TEMPLATES["count"])
     pools = {"digits": _digits(objects), "shapes": _shapes(objects), "objects": objects}
     return Question(
@@ -117,11 +119,11 @@ def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Que
 
 
 def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks for the box of one object."""
+    """Return a question for the box of an object."""
     by_digit = stream.below(2) == 0
-    named = _unique(_digits(objects))
-    if by_digit and named:
-        item = stream.pick(named)
+    unique_digits = _unique(_digits(objects))
+    if by_digit and unique_digits:
+        item = stream.pick(unique_digits)
         template, text = "digit", f"digit {item.name}"
     else:
         item = stream.pick(objects)
@@ -130,13 +132,13 @@ def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
 
 
 def reading_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks for all digits in reading order; draws nothing from the stream."""
+    """Return the question for all digits in reading order; reads no draws."""
     answer = " ".join(item.name for item in _digits(objects)) or "no"
     return Question("ocr", "read_digits", "read all digits .", answer)
 
 
 def caption_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
-    """Asks for every object with its centre, in reading order; draws nothing from the stream."""
+    """Return the question for all objects with their centres, in reading order; reads no draws."""
     answer = " ".join(_caption_part(item) for item in objects)
     return Question("caption", "describe", "describe the image .", answer)
 
@@ -159,20 +161,20 @@ MAKERS: dict[str, Callable[[Sequence[SceneObject], DrawStream], Question]] = {
 
 
 def question_streams(split: str, seed: int, index: Sequence[int]) -> list[DrawStream]:
-    """Returns the stream of question draws of each scene."""
+    """Return the stream of question draws of each scene."""
     return [DrawStream(row) for row in draws(seed + _STREAM_OFFSET, split, index, _DRAWS)]
 
 
 def ask(
     objects: Sequence[SceneObject], stream: DrawStream, counts: dict[str, int]
 ) -> list[Question]:
-    """Returns several questions about one scene, in the order of :data:`FAMILIES`."""
+    """Return several questions about one scene, in the order of :data:`FAMILIES`."""
     families = [family for family in FAMILIES for _ in range(counts.get(family, 0))]
     return [MAKERS[family](objects, stream) for family in families]
 
 
 def questions_for(scene: Scene, counts: dict[str, int]) -> list[Question]:
-    """Returns questions about one scene, fixed by the scene's address and ``counts``.
+    """Return questions about one scene, fixed by the scene's address and ``counts``.
 
     Args:
         scene: The scene.

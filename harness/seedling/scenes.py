@@ -1,7 +1,7 @@
 """Synthetic scenes: framed real digits and coloured shapes on a cluttered background.
 
-A scene is a pure function of (split, seed, index). Drawing uses integer arithmetic only, so pixels
-are identical on every machine and nothing has to be stored.
+A scene is a pure function of (split, seed, index). Drawing uses only integer arithmetic, so pixels
+are identical on every machine and need not be stored.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Scene:
     objects: tuple[SceneObject, ...]
 
     def to_pil(self) -> Image.Image:
-        """Returns the image as an RGB PIL image."""
+        """Return the image as an RGB PIL image."""
         return Image.fromarray(self.image)
 
 
 @dataclass
-class Layout:
-    """Parameters of B scenes. Object arrays are ``(B, 6)``; only the first ``count`` slots are real."""
+class SceneLayout:
+    """Parameters of B scenes. Object arrays are ``(B, 6)``; only the first ``count`` slots are used."""
 
     split: str
     count: np.ndarray
@@ -94,11 +94,11 @@ class Layout:
     draws: np.ndarray
 
     def __len__(self) -> int:
-        """Returns the number of scenes."""
+        """Return the number of scenes."""
         return len(self.count)
 
     def objects(self, row: int) -> tuple[SceneObject, ...]:
-        """Returns the objects of one scene of the batch."""
+        """Return the objects of one scene of the batch."""
         return tuple(self._object(row, slot) for slot in range(int(self.count[row])))
 
     def _object(self, row: int, slot: int) -> SceneObject:
@@ -119,15 +119,15 @@ def make_layout(
     index: np.ndarray | Sequence[int],
     min_objects: int = 3,
     max_objects: int = MAX_OBJECTS,
-) -> Layout:
-    """Places the objects of B scenes.
+) -> SceneLayout:
+    """Return the objects and positions of B scenes.
 
     Args:
         split: "train", "val" or "test".
         seed: Scene seed.
         index: Scene indices ``(B,)``.
-        min_objects: Fewest objects; below 3 only for the training curriculum.
-        max_objects: Most objects, at most 6.
+        min_objects: Minimum number of objects; below 3 only for the training curriculum.
+        max_objects: Maximum number of objects, at most 6.
 
     Returns:
         The layouts, one row per index.
@@ -146,7 +146,7 @@ def make_layout(
     is_digit = np.zeros(real.shape, bool)
     np.put_along_axis(is_digit, order, _SLOTS[None] < digits[:, None], axis=1)
     size = np.array(SIZES)[uniform(bits[:, 37:43], len(SIZES))]
-    return Layout(
+    return SceneLayout(
         split=split,
         count=count,
         is_digit=is_digit,
@@ -161,10 +161,10 @@ def make_layout(
 
 
 class Scenes:
-    """Draws scenes. Holds the digit images, shape masks and noise; cheap to build, no randomness."""
+    """Renderer of scenes; holds digit images, shape masks and noise. Cheap to build, not random."""
 
     def __init__(self) -> None:
-        """Loads the digits and prepares masks and noise."""
+        """Load the digits and prepares masks and noise."""
         self.digits = Digits()
         self._masks = [[shape_mask(name, size) for size in SIZES] for name in SHAPES]
         self._rgb = np.array(list(COLOURS.values()), np.int32)
@@ -174,7 +174,7 @@ class Scenes:
         return noise_bank()
 
     def scene(self, split: str, seed: int, index: int) -> Scene:
-        """Returns one scene; the same arguments always give the same pixels and objects."""
+        """Return one scene, with pixels and objects determined by the arguments."""
         layout = make_layout(split, seed, [index])
         return Scene(split, seed, index, self.render(layout)[0], layout.objects(0))
 
@@ -186,8 +186,8 @@ class Scenes:
         min_objects: int = 3,
         max_objects: int = MAX_OBJECTS,
         distort: bool = False,
-    ) -> tuple[Layout, np.ndarray]:
-        """Returns the layouts and pixels ``(B, 96, 96, 3)`` of many scenes.
+    ) -> tuple[SceneLayout, np.ndarray]:
+        """Return the layouts and pixels ``(B, 96, 96, 3)`` of many scenes.
 
         Args:
             split: "train", "val" or "test".
@@ -195,7 +195,7 @@ class Scenes:
             index: Scene indices ``(B,)``.
             min_objects: See :func:`make_layout`.
             max_objects: See :func:`make_layout`.
-            distort: Distort the digits (training of the vision tower only).
+            distort: Distort the digits; only for training the vision tower.
 
         Returns:
             The layout and uint8 pixels.
@@ -203,19 +203,19 @@ class Scenes:
         layout = make_layout(split, seed, index, min_objects, max_objects)
         return layout, self.render(layout, distort)
 
-    def digit_image_numbers(self, layout: Layout) -> np.ndarray:
-        """Returns which digit image each slot shows ``(B, 6)``; meaningful where ``is_digit``."""
+    def digit_image_numbers(self, layout: SceneLayout) -> np.ndarray:
+        """Return the number of each slot's digit image ``(B, 6)``; valid where ``is_digit``."""
         pools = self.digits.pools[layout.split]
         sizes = np.array([len(pool) for pool in pools])
-        chosen = uniform(layout.draws[:, 136:142], sizes[layout.digit])
+        picks = uniform(layout.draws[:, 136:142], sizes[layout.digit])
         padded = np.zeros((10, sizes.max()), np.int64)
         for value, pool in enumerate(pools):
             padded[value, : len(pool)] = pool
-        numbers: np.ndarray = padded[layout.digit, chosen]
+        numbers: np.ndarray = padded[layout.digit, picks]
         return numbers
 
-    def render(self, layout: Layout, distort: bool = False) -> np.ndarray:
-        """Draws the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""
+    def render(self, layout: SceneLayout, distort: bool = False) -> np.ndarray:
+        """Return the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""
         bits = layout.draws
         images = self._backgrounds(bits)
         jitter = uniform(bits[:, 130:136], 25).astype(np.int32) - 12
@@ -242,11 +242,11 @@ class Scenes:
         return images
 
     def _backgrounds(self, bits: np.ndarray) -> np.ndarray:
-        """Returns tinted noise with grey clutter ``(B, 96, 96, 3)`` uint8."""
+        """Return tinted noise with grey clutter ``(B, 96, 96, 3)`` uint8."""
         level = 40 + uniform(bits[:, 60], 50)
         field, top, left = (uniform(bits[:, 61 + i], n) for i, n in enumerate((8, 33, 33)))
         tint = uniform(bits[:, 64:67], 17).astype(np.int32) - 8
-        # The noise bank carries an offset of 30, so every sum stays inside 2..128: no clipping.
+        # The noise bank has an offset of 30, so every sum stays within 2..128, without clipping.
         offset = (level[:, None] + tint - 30).astype(np.uint8)
         blocks = 4 + uniform(bits[:, 67], MAX_CLUTTER - 3)
         ys, xs = uniform(bits[:, 70:82], WIDTH - 6), uniform(bits[:, 82:94], WIDTH - 6)
@@ -264,7 +264,7 @@ class Scenes:
 
 
 def _draw_digit(region: np.ndarray, sprite: np.ndarray, colour: np.ndarray, stroke: int) -> None:
-    """Draws a framed digit into ``region`` ``(s, s, 3)`` in place."""
+    """Draw a framed digit into ``region`` ``(s, s, 3)`` in place."""
     border = FRAME - 1
     region[:] = colour
     region[border:-border, border:-border] = 16

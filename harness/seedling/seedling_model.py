@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
 NAMES = ("seedling", "seedling_full", "seedling_draft")
-"""The models that answer word by word."""
+"""The autoregressive models."""
 DENOISER = "seedling_diffusion"
-"""The model that answers by denoising; its layers are those of "seedling"."""
+"""The model that denoises its answers, with the layers of "seedling"."""
 LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2, DENOISER: 6}
 VISUAL_TOKENS = (WIDTH // PATCH) ** 2
 FEATURE_LAYER = -2
-"""Hidden state of the tower the language model reads, as in LLaVA."""
+"""Hidden state of the tower that the language model reads, as in LLaVA."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -40,14 +40,14 @@ CHAT_TEMPLATE = (
 
 
 def weights_dir(name: str = "seedling") -> Path:
-    """Returns the folder of a shipped model, one of :data:`LAYERS`."""
+    """Return the folder of a shipped model, one of :data:`LAYERS`."""
     if name not in LAYERS:
         raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(LAYERS)}")
     return Path(__file__).parent / "weights" / name
 
 
 def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForConditionalGeneration:
-    """Builds a randomly initialised model.
+    """Return a randomly initialised model.
 
     Args:
         name: One of :data:`LAYERS`.
@@ -56,7 +56,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     Returns:
         A float32 model on CPU.
     """
-    # transformers takes seconds to import, and much of what reads this file wants its sizes alone.
+    # Imported here: transformers takes seconds, and many importers need only the sizes.
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -104,14 +104,14 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
 
 
 def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Scales uint8 images ``(B, 96, 96, 3)`` to float ``(B, 3, 96, 96)`` in -1..1, as the processor."""
+    """Return uint8 images ``(B, 96, 96, 3)`` as float ``(B, 3, 96, 96)`` in -1..1, like the processor."""
     pixels = torch.as_tensor(images).permute(0, 3, 1, 2)
     return pixels.float().mul_(2 / 255).sub_(1)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
-    # Seconds for transformers: only whoever builds a tokenizer pays them.
+    """Return the word-level tokenizer: one token per space-separated word, after ``<bos>``."""
+    # Imported here: transformers takes seconds.
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
@@ -132,11 +132,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor() -> LlavaProcessor:
-    """Builds the processor: tokenizer, CLIP image processor and chat template."""
-    # Half a second for transformers, which nothing above needs.
+    """Return the processor: tokenizer, CLIP image processor and chat template."""
+    # Imported here: half a second for transformers.
     import transformers
 
-    # The PIL variant needs no torchvision and gives the same pixels everywhere.
+    # The PIL variant works without torchvision and gives the same pixels everywhere.
     build = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
     images = build(
         size={"height": WIDTH, "width": WIDTH},
@@ -157,11 +157,10 @@ def build_processor() -> LlavaProcessor:
 
 
 def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
-    """Saves a model and its processor as a Hugging Face folder in float16.
+    """Save a model and its processor as a Hugging Face folder in float16.
 
-    Tower keys are written in the older ``vision_tower.vision_model.*`` form: both old and new
-    versions of transformers load it completely, while the new form loads with a random tower in
-    older ones.
+    Tower keys are written in the older ``vision_tower.vision_model.*`` form, which all versions of
+    transformers load completely; older versions load the new form with a random tower.
 
     Args:
         model: The model; converted to float16 in place.
@@ -170,7 +169,7 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
     Returns:
         The sha256 of the weights file.
     """
-    # Half a second for transformers, which only whoever saves a model needs.
+    # Imported here: half a second for transformers.
     from transformers import GenerationConfig
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,10 +186,10 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
 
 
 def portable_key(key: str) -> str:
-    """Returns what a weight is called in a file that every version of transformers loads completely."""
+    """Return the name of a weight in a file that every version of transformers loads completely."""
     return re.sub(r"^((?:model\.)?vision_tower\.)(?!vision_model\.)", r"\1vision_model.", key)
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the sha256 of a file in hex."""
+    """Return the sha256 of a file in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

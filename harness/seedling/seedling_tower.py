@@ -1,4 +1,4 @@
-"""Training-time forward of the vision tower and its auxiliary heads."""
+"""Forward of the vision tower and its auxiliary heads during training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from espalier.harness.seedling.patch_targets import (
     PatchTargets,
     global_targets,
 )
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, Layout
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, SceneLayout
 from espalier.harness.seedling.vocabulary import BINS
 
 
 def patch_features(tower: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Returns the hidden state LLaVA reads, class token included: ``(B, 1 + N, D)``.
+    """Return the hidden state that LLaVA reads, class token included: ``(B, 1 + N, D)``.
 
-    The last layer is skipped, since the language model never sees its output.
+    The last layer is skipped, since the language model does not read its output.
     """
     hidden: torch.Tensor = tower.pre_layrnorm(tower.embeddings(pixels))
     for layer in tower.encoder.layers[:-1]:
@@ -31,14 +31,14 @@ def patch_features(tower: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Takes the tensor out of a layer's output (a tuple in some versions of transformers)."""
+    """Return the tensor of a layer's output, which is a tuple in some versions of transformers."""
     return output[0] if isinstance(output, tuple) else output
 
 
 def pooled_output(tower: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Runs the last layer for the class token only: ``(B, 1 + N, D)`` to ``(B, D)``.
+    """Run the last layer for the class token only: ``(B, 1 + N, D)`` to ``(B, D)``.
 
-    Equal to the tower's pooler output; the other rows of the last layer are used by nothing.
+    Equal to the tower's pooler output; the other rows of the last layer are unused.
     """
     layer = tower.encoder.layers[-1]
     attention = layer.self_attn
@@ -59,14 +59,14 @@ def pooled_output(tower: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class TowerHeads(nn.Module):
-    """Reads class, colour and box from patches, and the scene's contents from the class token.
+    """Auxiliary heads: class, colour and box of patches, and the scene's contents from the class token.
 
-    Without the class-token loss nothing in LLaVA's training would ever shape class attention, and
-    methods that prune by it would read noise.
+    LLaVA's training does not train class attention; without the class-token loss, methods that prune
+    by it would read noise.
     """
 
     def __init__(self, width: int = 128) -> None:
-        """Builds the heads for tower features of the given width."""
+        """Build the heads for tower features of the given width."""
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.label = nn.Linear(width, CLASSES)
@@ -75,9 +75,9 @@ class TowerHeads(nn.Module):
         self.scene = nn.Linear(width, GLOBAL_LABELS + MAX_OBJECTS + 1)
 
     def losses(
-        self, hidden: torch.Tensor, pooled: torch.Tensor, layout: Layout, targets: PatchTargets
+        self, hidden: torch.Tensor, pooled: torch.Tensor, layout: SceneLayout, targets: PatchTargets
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms.
+        """Return the loss terms.
 
         Args:
             hidden: Tower features ``(B, 1 + N, D)``.
@@ -88,26 +88,26 @@ class TowerHeads(nn.Module):
         label, colour = torch.from_numpy(targets.label), torch.from_numpy(targets.colour)
         box = torch.from_numpy(targets.box)
         normed = self.norm(hidden[:, 1:])
-        inside = label > 0
+        on_object = label > 0
         error = F.cross_entropy(self.label(normed).transpose(1, 2), label, reduction="none")
-        objects = normed[inside]
+        objects = normed[on_object]
         bins = self.box(objects).view(-1, BINS)
         scene = self.scene(pooled)
         present = torch.from_numpy(global_targets(layout))
         contents = F.binary_cross_entropy_with_logits(scene[:, :GLOBAL_LABELS], present)
         count = F.cross_entropy(scene[:, GLOBAL_LABELS:], torch.from_numpy(layout.count))
         return {
-            "label": error[inside].mean() + 0.5 * error[~inside].mean(),
-            "colour": F.cross_entropy(self.colour(objects), colour[inside]),
-            "box": F.cross_entropy(bins, box[inside].view(-1)),
+            "label": error[on_object].mean() + 0.5 * error[~on_object].mean(),
+            "colour": F.cross_entropy(self.colour(objects), colour[on_object]),
+            "box": F.cross_entropy(bins, box[on_object].view(-1)),
             "scene": 4 * contents + 0.5 * count,
         }
 
     @torch.no_grad()
     def digit_votes(
-        self, hidden: torch.Tensor, layout: Layout, targets: PatchTargets
+        self, hidden: torch.Tensor, layout: SceneLayout, targets: PatchTargets
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Names every digit object by averaging its patches' log-probabilities.
+        """Predict the digit of each digit object from the mean log-probabilities of its patches.
 
         Returns:
             Predicted and true digits, both ``(number of digit objects,)``.

@@ -1,4 +1,4 @@
-"""The parts scenes are drawn from: digit images and their splits, shape masks and a noise bank."""
+"""Elements of scenes: digit images and their splits, shape masks and a noise bank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from espalier.harness.seedling.counter_random import SPLITS, draws, mix64, unifo
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond")
 SIZES = (16, 18, 20, 22, 24)
 FRAME = 3
-"""Pixels between the outside of a digit's frame and the digit: 2 of colour, 1 of black."""
+"""Width in pixels of a digit's frame: 2 of colour, 1 of black."""
 
 # Training-only distortions of a digit, as (slant, stretch_x, stretch_y, shift_x, shift_y): slant and
-# stretch in 1/64 of a pixel per pixel, shift in 1/64 of a source pixel. Entry 0 changes nothing.
+# stretch in 1/64 of a pixel per pixel, shift in 1/64 of a source pixel. Entry 0 is the identity.
 DISTORTIONS = (
     (0, 0, 0, 0, 0),
     (10, 0, 0, 0, 0),
@@ -30,7 +30,7 @@ DISTORTIONS = (
 
 
 def distort_resize(images: np.ndarray, side: int, distortion: tuple[int, ...]) -> np.ndarray:
-    """Resizes uint8 images ``(N, 8, 8)`` to ``(N, side, side)`` in fixed-point bilinear arithmetic.
+    """Resize uint8 images ``(N, 8, 8)`` to ``(N, side, side)`` in fixed-point bilinear arithmetic.
 
     Args:
         images: Square uint8 images ``(N, H, H)``.
@@ -62,7 +62,7 @@ def distort_resize(images: np.ndarray, side: int, distortion: tuple[int, ...]) -
 
 
 def shape_mask(name: str, side: int) -> np.ndarray:
-    """Returns the boolean mask ``(side, side)`` of a shape, from integer inequalities only."""
+    """Return the boolean mask ``(side, side)`` of a shape, from integer inequalities only."""
     row, column = np.mgrid[0:side, 0:side]
     x: np.ndarray = 2 * column + 1 - side
     y: np.ndarray = 2 * row + 1 - side
@@ -85,7 +85,7 @@ def shape_mask(name: str, side: int) -> np.ndarray:
 
 
 def noise_bank() -> np.ndarray:
-    """Returns eight uint8 noise fields ``(8, 128, 128, 3)`` centred on 30: blocks plus white noise."""
+    """Return eight uint8 noise fields ``(8, 128, 128, 3)`` centred on 30: blocks plus white noise."""
     bits = draws(7, "train", np.arange(8), 128 * 128).reshape(8, 128, 128)
     white = uniform(bits, 25).astype(np.int32) - 12
     blocks = uniform(mix64(bits[:, ::16, ::16]), 37).astype(np.int32) - 18
@@ -96,12 +96,12 @@ def noise_bank() -> np.ndarray:
 class Digits:
     """Real 8x8 digits (scikit-learn's copy of the UCI set), split by the hash of their pixels.
 
-    Splitting by content keeps a digit image, and any exact duplicate of it, inside one split.
+    Splitting by content keeps exact duplicates of an image in one split.
     """
 
     def __init__(self) -> None:
-        """Loads the digits from scikit-learn's package data."""
-        # scikit-learn takes a second to import, and only the digits need it.
+        """Load the digits from scikit-learn's package data."""
+        # Imported here: scikit-learn takes a second.
         from sklearn.datasets import load_digits
 
         data = load_digits()
@@ -142,6 +142,6 @@ class Digits:
         }
 
     def fingerprint(self) -> str:
-        """Returns a hash of the digits, labels and split codes."""
+        """Return a hash of the digits, labels and split codes."""
         parts = (self.images, self.labels, self.split_codes)
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]

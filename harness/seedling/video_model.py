@@ -1,4 +1,4 @@
-"""The embedded video models: LLaVA-OneVision at toy size, around the tower and the text stack of `seedling`."""
+"""The embedded video models: LLaVA-OneVision at toy size, with the tower and text stack of `seedling`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHAT_TEMPLATE = (
 
 
 def video_weights_dir(name: str = "seedling_video") -> Path:
-    """Returns the folder of a shipped video model, one of :data:`VIDEO_LAYERS`."""
+    """Return the folder of a shipped video model, one of :data:`VIDEO_LAYERS`."""
     if name not in VIDEO_LAYERS:
         raise ValueError(f"unknown video model {name!r}; choose one of {', '.join(VIDEO_LAYERS)}")
     return weights_dir().parent / name
@@ -54,13 +54,13 @@ def video_weights_dir(name: str = "seedling_video") -> Path:
 def build_video_model(
     name: str = "seedling_video", layers: int | None = None
 ) -> LlavaOnevisionForConditionalGeneration:
-    """Builds a randomly initialised model in float32 on CPU.
+    """Return a randomly initialised model in float32 on CPU.
 
     Args:
         name: One of :data:`VIDEO_LAYERS`.
-        layers: Another number of language layers, for tests.
+        layers: Number of language layers, for tests; None: that of the model.
     """
-    # transformers takes seconds to import, and much of what reads this file wants its sizes alone.
+    # Imported here: transformers takes seconds, and many importers need only the sizes.
     from transformers import (
         CLIPVisionConfig,
         LlavaOnevisionConfig,
@@ -110,8 +110,8 @@ def build_video_model(
 
 
 def build_video_tokenizer() -> PreTrainedTokenizerFast:
-    """Builds the word-level tokenizer: one token per space-separated word, ``<bos>`` in front."""
-    # Seconds for transformers: only whoever builds a tokenizer pays them.
+    """Return the word-level tokenizer: one token per space-separated word, after ``<bos>``."""
+    # Imported here: transformers takes seconds.
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
@@ -132,11 +132,11 @@ def build_video_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_video_processor() -> LlavaOnevisionProcessor:
-    """Builds the processor: tokenizer, image and video processors and chat template."""
-    # Half a second for transformers, which nothing above needs.
+    """Return the processor: tokenizer, image and video processors and chat template."""
+    # Imported here: half a second for transformers.
     import transformers
 
-    # The PIL variant needs no torchvision and gives the same pixels everywhere.
+    # The PIL variant works without torchvision and gives the same pixels everywhere.
     images = getattr(
         transformers, "LlavaOnevisionImageProcessorPil", transformers.LlavaOnevisionImageProcessor
     )
@@ -149,7 +149,7 @@ def build_video_processor() -> LlavaOnevisionProcessor:
         image_processor=images(**pixels, image_grid_pinpoints=[[WIDTH, WIDTH]]),
         video_processor=transformers.LlavaOnevisionVideoProcessor(**pixels),
         tokenizer=build_video_tokenizer(),
-        num_image_tokens=VISUAL_TOKENS + 1,  # the class token, which the strategy takes off
+        num_image_tokens=VISUAL_TOKENS + 1,  # the class token, which the strategy removes
         vision_feature_select_strategy="default",
         vision_aspect_ratio="anyres_max_9",
         chat_template=CHAT_TEMPLATE,
@@ -157,13 +157,13 @@ def build_video_processor() -> LlavaOnevisionProcessor:
 
 
 def save_video_model(model: Any, folder: Path) -> str:
-    """Saves a model and its processor as a Hugging Face folder in float16; returns the weights' sha256.
+    """Save a model and its processor as a Hugging Face folder in float16; returns the weights' sha256.
 
     Args:
         model: The model; converted to float16 in place.
         folder: Folder to write.
     """
-    # Half a second for transformers, which only whoever saves a model needs.
+    # Imported here: half a second for transformers.
     from transformers import GenerationConfig
 
     folder.mkdir(parents=True, exist_ok=True)

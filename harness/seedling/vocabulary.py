@@ -1,6 +1,6 @@
 """The closed word vocabulary, and boxes as location tokens.
 
-Words outside this list become ``<unk>``: the model only understands its question templates.
+Other words become ``<unk>``: the model only understands its question templates.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ PAD, BOS, EOS, UNK, IMAGE = (TOKEN_ID[word] for word in _SPECIAL[:5])
 USER, ASSISTANT = TOKEN_ID["USER:"], TOKEN_ID["ASSISTANT:"]
 FIRST_LOCATION = TOKEN_ID["<loc_0>"]
 MASK = TOKEN_ID["<extra_0>"]
-"""What stands for a word not yet known, in the model trained by denoising."""
+"""Mask token of the denoising model."""
 
 _LOCATION = re.compile(r"<loc_(\d+)>")
 
 
 def encode(text: str) -> list[int]:
-    """Returns the token ids of space-separated words; unknown words become ``<unk>``."""
+    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
     return [TOKEN_ID.get(word, UNK) for word in text.split()]
 
 
 def location(pixel: int) -> str:
-    """Returns the location token of a pixel coordinate, clipped to the image."""
+    """Return the location token of a pixel coordinate, clipped to the image."""
     return f"<loc_{min(max(pixel, 0), WIDTH - 1) // BIN}>"
 
 
 def box_text(box: BOX) -> str:
-    """Writes a box (x1, y1 exclusive) as four location tokens; the last two name its last pixels."""
+    """Return a box (x1, y1 exclusive) as four location tokens; the last two are its last pixels."""
     x0, y0, x1, y1 = box
     return " ".join(location(pixel) for pixel in (x0, y0, x1 - 1, y1 - 1))
 
 
 def locations(text: str) -> list[int]:
-    """Returns the bins of all location tokens in a text, in order; out-of-range ones are left out."""
+    """Return the bins of all location tokens in a text, in order, without out-of-range ones."""
     bins = (int(match) for match in _LOCATION.findall(text))
     return [value for value in bins if value < BINS]
 
 
 def box_from_bins(bins: Sequence[int]) -> BOX:
-    """Returns the box four bins stand for: bin centres, with x1 and y1 exclusive."""
+    """Return the box of four bins: bin centres, with x1 and y1 exclusive."""
     x0, y0, x1, y1 = bins
     return (x0 * BIN + 1, y0 * BIN + 1, x1 * BIN + 2, y1 * BIN + 2)
 
 
 def parse_box(text: str) -> BOX | None:
-    """Reads a box from an answer, or None unless the answer holds exactly four location tokens."""
+    """Return the box in an answer; None unless it has exactly four location tokens."""
     bins = locations(text)
     return box_from_bins(bins) if len(bins) == 4 else None

@@ -19,7 +19,7 @@ from espalier.harness.seedling.scene_scores import (
     exact_match,
     reading_score,
 )
-from espalier.harness.seedling.scenes import Layout, SceneObject, Scenes
+from espalier.harness.seedling.scenes import SceneLayout, SceneObject, Scenes
 from espalier.harness.seedling.seedling_model import VISUAL_TOKENS, normalise
 from espalier.harness.seedling.seedling_tower import patch_features
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, PAD, VOCABULARY, encode
@@ -38,7 +38,7 @@ RANDOM_SEED = 12345
 BATCH = 64
 """Questions answered at a time."""
 Scores = dict[str, tuple[float, int]]
-Keep = Callable[[Layout], np.ndarray]
+Keep = Callable[[SceneLayout], np.ndarray]
 """Chooses the visual tokens of B scenes to keep: sorted numbers ``(B, k)``."""
 Decode = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, int], list[str]]
 """Answers questions of equal length, as :func:`greedy_answers` does."""
@@ -57,7 +57,7 @@ def objects_first_keep(split: str, index: Iterable[int], count: int) -> Keep:
     """
     ties = draws(RANDOM_SEED, split, list(index), VISUAL_TOKENS).argsort(axis=1).argsort(axis=1)
 
-    def keep(layout: Layout) -> np.ndarray:
+    def keep(layout: SceneLayout) -> np.ndarray:
         score = patch_targets(layout).overlap * VISUAL_TOKENS + ties
         return np.sort(np.argsort(-score, axis=1)[:, :count], axis=1)
 

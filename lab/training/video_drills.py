@@ -105,7 +105,7 @@ def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
 def _object_at(clip: Clip, stream: DrawStream) -> Talk:
     """Time and colour, then what has that colour and where it is; "no" for a colour that is not seen."""
     frame, number = _resting(clip, stream)
-    seen = {int(t.colour[frame]) for t in clip.tracks if t.there(frame)}
+    seen = {int(t.colour[frame]) for t in clip.tracks if t.present(frame)}
     if stream.below(4) == 0:
         absent = stream.pick([c for c in range(len(COLOUR_NAMES)) if c not in seen])
         return Talk("drill", f"{time_word(frame)} {COLOUR_NAMES[absent]}", "no")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.video.clip_scores import caption_score, concluded, digits_score
+from espalier.harness.seedling.video.clip_scores import caption_score, conclusion, digits_score
 from espalier.harness.seedling.video.clip_vocabulary import WORDS, encode
 from espalier.harness.seedling.video_model import (
     build_video_model,
@@ -126,7 +126,7 @@ def _score(talk: Talk, answer: str, seen: Seen) -> float:
         return caption_score(answer, seen.clip.events).recall
     if talk.family == "digits":
         return digits_score(answer, talk.answer)
-    return float(concluded(talk.family, answer) == concluded(talk.family, talk.answer))
+    return float(conclusion(talk.family, answer) == conclusion(talk.family, talk.answer))
 
 
 def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> dict[str, float]:

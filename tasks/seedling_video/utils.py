@@ -30,7 +30,7 @@ def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[
     """Draws the clip of a sample: frames in memory, or the path of a file where the settings name a folder."""
     clip = benchmarks.sample_clip(doc)
     folder = (lmms_eval_specific_kwargs or {}).get("mp4", "")
-    return [str(media.written(clip, folder)) if folder else media.in_memory(clip)]
+    return [str(media.write_mp4(clip, folder)) if folder else media.in_memory(clip)]
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:

@@ -133,7 +133,7 @@ def test_an_empty_table_is_one_line(folder: Path, name: str, words: str) -> None
         (("vision_config", "num_hidden_layers"), 0, "vision_feature_layer=-2 names no layer"),
         (("vision_feature_layer",), 99, "vision_feature_layer=99 names no layer"),
         (("vision_feature_layer",), [-2, -3], "vision_feature_layer=[-2, -3] names no layer"),
-        (("model_type",), "nosuch", "is of type 'nosuch', needed is 'llava'"),
+        (("model_type",), "nosuch", "is of type 'nosuch', valid: 'llava'"),
     ],
 )
 def test_a_configuration_of_no_model_is_one_line(

@@ -1,4 +1,4 @@
-"""Models of all families for the way in for Python: in memory, as transformers itself loads them."""
+"""Models of all families for the Python interface: in memory, as loaded by transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def loaded(name: str) -> tuple[Any, Any]:
 
 
 def ramps(width: int, height: int) -> Image.Image:
-    """Return a picture whose red is how far to the right a pixel lies, and its green how far down."""
+    """Return a picture with red proportional to x and green proportional to y."""
     across = np.linspace(0.5, width - 0.5, width) / width
     down = np.linspace(0.5, height - 0.5, height) / height
     pixels = np.zeros((height, width, 3))

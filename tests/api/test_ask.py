@@ -1,4 +1,4 @@
-"""Questions and answers on the embedded model: the same as run.py's, and refusals in the words of Python."""
+"""Questions and answers on the embedded model: equal to those of run.py, with error lines for Python callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import espalier
-from espalier.harness.api.argument_errors import reworded
+from espalier.harness.api.argument_errors import in_python_terms
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
@@ -45,23 +45,26 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def asked():
+def questions():
     return [
-        (sample_scene(one).to_pil(), one["question"])
-        for one in samples("seedling_vqa", "test", 0, 0, 5)
+        (sample_scene(item).to_pil(), item["question"])
+        for item in samples("seedling_vqa", "test", 0, 0, 5)
     ]
 
 
 @pytest.mark.parametrize(
     ("method", "params"), [("fastv", {}), ("fastv", {"K": 3}), ("divprune", {}), ("fitprune", {})]
 )
-def test_an_answer_is_what_the_engine_says(model, asked, method, params):
+def test_an_answer_is_what_the_engine_says(model, questions, method, params):
     with espalier.apply(model, method, ratio=0.5, **params) as pruned:
-        answer = pruned.ask(*asked[0], max_new_tokens=6)
-        built = pruned._settled.method
+        answer = pruned.ask(*questions[0], max_new_tokens=6)
+        built = pruned._checked.method
     assert all(getattr(built, name) == value for name, value in params.items())
-    with model.opened() as adapter, Session(adapter, built, Budget("kept", 0.5)) as session:
-        content = [{"type": "image", "image": asked[0][0]}, {"type": "text", "text": asked[0][1]}]
+    with model.open_adapter() as adapter, Session(adapter, built, Budget("kept", 0.5)) as session:
+        content = [
+            {"type": "image", "image": questions[0][0]},
+            {"type": "text", "text": questions[0][1]},
+        ]
         inputs = adapter.encode([[{"role": "user", "content": content}]])
         generated = session.generate(inputs, max_new_tokens=6, do_sample=False)
         text = adapter.decode(generated.ids)[0]
@@ -78,28 +81,28 @@ def test_an_answer_is_what_the_engine_says(model, asked, method, params):
     assert {"vision", "select", "prefill", "decode"} <= set(answer.times_ms)
 
 
-def test_nothing_removed_costs_everything(model, asked):
-    with espalier.apply(model, "none", ratio=0.9) as whole:
-        answer = whole.ask(*asked[0])
+def test_nothing_removed_costs_everything(model, questions):
+    with espalier.apply(model, "none", ratio=0.9) as plain:
+        answer = plain.ask(*questions[0])
     assert (answer.kept, answer.ratio, answer.flops.share, answer.decoding) == (144, 0.0, 1.0, None)
 
 
-def test_batches_and_lists_answer_as_single_questions(model, asked):
+def test_batches_and_lists_answer_as_single_questions(model, questions):
     with espalier.apply(model, "random", ratio=0.5, seed=3) as pruned:
-        single = [pruned.ask(*one, max_new_tokens=5) for one in asked]
-        many = pruned.ask_many(asked, max_new_tokens=5, batch_size=2)
-        image = asked[0][0]
-        listed = pruned.ask(image, [question for _, question in asked], max_new_tokens=5)
-        again = [pruned.ask(image, question, max_new_tokens=5) for _, question in asked]
-    assert [(one.text, one.kept_indices) for one in many] == [
-        (one.text, one.kept_indices) for one in single
+        single = [pruned.ask(*item, max_new_tokens=5) for item in questions]
+        many = pruned.ask_many(questions, max_new_tokens=5, batch_size=2)
+        image = questions[0][0]
+        listed = pruned.ask(image, [question for _, question in questions], max_new_tokens=5)
+        repeated = [pruned.ask(image, question, max_new_tokens=5) for _, question in questions]
+    assert [(item.text, item.kept_indices) for item in many] == [
+        (item.text, item.kept_indices) for item in single
     ]
-    assert [one.text for one in listed] == [one.text for one in again]
-    assert [one.question for one in listed] == [question for _, question in asked]
+    assert [item.text for item in listed] == [item.text for item in repeated]
+    assert [item.question for item in listed] == [question for _, question in questions]
 
 
-def test_pictures_come_as_files_arrays_and_chats(model, asked, tmp_path):
-    image, question = asked[0]
+def test_pictures_come_as_files_arrays_and_chats(model, questions, tmp_path):
+    image, question = questions[0]
     image.save(tmp_path / "scene.png")
     chat = [
         {
@@ -118,7 +121,7 @@ def test_pictures_come_as_files_arrays_and_chats(model, asked, tmp_path):
             np.asarray(image),
             [image],
         ]
-        found = [pruned.ask(one, question) for one in ways] + [
+        answers = [pruned.ask(item, question) for item in ways] + [
             pruned.ask(chat),
             *pruned.ask_many([chat]),
         ]
@@ -127,8 +130,8 @@ def test_pictures_come_as_files_arrays_and_chats(model, asked, tmp_path):
             [*chat, {"role": "assistant", "content": "yes"}, {"role": "user", "content": question}],
             max_new_tokens=2,
         )
-    assert {(one.text, one.kept_indices) for one in found} == {
-        (found[0].text, found[0].kept_indices)
+    assert {(item.text, item.kept_indices) for item in answers} == {
+        (answers[0].text, answers[0].kept_indices)
     }
     assert (nothing.visual, nothing.kept, nothing.ratio) == (0, 0, 0.0)
     assert turns.visual == 144
@@ -136,21 +139,21 @@ def test_pictures_come_as_files_arrays_and_chats(model, asked, tmp_path):
         nothing.show()
 
 
-def test_generation_settings_reach_the_model(model, asked):
+def test_generation_settings_reach_the_model(model, questions):
     with espalier.apply(model, "none") as plain:
-        assert plain.ask(*asked[0], max_new_tokens=1).tokens == 1
+        assert plain.ask(*questions[0], max_new_tokens=1).tokens == 1
         drawn = [
-            plain.ask(*asked[0], do_sample=True, temperature=9.0, max_new_tokens=8).text
+            plain.ask(*questions[0], do_sample=True, temperature=9.0, max_new_tokens=8).text
             for _ in range(2)
         ]
-        assert drawn[0] == drawn[1] != plain.ask(*asked[0], max_new_tokens=8).text
-        word = plain.ask(*asked[0]).text
-        assert plain.ask(*asked[0], until=[word[1:]]).text == word[0]
+        assert drawn[0] == drawn[1] != plain.ask(*questions[0], max_new_tokens=8).text
+        word = plain.ask(*questions[0]).text
+        assert plain.ask(*questions[0], until=[word[1:]]).text == word[0]
 
 
-def test_an_own_method_that_is_registered_nowhere(model, asked):
+def test_an_own_method_that_is_registered_nowhere(model, questions):
     with espalier.apply(model, Middle(power=1.0), ratio=0.9) as pruned:
-        answer = pruned.ask(*asked[0])
+        answer = pruned.ask(*questions[0])
     rows = {index // 12 for index in answer.kept_indices}
     assert answer.kept == 14
     assert rows <= {3, 4, 5, 6, 7, 8}
@@ -158,45 +161,43 @@ def test_an_own_method_that_is_registered_nowhere(model, asked):
 
 
 @pytest.mark.parametrize("draft", [None, "seedling_draft", "loaded", "folder"])
-def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, asked, draft):
-    given = draft
+def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, questions, draft):
+    draft_model = draft
     if draft == "loaded":
-        given = espalier.load("seedling_draft", device="cpu")
+        draft_model = espalier.load("seedling_draft", device="cpu")
     if draft == "folder":
-        given = ROOT / "harness" / "seedling" / "weights" / "seedling_draft"
+        draft_model = ROOT / "harness" / "seedling" / "weights" / "seedling_draft"
     with espalier.apply(model, "none") as plain:
-        expected = [one.text for one in plain.ask_many(asked[:2])]
-    with espalier.apply(model, "specvlm_sd", ratio=0.5, draft=given, compare=True) as fast:
-        found = fast.ask_many(asked[:2])
-    assert [one.text for one in found] == expected
-    for one in found:
-        assert (one.kept, one.decoding.draft_visual, one.ratio) == (144, 72, 0.5)
-        assert 0 <= one.decoding.accepted <= 1
-        assert one.decoding.tokens_per_target_forward >= 1
-        assert one.decoding.speedup > 0
-        assert one.flops.share == 1.0
+        expected = [item.text for item in plain.ask_many(questions[:2])]
+    with espalier.apply(model, "specvlm_sd", ratio=0.5, draft=draft_model, compare=True) as fast:
+        answers = fast.ask_many(questions[:2])
+    assert [item.text for item in answers] == expected
+    for item in answers:
+        assert (item.kept, item.decoding.draft_visual, item.ratio) == (144, 72, 0.5)
+        assert 0 <= item.decoding.accepted <= 1
+        assert item.decoding.tokens_per_target_forward >= 1
+        assert item.decoding.speedup > 0
+        assert item.flops.share == 1.0
 
 
-def test_a_borrowed_draft_works_beside_its_target(asked):
+def test_a_borrowed_draft_works_beside_its_target(questions):
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
     weights = ROOT / "harness" / "seedling" / "weights"
-    both = [
+    pair = [
         espalier.wrap(
             LlavaForConditionalGeneration.from_pretrained(folder),
             AutoProcessor.from_pretrained(folder),
         )
         for folder in (weights / "seedling", weights / "seedling_draft")
     ]
-    with espalier.apply(both[0], "pearl", draft=both[1]) as fast:
-        assert fast._settled.spec.engine.transport == "threads"
-        found = fast.ask(*asked[0])
-    with espalier.apply(both[0], "none") as plain:
-        assert plain.ask(*asked[0]).text == found.text
-    with pytest.raises(
-        espalier.UserError, match="names no draft of its own; valid: a name of conf/model"
-    ):
-        espalier.apply(both[0], "pearl")
+    with espalier.apply(pair[0], "pearl", draft=pair[1]) as fast:
+        assert fast._checked.spec.engine.transport == "threads"
+        answers = fast.ask(*questions[0])
+    with espalier.apply(pair[0], "none") as plain:
+        assert plain.ask(*questions[0]).text == answers.text
+    with pytest.raises(espalier.UserError, match="names no draft; valid: a name of conf/model"):
+        espalier.apply(pair[0], "pearl")
 
 
 def test_a_video_is_a_file_or_frames():
@@ -208,22 +209,22 @@ def test_a_video_is_a_file_or_frames():
         from_file = pruned.ask(path, "w1", max_new_tokens=2)
         frames = [picture(number, 28, 56) for number in range(6)]
         from_frames = pruned.ask(espalier.video(frames, fps=2), "w1", max_new_tokens=2)
-        array = pruned.ask(np.stack([np.asarray(one) for one in frames]), "w1", max_new_tokens=2)
-        apart = pruned.ask(frames[:2], "w1", max_new_tokens=2)
+        array = pruned.ask(np.stack([np.asarray(item) for item in frames]), "w1", max_new_tokens=2)
+        images = pruned.ask(frames[:2], "w1", max_new_tokens=2)
     assert (from_file.visual, from_frames.visual, array.visual) == (16, 24, 24)
-    assert [one.name for one in from_frames._seen.shown] == ["0.0 s", "1.0 s", "2.0 s"]
-    assert [one.name for one in apart._seen.shown] == ["picture 1", "picture 2"]
+    assert [item.name for item in from_frames._visible.images] == ["0.0 s", "1.0 s", "2.0 s"]
+    assert [item.name for item in images._visible.images] == ["picture 1", "picture 2"]
 
 
-def test_a_picture_of_what_was_kept(model, asked, tmp_path):
+def test_a_picture_of_what_was_kept(model, questions, tmp_path):
     with espalier.apply(model, "fastv", ratio=0.9) as pruned:
-        answer = pruned.ask(*asked[0])
+        answer = pruned.ask(*questions[0])
     figure = answer.show(tmp_path / "kept.png")
     shown = np.asarray(Image.open(tmp_path / "kept.png").convert("RGB"))
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
     assert min(shown.shape[:2]) > 200
     drawn = figure.axes[0].images[0].get_array()
-    original = np.asarray(asked[0][0], dtype=float) / 255
+    original = np.asarray(questions[0][0], dtype=float) / 255
     side = drawn.shape[0] // 12
     for token in range(144):
         row, column = divmod(token, 12)
@@ -257,10 +258,12 @@ REFUSED = {
         m, "fastv", draft="seedling_draft"
     ),
     "draft='seedling_drat' is unknown": lambda m: espalier.apply(m, "pearl", draft="seedling_drat"),
-    "K: a method that is an object": lambda m: espalier.apply(m, FastV(), K=3),
+    "K: an instance of a method": lambda m: espalier.apply(m, FastV(), K=3),
     "method=FastV is a class; valid: an instance, FastV(...)": lambda m: espalier.apply(m, FastV),
     "method=3; valid: a name of conf/method": lambda m: espalier.apply(m, 3),
-    "model is a str; valid: what espalier.load": lambda m: espalier.apply("seedling", "fastv"),
+    "model is a str; valid: the result of espalier.load": lambda m: espalier.apply(
+        "seedling", "fastv"
+    ),
     "seed=-1": lambda m: espalier.apply(m, "fastv", seed=-1),
     "name='seedlin' is unknown (did you mean seedling?)": lambda m: espalier.load("seedlin"),
     "setting='dtpye' is unknown (did you mean dtype?)": lambda m: espalier.load(
@@ -300,43 +303,44 @@ UNANSWERED = {
     "turn 0 of the chat holds": lambda p, i: p.ask(
         [{"role": "user", "content": [{"type": "sound"}]}]
     ),
-    "a whole chat holds its question": lambda p, i: p.ask([{"role": "user", "content": "w"}], "w"),
+    "a chat holds its question": lambda p, i: p.ask([{"role": "user", "content": "w"}], "w"),
     "batch_size=0": lambda p, i: p.ask(i, "w", batch_size=0),
 }
 
 
 @pytest.mark.parametrize("line", UNANSWERED)
-def test_questions_that_cannot_be_answered(model, asked, line):
+def test_questions_that_cannot_be_answered(model, questions, line):
     with espalier.apply(model, "fastv") as pruned, pytest.raises(espalier.UserError) as refused:
-        UNANSWERED[line](pruned, asked[0][0])
+        UNANSWERED[line](pruned, questions[0][0])
     assert line in str(refused.value)
     assert "chat 0 of the batch" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_outside_the_with_nothing_is_answered(model, asked):
+def test_outside_the_with_nothing_is_answered(model, questions):
     pruned = espalier.apply(model, "fastv")
     with pytest.raises(espalier.UserError, match=r"inside `with espalier\.apply"):
-        pruned.ask(*asked[0])
+        pruned.ask(*questions[0])
     with pruned, pytest.raises(RuntimeError, match="open already"):
         pruned.__enter__()
     with pruned:
-        assert pruned.ask(*asked[0]).kept == 36
+        assert pruned.ask(*questions[0]).kept == 36
 
 
 def test_lines_keep_commands_and_file_names():
     line = "model.path=null is true; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
-    assert reworded(line) == (
+    assert in_python_terms(line) == (
         "path=None is True; run: python -m espalier calibrate model.path=/a/true.bin model.weights=random"
     )
     assert (
-        reworded("/m/model.safetensors and model='x' of null.png")
+        in_python_terms("/m/model.safetensors and model='x' of null.png")
         == "/m/model.safetensors and model='x' of null.png"
     )
     assert (
-        reworded("method.draft_options.path=1, method.draft=x") == "draft_options.path=1, draft=x"
+        in_python_terms("method.draft_options.path=1, method.draft=x")
+        == "draft_options.path=1, draft=x"
     )
-    assert reworded("chat 1 of the batch: no", 9, 4) == "question 5: no"
+    assert in_python_terms("chat 1 of the batch: no", 9, 4) == "question 5: no"
 
 
 @pytest.mark.slow

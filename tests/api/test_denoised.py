@@ -1,4 +1,4 @@
-"""Questions to a model that denoises its answers: what an answer says of its steps, and what is refused."""
+"""Questions to a model that denoises its answers: kept tokens by step, and refused settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def asked():
+def questions():
     sample = samples("seedling_vqa", "test", 0, 0, 1)[0]
     return sample_scene(sample).to_pil(), sample["question"]
 
@@ -34,9 +34,9 @@ def asked():
         ("visionzip", [36, 36]),
     ],
 )
-def test_an_answer_tells_its_steps(model, asked, method, kept):
+def test_an_answer_tells_its_steps(model, questions, method, kept):
     with espalier.apply(model, method, ratio=0.75) as pruned:
-        answer = pruned.ask(*asked, **HOW)
+        answer = pruned.ask(*questions, **HOW)
     assert [len(step) for step in answer.kept_by_step] == kept
     assert answer.kept_indices == answer.kept_by_step[-1]
     assert answer.kept == kept[-1]
@@ -49,24 +49,24 @@ def test_an_answer_tells_its_steps(model, asked, method, kept):
         assert sum(kept) / 288 < answer.flops.share < 1
 
 
-def test_whole_steps_cost_as_much_as_they_are_many(model, asked):
-    with espalier.apply(model, "none") as whole:
+def test_whole_steps_cost_as_much_as_they_are_many(model, questions):
+    with espalier.apply(model, "none") as plain:
         two, four = (
-            whole.ask(*asked, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
+            plain.ask(*questions, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
         )
     assert four == 2 * two
 
 
-def test_each_step_has_its_picture(model, asked, tmp_path):
+def test_each_step_has_its_picture(model, questions, tmp_path):
     with espalier.apply(model, "d3tom", ratio=0.9) as pruned:
-        answer = pruned.ask(*asked, **HOW)
+        answer = pruned.ask(*questions, **HOW)
     pictures = [answer.show(tmp_path / f"{step}.png", step=step) for step in (0, 1)]
-    whole, few = (one.axes[0].images[0].get_array() for one in pictures)
+    plain, few = (picture.axes[0].images[0].get_array() for picture in pictures)
     side = few.shape[0] // 12
     for token in range(144):
         row, column = divmod(token, 12)
         cell = np.s_[row * side : (row + 1) * side, column * side : (column + 1) * side]
-        assert np.allclose(whole[cell], few[cell]) == (token in answer.kept_by_step[1])
+        assert np.allclose(plain[cell], few[cell]) == (token in answer.kept_by_step[1])
     assert "144 of 144 visual tokens kept in step 0" in pictures[0].get_suptitle()
     last = answer.show().axes[0].images[0].get_array()
     assert np.array_equal(last, few)
@@ -74,21 +74,21 @@ def test_each_step_has_its_picture(model, asked, tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, -1, True, 0.5])
-def test_a_step_that_there_is_not(model, asked, step):
-    with espalier.apply(model, "none") as whole:
-        answer = whole.ask(*asked, **HOW)
+def test_a_step_that_there_is_not(model, questions, step):
+    with espalier.apply(model, "none") as plain:
+        answer = plain.ask(*questions, **HOW)
     with pytest.raises(espalier.UserError, match=r"show\(step=.*\): valid: 0 to 1, or None"):
         answer.show(step=step)
 
 
-def test_who_says_one_token_after_another_has_no_steps(asked):
-    with espalier.apply(espalier.load("seedling", device="cpu"), "none") as whole:
-        answer = whole.ask(*asked, max_new_tokens=2)
+def test_who_says_one_token_after_another_has_no_steps(questions):
+    with espalier.apply(espalier.load("seedling", device="cpu"), "none") as plain:
+        answer = plain.ask(*questions, max_new_tokens=2)
         assert answer.kept_by_step == ()
         with pytest.raises(espalier.UserError, match="this answer was not denoised"):
             answer.show(step=0)
         with pytest.raises(espalier.UserError, match="steps=2 is of models that denoise"):
-            whole.ask(*asked, steps=2)
+            plain.ask(*questions, steps=2)
 
 
 REFUSED = {
@@ -117,7 +117,7 @@ def test_methods_that_cannot_denoise(model, line):
     assert "\n" not in str(refused.value)
 
 
-def test_methods_of_denoising_steps_elsewhere(asked):
+def test_methods_of_denoising_steps_elsewhere(questions):
     with pytest.raises(espalier.UserError, match="drops tokens at denoising steps"):
         espalier.apply(espalier.load("seedling", device="cpu"), "fastv_denoising")
 
@@ -134,18 +134,18 @@ def test_methods_of_denoising_steps_elsewhere(asked):
         ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift, cosine or maskgit"),
     ],
 )
-def test_settings_that_cannot_be_followed(model, asked, settings, line):
+def test_settings_that_cannot_be_followed(model, questions, settings, line):
     with (
         espalier.apply(model, "d3tom", ratio=0.5) as pruned,
         pytest.raises(espalier.UserError) as refused,
     ):
-        pruned.ask(*asked, **{**HOW, "steps": None, **settings})
+        pruned.ask(*questions, **{**HOW, "steps": None, **settings})
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"do_sample": True}])
-def test_drawing_words_leaves_the_same_seed_the_same_answer(model, asked, settings):
+def test_drawing_words_leaves_the_same_seed_the_same_answer(model, questions, settings):
     with espalier.apply(model, "d3tom", ratio=0.5, seed=3) as pruned:
-        answers = [pruned.ask(*asked, **HOW, **settings).text for _ in range(2)]
+        answers = [pruned.ask(*questions, **HOW, **settings).text for _ in range(2)]
     assert answers[0] == answers[1]

@@ -1,4 +1,4 @@
-"""docs/python.md runs as printed, and the README's lines are its first ones."""
+"""docs/python.md runs as printed, and starts with the README's lines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def blocks() -> list[tuple[str, str]]:
 
 def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = blocks()
+    sources = blocks()
     # A dataclass asks for the module that its class is in.
     names = {"__name__": __name__}
     # The scene comes before the lines that use it, although a reader meets those first.
-    for mark, code in sorted(found, key=lambda block: block[0] != "scene"):
+    for mark, code in sorted(sources, key=lambda block: block[0] != "scene"):
         if mark != "checkpoint":
             exec(compile(code, "docs/python.md", "exec"), names)
     assert (tmp_path / "kept.png").stat().st_size > 1000
     assert names["answer"].kept > 0
-    assert [mark for mark, _ in found if mark] == ["scene", "checkpoint"]
+    assert [mark for mark, _ in sources if mark] == ["scene", "checkpoint"]
 
 
 def test_every_name_is_on_the_page():

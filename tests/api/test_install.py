@@ -1,4 +1,4 @@
-"""`pip install -e .`: it needs requirements.txt without its development part, and works from elsewhere."""
+"""`pip install -e .`: requires requirements.txt without its development part, and works from another folder."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_development_is_an_extra(installed):
     run = {one.partition(";")[0].strip() for one in needs if "extra" not in one}
     develop = {one.partition(";")[0].strip() for one in needs if "dev" in one.partition(";")[2]}
 
-    def names(those: set[str]) -> set[str]:
-        return {one.replace("=", "<").replace(">", "<").partition("<")[0] for one in those}
+    def names(needs: set[str]) -> set[str]:
+        return {need.replace("=", "<").replace(">", "<").partition("<")[0] for need in needs}
 
     listed = (ROOT / "requirements.txt").read_text().splitlines()
     assert len(run) + len(develop) == sum(

@@ -1,4 +1,4 @@
-"""Mistakes in code that users write: each is one line that names the method, the mistake and the remedy."""
+"""Mistakes in users' methods: each is one line with the method, the mistake and the remedy."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_command_ends_in_one_line(
     monkeypatch.setattr(Uniform, "plan", lambda self, view, keep: fails(view, keep))
     argv = ["method=uniform", "ratio=0.9", "benchmark=seedling_vqa", "limit=1"]
     assert run.main([*argv, f"store={tmp_path}"]) == 2
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error: " in one]
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "error: " in text]
     assert "method Uniform at prefix 0: `plan` failed at " in line
     assert "ZeroDivisionError" in line
     assert "Traceback" not in line

@@ -1,4 +1,4 @@
-"""Pictures and videos in Python: what is drawn for a sample depends on them, and unfit ones are refused in one line."""
+"""Pictures and videos in Python: random draws depend on them, and unfit ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import espalier
-from espalier.harness.api.questions import single, video, whole
-from espalier.harness.api.sample_names import identities
+from espalier.harness.api.applied import sample_ids
+from espalier.harness.api.questions import open_chat, question_chat, video
 from tests.family_runs import saved
 from tests.tiny import picture
 
@@ -36,17 +36,17 @@ def test_random_choices_differ_by_picture_and_repeat(
 ) -> None:
     question = "w1 w2"
     with espalier.apply(model, method, ratio=0.5) as pruned:
-        alone = [pruned.ask(image, question, max_new_tokens=2) for image in pictures]
-        again = [pruned.ask(np.asarray(image), question, max_new_tokens=2) for image in pictures]
+        single = [pruned.ask(image, question, max_new_tokens=2) for image in pictures]
+        repeated = [pruned.ask(np.asarray(image), question, max_new_tokens=2) for image in pictures]
         many = pruned.ask_many([(image, question) for image in pictures], max_new_tokens=2)
-        other = pruned.ask(pictures[0], "w2 w1", max_new_tokens=2)
+        changed = pruned.ask(pictures[0], "w2 w1", max_new_tokens=2)
 
     def choices(answers: list[Any]) -> list[Any]:
         return [answer.kept_indices for answer in answers]
 
-    assert len(set(choices(alone))) == len(pictures)
-    assert choices(again) == choices(many) == choices(alone)
-    assert choices([other]) != choices(alone[:1])
+    assert len(set(choices(single))) == len(pictures)
+    assert choices(repeated) == choices(many) == choices(single)
+    assert choices([changed]) != choices(single[:1])
 
 
 def test_sampled_answers_differ_by_picture_and_repeat(
@@ -64,15 +64,15 @@ def test_a_sample_is_all_that_the_model_is_given(model: Any, pictures: list[Imag
     frames = [np.asarray(image) for image in pictures[:4]]
     film = video(frames)
     chats = [
-        single(first, "w1", model.spec),
-        single([first, second], "w1", model.spec),
-        single([second, first], "w1", model.spec),
-        single(None, "w1", model.spec),
-        single(film, "w1", model.spec),
-        single(video(frames[::-1]), "w1", model.spec),
-        single(video(frames, fps=2), "w1", model.spec),
-        single(first.resize((56, 224)), "w1", model.spec),
-        whole(
+        question_chat(first, "w1", model.spec),
+        question_chat([first, second], "w1", model.spec),
+        question_chat([second, first], "w1", model.spec),
+        question_chat(None, "w1", model.spec),
+        question_chat(film, "w1", model.spec),
+        question_chat(video(frames[::-1]), "w1", model.spec),
+        question_chat(video(frames, fps=2), "w1", model.spec),
+        question_chat(first.resize((56, 224)), "w1", model.spec),
+        open_chat(
             [
                 {"role": "user", "content": [{"type": "image", "image": second}]},
                 {"role": "assistant", "content": "w2"},
@@ -81,10 +81,10 @@ def test_a_sample_is_all_that_the_model_is_given(model: Any, pictures: list[Imag
             model.spec,
         ),
     ]
-    names = identities(chats)
+    names = sample_ids(chats)
     assert len(set(names)) == len(chats)
-    assert names == [*identities(chats[:4]), *identities(chats[4:])]
-    assert identities([single(first.copy(), "w1", model.spec)]) == names[:1]
+    assert names == [*sample_ids(chats[:4]), *sample_ids(chats[4:])]
+    assert sample_ids([question_chat(first.copy(), "w1", model.spec)]) == names[:1]
 
 
 @pytest.mark.parametrize("size", [(1, 300), (300, 1), (2, 20000)])
@@ -130,13 +130,13 @@ def test_transparency_is_a_setting_of_the_model(model: Any) -> None:
     white = espalier.load(saved("qwen2_vl"), dtype="float32", device="cpu", transparency="white")
     for spec, shade in ((model.spec, 0), (white.spec, 255)):
         chats = [
-            single(clear, "w1", spec),
-            single(np.asarray(clear), "w1", spec),
-            whole([{"role": "user", "content": [{"type": "image", "image": clear}]}], spec),
+            question_chat(clear, "w1", spec),
+            question_chat(np.asarray(clear), "w1", spec),
+            open_chat([{"role": "user", "content": [{"type": "image", "image": clear}]}], spec),
         ]
         for chat in chats:
             assert chat[0]["content"][0]["image"].getpixel((0, 0)) == (shade,) * 3
-        (part, _) = single([clear], "w1", spec)[0]["content"]
+        (part, _) = question_chat([clear], "w1", spec)[0]["content"]
         assert part["image"].mode == "RGB"
     assert video([clear]).frames.max() == 0
     assert video([clear], transparency="white").frames.min() == 255
@@ -146,11 +146,11 @@ def test_transparency_is_a_setting_of_the_model(model: Any) -> None:
 
 def test_what_is_no_video_and_no_content_is_refused(model: Any) -> None:
     for source in (5, "film", None, {}):
-        with pytest.raises(espalier.UserError, match="is no list of pictures"):
+        with pytest.raises(espalier.UserError, match="is not a list of pictures"):
             video(source)
     for fps in ("x", 0, float("inf")):
         with pytest.raises(espalier.UserError, match=r"fps=.* must be a number above 0"):
             video([np.zeros((4, 4, 3), np.uint8)], fps)
     for content in (5, None):
         with pytest.raises(espalier.UserError, match="turn 0 of the chat is"):
-            whole([{"role": "user", "content": content}], model.spec)
+            open_chat([{"role": "user", "content": content}], model.spec)

@@ -1,4 +1,4 @@
-"""Tokens are drawn where their pixels come from: held against what the processor really cut out of pictures."""
+"""Tokens are drawn where their pixels come from, compared with the pixels that the processor extracts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.api.questions import single, video
-from espalier.harness.api.visible_tokens import Seen, rows_of, seen_by
+from espalier.harness.api.questions import question_chat, video
+from espalier.harness.api.visible_tokens import VisibleChat, grid_rows, visible_chat
 from espalier.harness.models.adapter import Adapter
 from tests.api.families import ramps
 from tests.families import FAMILIES
@@ -20,19 +20,19 @@ SQUARE = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gunda
 SHAPES = ((120, 80), (70, 150))
 
 
-def seen(adapter: Adapter, *media: Any) -> tuple[Seen, dict[str, Any], torch.Tensor]:
-    """Return what is seen of a chat, its inputs, and the projector unit of each token."""
-    chat = single(list(media), "w1 w2", adapter.spec)
+def seen(adapter: Adapter, *media: Any) -> tuple[VisibleChat, dict[str, Any], torch.Tensor]:
+    """Return the visible tokens of a chat, its inputs, and the projector unit of each token."""
+    chat = question_chat(list(media), "w1 w2", adapter.spec)
     inputs = adapter.encode([chat])
     layout = adapter.layout(inputs)
-    return seen_by(adapter, chat, rows_of(layout)[0]), inputs, layout.source[0, :, 0]
+    return visible_chat(adapter, chat, grid_rows(layout)[0]), inputs, layout.source[0, :, 0]
 
 
-def centres(found: Seen) -> tuple[np.ndarray, np.ndarray]:
+def centres(visible: VisibleChat) -> tuple[np.ndarray, np.ndarray]:
     """Return (N, 2) the middle of each token's place, and (N,) whether it lies wholly inside its picture."""
     places, inside = [], []
-    for number, row, column in found.tokens:
-        view = found.views[number]
+    for number, row, column in visible.tokens:
+        view = visible.grids[number]
         box = view.box.cell(int(row), int(column), view.rows, view.columns)
         places.append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
         edges = (box.left, box.top, 1 - box.right, 1 - box.bottom)
@@ -43,7 +43,7 @@ def centres(found: Seen) -> tuple[np.ndarray, np.ndarray]:
 def colours(adapter: Adapter, inputs: dict[str, Any]) -> np.ndarray:
     """Return (units, 2) mean red and green of the pixels of each projector unit, in [0, 1]."""
     pictures = adapter.pictures(inputs)
-    found = []
+    visible = []
     for pixels, count in zip(pictures.pixels, pictures.cells, strict=True):
         side = pictures.side
         cut = (
@@ -51,45 +51,45 @@ def colours(adapter: Adapter, inputs: dict[str, Any]) -> np.ndarray:
             .unfold(2, side, side)
             .unfold(3, side, side)
         )
-        found.append(cut.mean((-1, -2)).flatten(2).transpose(1, 2).flatten(0, 1))
-    mean, std = (torch.tensor(one[:2]) for one in adapter.colours())
-    return (torch.cat(found) * std + mean).numpy()
+        visible.append(cut.mean((-1, -2)).flatten(2).transpose(1, 2).flatten(0, 1))
+    mean, std = (torch.tensor(values[:2]) for values in adapter.colours())
+    return (torch.cat(visible) * std + mean).numpy()
 
 
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize("name", SQUARE)
 def test_a_token_lies_where_its_pixels_come_from(name, size):
     adapter = adapter_of(name)
-    found, inputs, units = seen(adapter, ramps(*size))
-    places, inside = centres(found)
+    visible, inputs, units = seen(adapter, ramps(*size))
+    places, inside = centres(visible)
     assert inside.sum() > len(inside) / 3
-    shown = colours(adapter, inputs)[units.numpy()]
+    expected = colours(adapter, inputs)[units.numpy()]
     # Half a level of colour, and what resampling does at borders.
-    assert np.abs(places - shown)[inside].max() < 0.06
-    assert np.abs(places - shown)[inside].mean() < 0.02
+    assert np.abs(places - expected)[inside].max() < 0.06
+    assert np.abs(places - expected)[inside].mean() < 0.02
 
 
 def test_several_pictures_are_padded_where_the_family_pads_them():
     adapter = adapter_of("onevision_image")
-    found, inputs, _ = seen(adapter, ramps(120, 80), ramps(70, 150))
-    places, inside = centres(found)
+    visible, inputs, _ = seen(adapter, ramps(120, 80), ramps(70, 150))
+    places, inside = centres(visible)
     pixels = inputs["pixel_values"][:, 0, :2]
-    side = int(len(found.tokens) / 2) ** 0.5
+    side = int(len(visible.tokens) / 2) ** 0.5
     cut = pixels.unfold(2, 7, 7).unfold(3, 7, 7).mean((-1, -2)).flatten(2).transpose(1, 2)
-    shown = (cut.flatten(0, 1) * 0.5 + 0.5).numpy()
+    expected = (cut.flatten(0, 1) * 0.5 + 0.5).numpy()
     assert side == 4
     assert 0 < inside.sum() < len(inside)
-    assert np.abs(places - shown)[inside].max() < 0.05
+    assert np.abs(places - expected)[inside].max() < 0.05
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "onevision_image", "llava_next"])
 def test_one_picture_is_seen_whole(name):
-    found, *_ = seen(adapter_of(name), ramps(56, 42))
-    places, _ = centres(found)
+    visible, *_ = seen(adapter_of(name), ramps(56, 42))
+    places, _ = centres(visible)
     assert -0.01 < places.min() < 0.2  # a border cell may reach into the padding
     assert 0.8 < places.max() < 1.01
-    for view in range(len(found.views)):
-        mine = places[found.tokens[:, 0] == view]
+    for view in range(len(visible.grids)):
+        mine = places[visible.tokens[:, 0] == view]
         assert np.allclose(mine.mean(0), 0.5)
 
 
@@ -100,12 +100,12 @@ def test_one_picture_is_seen_whole(name):
 def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name, frames):
     adapter = adapter_of(name)
     clip = video([ramps(56, 56) for _ in range(4)], fps=2)
-    found, *_ = seen(adapter, clip)
-    assert len(found.shown) == frames
-    assert found.shown[1].name == ("1.0 s" if frames == 2 else "0.5 s")
+    visible, *_ = seen(adapter, clip)
+    assert len(visible.images) == frames
+    assert visible.images[1].name == ("1.0 s" if frames == 2 else "0.5 s")
     mixed, *_ = seen(adapter, clip, ramps(28, 56))
-    assert [len(mixed.shown), mixed.shown[-1].picture.size] == [frames + 1, (28, 56)]
-    assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.views)
+    assert [len(mixed.images), mixed.images[-1].picture.size] == [frames + 1, (28, 56)]
+    assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.grids)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -113,6 +113,6 @@ def test_every_visual_token_of_every_family_has_a_place(name):
     adapter = adapter_of(name)
     for chat in FAMILIES[name].chats:
         layout = adapter.layout(adapter.encode([chat]))
-        found = seen_by(adapter, chat, rows_of(layout)[0])
-        assert len(found.tokens) == layout.counts[0]
-        assert {view.shown for view in found.views} == set(range(len(found.shown)))
+        visible = visible_chat(adapter, chat, grid_rows(layout)[0])
+        assert len(visible.tokens) == layout.counts[0]
+        assert {view.image for view in visible.grids} == set(range(len(visible.images)))

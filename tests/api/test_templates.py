@@ -1,4 +1,4 @@
-"""Prompts of a folder follow its chat template, whatever file holds it; a family's own format in its place is told."""
+"""Prompts of a folder follow its chat template from any of its files; another format is logged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import espalier
-from espalier.harness.models import loader as loading
+from espalier.harness.models import chat_templates as templates
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.specs.run_spec import CHECKPOINT
 from tests.families import FAMILIES
 from tests.family_runs import saved
@@ -88,14 +89,14 @@ LAYOUTS = (
 def folder_of(family: str, layout: str, template: str | None, texts: str, to: Path) -> Path:
     """Return the folder of a tiny model with its chat template in one file, None: in none."""
     shutil.copytree(saved(family), to, dirs_exist_ok=True)
-    for name in loading.TEMPLATE_FILES:
+    for name in templates.TEMPLATE_FILES:
         file = to / name
         if "template" in name:
             file.unlink(missing_ok=True)
         elif file.is_file():
-            held = json.loads(file.read_text())
-            held.pop("chat_template", None)
-            file.write_text(json.dumps(held))
+            config = json.loads(file.read_text())
+            config.pop("chat_template", None)
+            file.write_text(json.dumps(config))
     if template is None:
         return to
     name, _, form = layout.partition(", ")
@@ -103,23 +104,23 @@ def folder_of(family: str, layout: str, template: str | None, texts: str, to: Pa
     if name.endswith(".jinja"):
         file.write_text(template)
         return to
-    held = json.loads(file.read_text()) if file.is_file() else {}
+    config = json.loads(file.read_text()) if file.is_file() else {}
     value: Any = texts if form == "texts" else template
     if form == "named":
         value = [{"name": "default", "template": template}, {"name": "tool_use", "template": "-"}]
-    file.write_text(json.dumps({**held, "chat_template": value}))
+    file.write_text(json.dumps({**config, "chat_template": value}))
     return to
 
 
 def prompt(model: espalier.Model) -> str:
-    with model.opened() as adapter:
-        return adapter.prompt(CHAT)
+    with model.open_adapter() as adapter:
+        return render_chat(adapter, CHAT)
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     logged: list[str] = []
-    monkeypatch.setattr(loading.log, "warning", lambda form, line: logged.append(form % line))
+    monkeypatch.setattr(templates.log, "warning", lambda form, line: logged.append(form % line))
     return logged
 
 
@@ -134,9 +135,9 @@ def test_a_folder_is_asked_in_its_own_format(
     assert prompt(espalier.load(folder, device="cpu")) == expected
     assert lines == []
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained", conversation=CHECKPOINT)
-    assert load_adapter(spec).prompt(CHAT) == expected
+    assert render_chat(load_adapter(spec), CHAT) == expected
     if "texts" not in layout:
-        assert loading.template_beside(spec) == template
+        assert templates.local_template(spec) == template
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -147,12 +148,12 @@ def test_the_familys_own_format_is_told_where_the_folder_has_another(
     folder = folder_of(family, layout, template, texts, tmp_path)
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained", conversation=None)
     adapter = load_adapter(spec)
-    assert adapter.prompt(CHAT) != expected
+    assert render_chat(adapter, CHAT) != expected
     (line,) = lines
     assert "prompts follow the family's own format" in line
     assert "model.conversation=checkpoint" in line
-    own = espalier.load(folder, device="cpu", conversation=None)
-    assert prompt(own) == adapter.prompt(CHAT)
+    model = espalier.load(folder, device="cpu", conversation=None)
+    assert prompt(model) == render_chat(adapter, CHAT)
     assert len(lines) == 2
 
 

@@ -1,4 +1,4 @@
-"""A model in memory: its family and sizes are its own, and it is given back as it was."""
+"""A model in memory: family and sizes are measured, and the model is restored afterwards."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LIBRARY = "_output_capturing_hooks_installed"
 
 def hooks(module: Any) -> list[str]:
     """The hooks of a module, but for transformers' own."""
-    found = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return [str(one) for one in found if one.__name__ != "output_capturing_hook"]
+    handles = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return [str(hook) for hook in handles if hook.__name__ != "output_capturing_hook"]
 
 
 def state(model: Any, processor: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def state(model: Any, processor: Any) -> dict[str, Any]:
         "attributes": [
             (n, sorted({*vars(module)} - {LIBRARY})) for n, module in model.named_modules()
         ],
-        "weights": [float(one.detach().double().sum()) for one in model.parameters()],
+        "weights": [float(parameter.detach().double().sum()) for parameter in model.parameters()],
         "template": processor.chat_template,
         "processor": {name: str(value) for name, value in vars(processor).items()},
         "padding": (
@@ -94,7 +94,7 @@ def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
 def test_facts_are_read_off_the_model(name):
     spec = FAMILIES[name].spec
     adapter = adapter_of(name)
-    found = read_facts(adapter, adapter.lacking, adapter.patch_tokens)
+    facts = read_facts(adapter, adapter.lacking, adapter.patch_tokens)
     for fact in (
         "text",
         "tower",
@@ -104,7 +104,7 @@ def test_facts_are_read_off_the_model(name):
         "class_attention",
         "rotary_axes",
     ):
-        assert getattr(found, fact) == getattr(spec.facts, fact), fact
+        assert getattr(facts, fact) == getattr(spec.facts, fact), fact
 
 
 @pytest.mark.sampled(4)
@@ -130,13 +130,13 @@ def test_the_user_goes_on_with_the_model_and_nothing_is_left():
 
 def test_methods_may_be_open_inside_one_another():
     taken = espalier.wrap(*loaded("llava"))
-    asked = {"media": picture(0), "question": QUESTION, "max_new_tokens": 4}
+    request = {"media": picture(0), "question": QUESTION, "max_new_tokens": 4}
     with espalier.apply(taken, "none") as plain:
-        alone = plain.ask(**asked)
+        single = plain.ask(**request)
         with espalier.apply(taken, "fastv", ratio=0.5) as pruned:
-            assert pruned.ask(**asked).kept == 8
-            assert plain.ask(**asked).text == alone.text
-        assert plain.ask(**asked).text == alone.text
+            assert pruned.ask(**request).kept == 8
+            assert plain.ask(**request).text == single.text
+        assert plain.ask(**request).text == single.text
 
 
 def test_wrapped_and_loaded_answer_alike():
@@ -170,11 +170,11 @@ def test_a_model_of_no_family_is_refused_by_name():
         "num_attention_heads": 1,
         "vocab_size": 8,
     }
-    other = LlamaForCausalLM(LlamaConfig(**sizes))
+    llama = LlamaForCausalLM(LlamaConfig(**sizes))
     with pytest.raises(
         espalier.UserError, match=r"model_type='llama' is unknown.*; valid: .*llava.*qwen2_vl"
     ):
-        espalier.wrap(other, None)
+        espalier.wrap(llama, None)
     with pytest.raises(espalier.UserError, match="model_type='None'"):
         espalier.wrap(object(), None)
     model, processor = loaded("llava")
@@ -192,7 +192,8 @@ def test_a_folder_without_a_file_of_conf_is_read_by_its_own_configuration():
     assert config_of(model.spec)["model_type"] == "internvl"
     assert model.spec.facts.text == FAMILIES["internvl"].spec.facts.text
     with pytest.raises(
-        espalier.UserError, match="do not say all that is needed; valid: a name of conf/model"
+        espalier.UserError,
+        match="do not describe the model completely; valid: a name of conf/model",
     ):
         espalier.load(saved("deepseek_ocr"))
 
@@ -201,7 +202,7 @@ def test_what_was_calibrated_on_a_checkpoint_is_refused_for_a_model_in_memory():
     taken = espalier.wrap(*loaded("llava"))
     for method in ("d2pruner", "fitprune"):
         with pytest.raises(
-            espalier.UserError, match=f"'{method}' reads what was calibrated on a checkpoint"
+            espalier.UserError, match=f"'{method}' reads a calibration of a checkpoint"
         ):
             espalier.apply(taken, method, ratio=0.5)
 

@@ -12,7 +12,8 @@ from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.flops import flops_block, sample_flops
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.session import Session
-from espalier.harness.models.chat_media import marked
+from espalier.harness.models.chat_media import place_media
+from espalier.harness.models.chat_templates import render_chat
 from espalier.methods.none import NoReduction
 from tests.decoding.test_speculation import DECODERS, GREEDY, speculation, target
 from tests.families import FAMILIES
@@ -114,7 +115,7 @@ def test_every_decoder_answers_a_text_alone(name: str) -> None:
 
 def words(adapter: Any, asked: list[dict]) -> str:
     """What the prompt of a chat says, as it goes to the processor."""
-    return str(adapter.prompt(marked(asked, adapter.placeholders, adapter.inline)))
+    return str(render_chat(adapter, place_media(asked, adapter.placeholders, adapter.inline)))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_qwen_never_reads_a_mark_and_no_text_can_forge_a_placeholder() -> None:
 
 def test_a_chat_without_marks_stays_the_object_it_was() -> None:
     asked = chat("w1 < image >", 0)
-    assert marked(asked, ("<image>",), "<image>") is asked
+    assert place_media(asked, ("<image>",), "<image>") is asked
 
 
 def test_a_text_alone_can_be_refused() -> None:

@@ -24,7 +24,7 @@ from espalier.harness.kinds.checks.separator_check import OF_PATCHES
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.compressor import cache_blocks, check_held
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.models.frame_pools import Pooling
+from espalier.harness.models.llava_onevision import Pooling
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError, TokenReducer

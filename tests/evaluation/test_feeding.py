@@ -28,7 +28,7 @@ from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluat
 from espalier.harness.evaluation.prefetch import AHEAD, Feeder, Reading, look_ahead
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
 from espalier.harness.specs.run_spec import AUTO_PREFETCH
 from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
@@ -279,15 +279,15 @@ def test_answers_of_every_kind_are_the_same_to_the_byte(
 def test_a_processor_of_its_own_prepares_the_same_beside_another(name: str) -> None:
     """Tokenizers take one thread at a time: the reader's is a copy, whatever the other does meanwhile."""
     family = FAMILIES[name]
-    adapter = ADAPTERS.load(family.spec.adapter).load(family.spec)
+    adapter = load_adapter(family.spec)
     chats = list(family.chats)
     expected = adapter.encode(chats)
-    assert adapter.apart.processor.tokenizer is not adapter.processor.tokenizer
-    assert adapter.apart.model is adapter.model
+    assert adapter.thread_copy.processor.tokenizer is not adapter.processor.tokenizer
+    assert adapter.thread_copy.model is adapter.model
     found: list[Mapping[str, Any]] = []
 
     def read() -> None:
-        found.extend(adapter.moved(adapter.apart.prepare(chats)) for _ in range(3))
+        found.extend(adapter.to_device(adapter.thread_copy.prepare(chats)) for _ in range(3))
 
     thread = threading.Thread(target=read)
     thread.start()

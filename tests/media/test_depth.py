@@ -1,4 +1,4 @@
-"""Pictures of more than 8 bits a channel, and transparent ones: scaled by their range, laid on white, or refused."""
+"""Pictures with more than 8 bits per channel, and transparent ones: scaled, composited on white, or refused."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def stored(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return out.getvalue()
 
 
-def pgm(values: np.ndarray, most: int) -> bytes:
-    return f"P5 64 64 {most}\n".encode() + values.astype(">u2").tobytes()
+def pgm(values: np.ndarray, maximum: int) -> bytes:
+    return f"P5 64 64 {maximum}\n".encode() + values.astype(">u2").tobytes()
 
 
 def twelve_bits() -> bytes:
-    """Return a TIFF whose samples take 12 bits, two of them three bytes."""
+    """Return a TIFF with 12-bit samples, two of them in three bytes."""
     values = (RAMP // 16).ravel().astype(np.uint32)
     pairs = (values[0::2] << 12) | values[1::2]
     packed = b"".join(struct.pack(">I", pair)[1:] for pair in pairs.tolist())
@@ -76,7 +76,7 @@ def test_wide_pictures_are_scaled_by_their_own_range(name: str) -> None:
     ],
 )
 def test_values_without_a_known_range_are_refused_in_one_line(source: Any) -> None:
-    with pytest.raises(UserError, match=r"no range that is known; valid: values in \[0, ") as got:
+    with pytest.raises(UserError, match=r"of unknown range; valid: values in \[0, ") as got:
         open_image(source)
     assert "\n" not in str(got.value)
 
@@ -137,7 +137,7 @@ def test_half_clear_is_half_white_and_opaque_pictures_do_not_change() -> None:
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
 def test_a_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=f"is {size[0]}x{size[1]}; valid: one that has pixels"):
+    with pytest.raises(UserError, match=f"is {size[0]}x{size[1]}; valid: an image with pixels"):
         open_image(Image.new("RGB", size))
 
 

@@ -1,4 +1,4 @@
-"""Frames and images from real files, held against a slow decode of everything and against known pixels."""
+"""Frames and images from real files, compared with a slow decode of all frames and with known pixels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from espalier.harness.errors import UserError
 from espalier.harness.media import frame_decoder as decoding
 from espalier.harness.media import frames, timeline
 from espalier.harness.media.container import _video_stream
-from espalier.harness.media.frame_rules import THINNED, each_second, frames_wanted, pick, thinned
+from espalier.harness.media.frame_rules import (
+    THINNED,
+    each_second,
+    rule_indices,
+    target_count,
+    thinned_indices,
+)
 from espalier.harness.media.frames import sample_frames
 from espalier.harness.media.images import open_image
 from espalier.harness.media.timeline import read_timeline
@@ -54,7 +60,7 @@ def encode(
     sound: bool = False,
     draw: Callable[[int], np.ndarray] = picture,
 ) -> Path:
-    """Write a video of 25 frames per second, or one whose frames are shown at the given times."""
+    """Write a video of 25 frames per second, or one with the given frame times."""
     base = Fraction(1, 1000) if milliseconds else Fraction(1, 25)
     height, width = draw(0).shape[:2]
     with av.open(str(path), "w", format=container, options=mux or {}) as out:
@@ -84,9 +90,9 @@ def decode_everything(path: Path) -> tuple[list[np.ndarray], list[float]]:
         stream = container.streams.video[0]
         # One thread: no race can change what the others are held against.
         stream.thread_type, stream.thread_count = "NONE", 1
-        shown = list(container.decode(stream))
-        times = [float(f.pts * f.time_base) if f.pts is not None else float("nan") for f in shown]
-        return [f.to_ndarray(format="rgb24") for f in shown], [t - times[0] for t in times]
+        frames = list(container.decode(stream))
+        times = [float(f.pts * f.time_base) if f.pts is not None else float("nan") for f in frames]
+        return [f.to_ndarray(format="rgb24") for f in frames], [t - times[0] for t in times]
 
 
 VIDEOS = {
@@ -132,7 +138,7 @@ def plain(folder: Path) -> Path:
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.sampled_from(["uniform", "centre", "fps"]))
 def test_indices_ascend_differ_and_lie_within(total: int, count: int, rule: str) -> None:
-    taken = pick(total, min(count, total), rule)
+    taken = rule_indices(total, min(count, total), rule)
     assert len(taken) == min(count, total)
     assert list(taken) == sorted(set(taken))
     assert taken[0] >= 0
@@ -143,7 +149,7 @@ def test_indices_ascend_differ_and_lie_within(total: int, count: int, rule: str)
 def test_the_rate_rule_takes_an_even_number_within_its_cap(
     total: int, cap: int, rate: float, fps: float
 ) -> None:
-    taken = frames_wanted(total, cap, "fps", rate, fps)
+    taken = target_count(total, cap, "fps", rate, fps)
     assert taken % 2 == 0
     assert 2 <= taken <= min(cap, total)
     if 4 <= total / fps * rate <= min(cap, total) - 2:
@@ -153,26 +159,30 @@ def test_the_rate_rule_takes_an_even_number_within_its_cap(
 @pytest.mark.parametrize("total", [33, 100, 999, 5400])
 def test_rules_are_those_of_the_evaluations(total: int) -> None:
     count = 32
-    assert pick(total, count, "uniform") == tuple(np.linspace(0, total - 1, count, dtype=int))
+    assert rule_indices(total, count, "uniform") == tuple(
+        np.linspace(0, total - 1, count, dtype=int)
+    )
     segment = float(total - 1) / count
-    assert pick(total, count, "centre") == tuple(
+    assert rule_indices(total, count, "centre") == tuple(
         int(0 + (segment / 2) + np.round(segment * i)) for i in range(count)
     )
-    assert pick(total, count, "fps") == tuple(np.linspace(0, total - 1, count).round().astype(int))
+    assert rule_indices(total, count, "fps") == tuple(
+        np.linspace(0, total - 1, count).round().astype(int)
+    )
 
 
 def test_one_uniform_frame_is_the_first_and_one_centre_frame_the_middle() -> None:
-    assert pick(101, 1, "uniform") == (0,)
-    assert pick(101, 1, "centre") == (50,)
-    assert pick(3, 3, "centre") == (0, 1, 2)
+    assert rule_indices(101, 1, "uniform") == (0,)
+    assert rule_indices(101, 1, "centre") == (50,)
+    assert rule_indices(3, 3, "centre") == (0, 1, 2)
 
 
 def test_rate_counts_by_hand() -> None:
-    assert frames_wanted(250, 768, "fps", 2.0, 25.0) == 20  # ten seconds
-    assert frames_wanted(250, 8, "fps", 2.0, 25.0) == 8  # capped
-    assert frames_wanted(25, 768, "fps", 2.0, 25.0) == 4  # one second, and at least four
-    assert frames_wanted(3, 768, "fps", 2.0, 25.0) == 2  # even
-    assert frames_wanted(290, 768, "fps", 1.0, 29.0) == 10
+    assert target_count(250, 768, "fps", 2.0, 25.0) == 20  # ten seconds
+    assert target_count(250, 8, "fps", 2.0, 25.0) == 8  # capped
+    assert target_count(25, 768, "fps", 2.0, 25.0) == 4  # one second, and at least four
+    assert target_count(3, 768, "fps", 2.0, 25.0) == 2  # even
+    assert target_count(290, 768, "fps", 1.0, 29.0) == 10
 
 
 # Frames
@@ -186,8 +196,8 @@ def test_frames_are_exactly_those_of_a_full_decode(name: str, folder: Path) -> N
     for count, rule in [(1, "uniform"), (5, "uniform"), (7, "centre"), (6, "fps"), (13, "uniform")]:
         clip = sample_frames(path, count, rule)
         assert clip.total_frames == len(every)
-        wanted = frames_wanted(len(every), count, rule, 2.0, fps)
-        assert clip.indices == pick(len(every), wanted, rule)
+        wanted = target_count(len(every), count, rule, 2.0, fps)
+        assert clip.indices == rule_indices(len(every), wanted, rule)
         assert clip.frames.dtype == np.uint8
         for place, index in enumerate(clip.indices):
             np.testing.assert_array_equal(clip.frames[place], every[index])
@@ -213,7 +223,7 @@ def test_trusted_packets_are_decoded_in_groups(
     through: list[object] = []
     real = frames.decode_through
     monkeypatch.setattr(
-        frames, "decode_through", lambda *given: (through.append(given), real(*given))[1]
+        frames, "decode_through", lambda *args: (through.append(args), real(*args))[1]
     )
     sample_frames(path, 5)
     assert len(through) == (0 if grouped else 1)
@@ -230,8 +240,8 @@ def test_times_that_a_demuxer_made_up_are_not_trusted(
     assert believed is not None
     wrong = []
     for index in range(60):
-        found = decoding.decode_groups(path, believed, [index])
-        if found is not None and not np.array_equal(found[0], every[index]):
+        frames = decoding.decode_groups(path, believed, [index])
+        if frames is not None and not np.array_equal(frames[0], every[index]):
             wrong.append(index)
     assert wrong  # alone in its group, a frame in the wrong place looks right
 
@@ -244,9 +254,9 @@ def test_only_the_groups_that_hold_wanted_frames_are_decoded(
     fed: list[object] = []
     real = decoding._through
 
-    def counted(*given: object) -> list[av.VideoFrame]:
-        fed.extend(shown := list(real(*given)))
-        return shown
+    def counted(*args: object) -> list[av.VideoFrame]:
+        fed.extend(frames := list(real(*args)))
+        return frames
 
     monkeypatch.setattr(decoding, "_through", counted)
     found = decoding.decode_groups(plain, listed, [0, 30, 59])
@@ -292,8 +302,8 @@ def test_rotation_is_applied(folder: Path) -> None:
     path = encode(folder / "upright.mp4", 3, options=H264, draw=corner)
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 4 + 40  # the matrix: x' = -y, y' = x, a quarter turn clockwise
-    one = 1 << 16
-    struct.pack_into(">9i", data, at, 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)
+    full_turn = 1 << 16
+    struct.pack_into(">9i", data, at, 0, full_turn, 0, -full_turn, 0, 0, 0, 0, 1 << 30)
     turned = folder / "turned.mp4"
     turned.write_bytes(data)
     assert sample_frames(path, 1).frames.shape == (1, 32, 64, 3)
@@ -307,7 +317,7 @@ def test_rotation_is_applied(folder: Path) -> None:
 def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     path = encode(folder / "short.mp4", 5, options=H264)
     with pytest.raises(
-        UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames .*8"
+        UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames, .*8"
     ) as got:
         sample_frames(path, 8, short="error")
     assert "\n" not in str(got.value)
@@ -319,7 +329,7 @@ def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     lone = encode(folder / "lone.mp4", 1, options=H264)
     assert sample_frames(lone, 1).duration > 0
     assert sample_frames(lone, 8, "fps", short="all").indices == (0,)
-    with pytest.raises(UserError, match="1 frames where 2 are wanted"):
+    with pytest.raises(UserError, match="1 frames, fewer than 2"):
         sample_frames(lone, 8, "fps", short="error")
 
 
@@ -327,7 +337,7 @@ def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
 def test_frames_of_a_short_video_repeat_as_in_the_evaluations(folder: Path, total: int) -> None:
     """The formulas of lmms-eval's LLaVA-OneVision and InternVL classes, which know no shortest video."""
     path = encode(folder / "few.mp4", total, options=H264)
-    shown = np.stack(decode_everything(path)[0])
+    frames = np.stack(decode_everything(path)[0])
     segment = (total - 1) / 8
     for rule, expected in {
         "uniform": [int(place) for place in np.linspace(0, total - 1, 8)],
@@ -336,7 +346,7 @@ def test_frames_of_a_short_video_repeat_as_in_the_evaluations(folder: Path, tota
         clip = sample_frames(path, 8, rule)
         assert list(clip.indices) == expected
         assert len(set(expected)) < 8
-        np.testing.assert_array_equal(clip.frames, shown[expected])
+        np.testing.assert_array_equal(clip.frames, frames[expected])
         assert len(clip.timestamps) == len(clip.metadata()["frames_indices"]) == 8
     assert sample_frames(path, 8, "fps").indices == {1: (0, 0), 3: (0, 2), 5: (0, 1, 3, 4)}[total]
 
@@ -431,7 +441,7 @@ def test_files_that_lost_their_end_are_refused(folder: Path) -> None:
         "nearly.mp4": whole[:-3],
     }.items():
         (folder / name).write_bytes(data)
-        with pytest.raises(UserError, match=f"{name}' is cut short"):
+        with pytest.raises(UserError, match=f"{name}' is truncated"):
             sample_frames(folder / name, 4)
     tail = encode(folder / "tail.mp4", 60, options=H264).read_bytes()
     (folder / "headless.mp4").write_bytes(tail[: len(tail) // 2])
@@ -439,7 +449,7 @@ def test_files_that_lost_their_end_are_refused(folder: Path) -> None:
         sample_frames(folder / "headless.mp4", 4)
     matroska = encode(folder / "whole.mkv", 100, options=H264).read_bytes()
     (folder / "cut.mkv").write_bytes(matroska[: len(matroska) // 2])
-    with pytest.raises(UserError, match=r"cut\.mkv' is cut short"):
+    with pytest.raises(UserError, match=r"cut\.mkv' is truncated"):
         sample_frames(folder / "cut.mkv", 4)
 
 
@@ -467,16 +477,16 @@ def test_damage_ends_in_a_clip_or_in_one_line(folder: Path) -> None:
 def test_processors_take_a_clip_as_it_is(plain: Path) -> None:
     clip = sample_frames(plain, 4)
     onevision = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})
-    given = onevision(
+    args = onevision(
         videos=clip.frames,
         video_metadata=clip.metadata(),
         do_sample_frames=False,
         return_metadata=True,
         return_tensors="pt",
     )
-    assert given["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
-    assert given["video_metadata"][0].frames_indices == list(clip.indices)
-    assert given["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
+    assert args["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
+    assert args["video_metadata"][0].frames_indices == list(clip.indices)
+    assert args["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
     qwen = Qwen2VLVideoProcessor()(
         videos=clip.frames,
         video_metadata=clip.metadata(),
@@ -592,31 +602,31 @@ def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_rules_by_the_clock_thin_out_only_what_is_too_much() -> None:
     # Ten seconds at 30 a second: one frame a second, unless five must do.
-    assert thinned(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
-    assert thinned(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
-    assert thinned(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
+    assert thinned_indices(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
+    assert thinned_indices(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
+    assert thinned_indices(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
     # Two a second are twenty, at whole frames over the whole video; eight of these.
     twenty = tuple(int(i) for i in np.linspace(0, 299, 20).round())
-    assert thinned(300, 32, "fps_then_few", 2.0, 30.0) == twenty
-    assert thinned(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
+    assert thinned_indices(300, 32, "fps_then_few", 2.0, 30.0) == twenty
+    assert thinned_indices(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
         twenty[int(i)] for i in np.linspace(0, 19, 8)
     )
 
 
 def test_rules_of_other_evaluations() -> None:
-    assert pick(10, 4, "floor") == (0, 2, 5, 7)
-    assert frames_wanted(1000, 33, "pairs", 2.0, 30.0) == 32
-    assert frames_wanted(7, 32, "pairs", 2.0, 30.0) == 6
-    assert frames_wanted(1, 32, "pairs", 2.0, 30.0) == 2
-    assert pick(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
+    assert rule_indices(10, 4, "floor") == (0, 2, 5, 7)
+    assert target_count(1000, 33, "pairs", 2.0, 30.0) == 32
+    assert target_count(7, 32, "pairs", 2.0, 30.0) == 6
+    assert target_count(1, 32, "pairs", 2.0, 30.0) == 2
+    assert rule_indices(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.floats(1, 120))
 def test_thinned_frames_ascend_and_never_repeat(total: int, count: int, fps: float) -> None:
     for rule in THINNED:
-        found = thinned(total, max(count, 2), rule, 1.0, fps)
-        assert found[0] >= 0
-        assert found[-1] < total
+        frames = thinned_indices(total, max(count, 2), rule, 1.0, fps)
+        assert frames[0] >= 0
+        assert frames[-1] < total
         if total >= 4:
-            assert list(found) == sorted(set(found))
-            assert len(found) <= max(count, 2)
+            assert list(frames) == sorted(set(frames))
+            assert len(frames) <= max(count, 2)

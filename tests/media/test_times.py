@@ -1,4 +1,4 @@
-"""Rates and times of videos: what the frames show, whatever the container's header states."""
+"""Rates and times of videos follow the frames, not the container's header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LaViDa and LLaDA-V written out slowly from their description, in fp64, on a release's tensors by its own names."""
+"""LaViDa and LLaDA-V in fp64, written out from their descriptions, on a release's tensors by its own names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Reference:
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], pooled: bool, side: int, patch: int, most: int
+        self, tensors: Mapping[str, Tensor], pooled: bool, side: int, patch: int, max_tiles: int
     ):
         self.of = {name: value.double() for name, value in tensors.items()}
-        self.pooled, self.side, self.patch, self.most = pooled, side, patch, most
+        self.pooled, self.side, self.patch, self.most = pooled, side, patch, max_tiles
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         out = x @ self.of[f"{name}.weight"].T
@@ -42,7 +42,7 @@ class Reference:
     # ------------------------------------------------------------------ tower
 
     def tower(self, picture: Tensor) -> Tensor:
-        """(3, S, S) pixels to (patches, D), behind the last layer that there is and before any last norm."""
+        """Return (patches, D) features of (3, S, S) pixels after the last layer, before a final norm."""
         n = self.side // self.patch
         weight = self.of[f"{TOWER}embeddings.patch_embedding.weight"].flatten(1)
         rows = []
@@ -70,38 +70,38 @@ class Reference:
         return scaled * self.of[f"{name}.weight"] + self.of[f"{name}.bias"]
 
     def tower_attention(self, x: Tensor, at: str) -> Tensor:
-        q, k, v = (self.linear(x, f"{at}{one}_proj") for one in "qkv")
+        q, k, v = (self.linear(x, f"{at}{letter}_proj") for letter in "qkv")
         return self.linear(attend(q, k, v), f"{at}out_proj")
 
     # ------------------------------------------------------------------ from views to tokens
 
     def views(self, pictures: Tensor) -> list[Tensor]:
         """(V, 3, S, S) pixels to the projected features of each view."""
-        found = []
+        views = []
         for picture in pictures.double():
             wide = self.linear(self.tower(picture), "model.mm_projector.0")
             bent = 0.5 * wide * (1 + torch.erf(wide / sqrt(2)))
-            found.append(self.linear(bent, "model.mm_projector.2"))
-        return found
+            views.append(self.linear(bent, "model.mm_projector.2"))
+        return views
 
     def image(self, pictures: Tensor, size: tuple[int, int], shape: tuple[int, int]) -> Tensor:
         """One image, its base view and `shape` (rows, columns) of tiles, to its tokens."""
         views = [self.grid(view) for view in self.views(pictures)]
         if self.pooled:
             views = [resized(view, ceil(len(view) / 2), ceil(len(view) / 2)) for view in views]
-        whole, tiles = views[0], views[1:]
+        global_view, tiles = views[0], views[1:]
         if not tiles:
-            return torch.cat([whole.flatten(0, 1), self.of["model.image_newline"][None]])
+            return torch.cat([global_view.flatten(0, 1), self.of["model.image_newline"][None]])
         rows, columns = shape
         plane = torch.cat(
             [torch.cat(tiles[r * columns : (r + 1) * columns], 1) for r in range(rows)]
         )
         plane = unpadded(plane, size)
-        n = len(whole)
+        n = len(global_view)
         shrink = sqrt(plane.shape[0] * plane.shape[1] / (self.most * n * n))
         if not self.pooled and shrink > 1.1:
             plane = resized(plane, int(plane.shape[0] // shrink), int(plane.shape[1] // shrink))
-        tokens = list(whole.flatten(0, 1))
+        tokens = list(global_view.flatten(0, 1))
         for row in plane:
             tokens += [*row, self.of["model.image_newline"]]
         return torch.stack(tokens)
@@ -176,9 +176,9 @@ class Reference:
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(L, D) each; softmax over all keys, head by head."""
     out = []
-    for one in range(HEADS):
+    for head in range(HEADS):
         size = q.shape[1] // HEADS
-        part = slice(one * size, (one + 1) * size)
+        part = slice(head * size, (head + 1) * size)
         scores = (q[:, part] @ k[:, part].T / sqrt(size)).exp()
         out.append(scores / scores.sum(1, keepdim=True) @ v[:, part])
     return torch.cat(out, 1)
@@ -190,12 +190,12 @@ def turned(x: Tensor) -> Tensor:
     half = size // 2
     places = torch.arange(len(x), dtype=torch.float64)
     out = x.clone()
-    for one in range(HEADS):
+    for head in range(HEADS):
         for i in range(half):
             angle = places * THETA ** (-2 * i / size)
-            a, b = x[:, one * size + i], x[:, one * size + half + i]
-            out[:, one * size + i] = a * angle.cos() - b * angle.sin()
-            out[:, one * size + half + i] = b * angle.cos() + a * angle.sin()
+            a, b = x[:, head * size + i], x[:, head * size + half + i]
+            out[:, head * size + i] = a * angle.cos() - b * angle.sin()
+            out[:, head * size + half + i] = b * angle.cos() + a * angle.sin()
     return out
 
 
@@ -203,12 +203,12 @@ def resized(plane: Tensor, rows: int, columns: int) -> Tensor:
     """Bilinear interpolation of a (H, W, D) plane between the centres of its cells, without smoothing."""
 
     def taps(n: int, m: int) -> list[tuple[int, int, float]]:
-        found = []
+        taps = []
         for place in range(m):
             at = max((place + 0.5) * n / m - 0.5, 0.0)
             low = int(at)
-            found.append((low, min(low + 1, n - 1), at - low))
-        return found
+            taps.append((low, min(low + 1, n - 1), at - low))
+        return taps
 
     down = [(1 - s) * plane[a] + s * plane[b] for a, b, s in taps(plane.shape[0], rows)]
     turned = torch.stack(down).transpose(0, 1)
@@ -232,9 +232,9 @@ def plane_for(size: tuple[int, int], planes: Sequence[Sequence[int]]) -> tuple[i
     chosen = (0, 0)
     for high, wide in planes:
         scale = min(wide / size[1], high / size[0])
-        seen = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
-        if best is None or (seen, -(high * wide - seen)) > best:
-            best, chosen = (seen, -(high * wide - seen)), (high, wide)
+        area = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
+        if best is None or (area, -(high * wide - area)) > best:
+            best, chosen = (area, -(high * wide - area)), (high, wide)
     return chosen
 
 
@@ -249,8 +249,8 @@ def pixels(
     else:
         inner = (min(ceil(picture.width * scale), wide), high)
     canvas = Image.new("RGB", (wide, high))
-    shown = picture.resize(inner, Image.Resampling.BICUBIC)
-    canvas.paste(shown, ((wide - inner[0]) // 2, (high - inner[1]) // 2))
+    resized = picture.resize(inner, Image.Resampling.BICUBIC)
+    canvas.paste(resized, ((wide - inner[0]) // 2, (high - inner[1]) // 2))
     views = [picture.resize((side, side), Image.Resampling.BICUBIC)]
     for top in range(0, high, side):
         for left in range(0, wide, side):

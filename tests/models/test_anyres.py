@@ -1,4 +1,4 @@
-"""AnyRes packing: every token is traced to its projector units, against the model's own packing and by hand."""
+"""AnyRes packing: projector units of every token, compared with the model's packing and by hand."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def packings(adapter, inputs, features):
     model = adapter.model.model
     newline = torch.full(features.shape[-1:], torch.nan, dtype=features.dtype)
     tiles = [
-        item.work.units // PATCHES for found in adapter.items(inputs).values() for item in found
+        item.work.units // PATCHES for items in adapter.items(inputs).values() for item in items
     ]
     views = features.view(-1, PATCHES, features.shape[-1]).split(tiles)
-    more = {"vision_feature_select_strategy": "default"}
+    options = {"vision_feature_select_strategy": "default"}
     if adapter.spec.adapter == "llava_onevision":
-        more = {"vision_aspect_ratio": model.config.vision_aspect_ratio}
+        options = {"vision_aspect_ratio": model.config.vision_aspect_ratio}
     packed, _ = model.pack_image_features(
-        list(views), inputs["image_sizes"], image_newline=newline, **more
+        list(views), inputs["image_sizes"], image_newline=newline, **options
     )
     return packed
 
 
 def unit_features(adapter, inputs, width=6):
-    units = sum(item.work.units for found in adapter.items(inputs).values() for item in found)
+    units = sum(item.work.units for items in adapter.items(inputs).values() for item in items)
     return torch.randn(
         units, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
     )
@@ -86,8 +86,8 @@ def test_tokens_are_the_units_that_the_models_packing_puts_there(adapters, name)
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
 def test_placeholders_are_as_many_as_the_processor_writes(adapters, name):
     adapter = adapters[name]
-    for one in sized(*SIZES.values()):
-        inputs = adapter.encode([one])
+    for request in sized(*SIZES.values()):
+        inputs = adapter.encode([request])
         token = adapter.model.config.image_token_id
         (item,) = adapter.items(inputs)[token]
         assert len(item) == int((inputs["input_ids"] == token).sum())
@@ -184,7 +184,7 @@ def test_a_lone_tile_is_the_global_view_and_one_newline(adapters):
     """Several images in one prompt are not cut into crops."""
     adapter = adapters["llava_onevision"]
     inputs = adapter.encode([chat("w", picture(0, 60, 30), picture(1, 20, 80)), *sized((28, 28))])
-    first, second, alone = adapter.items(inputs)[adapter.model.config.image_token_id]
+    first, second, single = adapter.items(inputs)[adapter.model.config.image_token_id]
     for number, item in enumerate((first, second)):
         assert len(item) == PATCHES + 1
         assert item.prunable.tolist() == [True] * PATCHES + [False]
@@ -193,5 +193,5 @@ def test_a_lone_tile_is_the_global_view_and_one_newline(adapters):
         )
         assert not item.tile[:PATCHES].any()
         assert item.work.units == PATCHES
-    assert alone.work.units == 2 * PATCHES
-    assert int(alone.source.min()) == 2 * PATCHES
+    assert single.work.units == 2 * PATCHES
+    assert int(single.source.min()) == 2 * PATCHES

@@ -1,4 +1,4 @@
-"""What a chat holds: every setting of a video reaches the file, and what would be answered wrongly is refused."""
+"""Media of a chat: every setting of a video is used, and requests that would be answered wrongly are refused."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def chat(*parts: dict[str, Any]) -> Chat:
 
 
 def test_every_setting_of_a_video_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def sample(path: Path, n_frames: int, rule: str, short: str, rate: float) -> Any:
-        asked.append({"path": path, "frames": n_frames, "rule": rule, "short": short, "rate": rate})
+        calls.append({"path": path, "frames": n_frames, "rule": rule, "short": short, "rate": rate})
         return SimpleNamespace()
 
     assert sample_frames.__code__.co_varnames[:5] == sample.__code__.co_varnames[:5]
     monkeypatch.setattr(chats, "sample_frames", sample)
     media = media_of(0, chat({"type": "video", "video": "a.mp4"}), VIDEO)
-    settings = {one.name: getattr(VIDEO, one.name) for one in fields(VideoSpec)}
-    assert asked == [{"path": "a.mp4", **settings}]
+    settings = {field.name: getattr(VIDEO, field.name) for field in fields(VideoSpec)}
+    assert calls == [{"path": "a.mp4", **settings}]
     assert (len(media.clips), len(media.pictures)) == (1, 0)
 
 

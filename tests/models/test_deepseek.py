@@ -1,4 +1,4 @@
-"""DeepSeek-OCR: views and their places, token counts of all modes, pixels, the prompt, the release's tensor names."""
+"""DeepSeek-OCR: views and their positions, token counts of all modes, pixels, prompt, tensor names of the release."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
-from espalier.harness.models.deepseek_ocr_answers import as_transformers, as_vllm
+from espalier.harness.models.deepseek_ocr import as_transformers, as_vllm
 from espalier.harness.models.deepseek_ocr_images import OcrImageProcessor
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
@@ -59,12 +59,12 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
         adapter.model.model.view_separator.fill_(-2.0)
     inputs = adapter.encode(FAMILIES[name].chats)
     layout = adapter.layout(inputs)
-    seen, entered = [0], {}
+    calls, entered = [0], {}
 
     def number(module, args, output):
-        start = seen[0]
-        seen[0] += output.shape[0] * output.shape[1]
-        numbers = torch.arange(start, seen[0]).float()
+        start = calls[0]
+        calls[0] += output.shape[0] * output.shape[1]
+        numbers = torch.arange(start, calls[0]).float()
         return numbers.view(*output.shape[:2], 1).expand_as(output)
 
     adapter.projector.register_forward_hook(number)
@@ -81,13 +81,13 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
         units = entered["hidden"][row, visual, 0]
         assert torch.equal(units.long(), layout.source[row, :count, 0])
         numbers += units.tolist()
-        rest = holders[row].clone()
-        rest[visual] = False
-        special = entered["hidden"][row, rest, 0]
+        others_row = holders[row].clone()
+        others_row[visual] = False
+        special = entered["hidden"][row, others_row, 0]
         assert ((special == -1) | (special == -2)).all()  # no cell among what is never pruned
         assert layout.special[row] == len(special)
         separators += int((special == -2).sum())
-    assert sorted(numbers) == list(range(seen[0]))
+    assert sorted(numbers) == list(range(calls[0]))
     assert separators == len(inputs["pixel_values"])
 
 
@@ -96,8 +96,8 @@ def test_crops_are_one_plane_before_the_whole_image():
     adapter = load_adapter(GUNDAM)
     layout = adapter.layout(adapter.encode([chat("w1", picture(0, 64, 36))]))
     crops = [(0, 1, row, column) for row in range(2) for column in range(4)]
-    whole = [(0, 0, row, column) for row in range(3) for column in range(3)]
-    assert [tuple(place) for place in layout.grid[0].tolist()] == crops + whole
+    global_view = [(0, 0, row, column) for row in range(3) for column in range(3)]
+    assert [tuple(place) for place in layout.grid[0].tolist()] == crops + global_view
     assert layout.tile[0].tolist() == [1, 1, 2, 2] * 2 + [0] * 9
     assert layout.source[0, :, 0].tolist() == [9, 10, 13, 14, 11, 12, 15, 16, *range(9)]
     assert layout.special == (2 + 3 + 1,)
@@ -177,19 +177,21 @@ def processed(name, still):
 @pytest.mark.parametrize(("name", "side"), [("tiny", 512), ("small", 640)])
 def test_small_views_are_stretched(name, side):
     still = picture(0, 701, 333)
-    whole, crops, _ = processed(name, still)
+    global_view, crops, _ = processed(name, still)
     assert crops is None
-    assert (whole - pixels(still.resize((side, side)))).abs().max() < 1e-6
+    assert (global_view - pixels(still.resize((side, side)))).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(("name", "side"), [("base", 1024), ("large", 1280), ("gundam", 1024)])
 @pytest.mark.parametrize("size", [(701, 333), (333, 900), (200, 100), (640, 640)])
 def test_large_views_are_padded_with_grey(name, side, size):
     still = picture(0, *size)
-    whole, _, _ = processed(name, still)
-    assert (whole - pixels(ImageOps.pad(still, (side, side), color=(127,) * 3))).abs().max() < 1e-6
+    global_view, _, _ = processed(name, still)
+    assert (
+        global_view - pixels(ImageOps.pad(still, (side, side), color=(127,) * 3))
+    ).abs().max() < 1e-6
     if size[0] != size[1]:
-        assert (whole[:, 0, 0] - (127 / 255 - 0.5) / 0.5).abs().max() < 1e-6
+        assert (global_view[:, 0, 0] - (127 / 255 - 0.5) / 0.5).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_large_views_are_padded_with_grey(name, side, size):
 )
 def test_crops_are_cut_from_the_stretched_image_in_raster_order(size, grid):
     still = picture(0, *size)
-    _, crops, found = processed("gundam", still)
-    assert found == grid
+    _, crops, result = processed("gundam", still)
+    assert result == grid
     canvas = pixels(still.resize((640 * grid[0], 640 * grid[1])))
     for number, crop in enumerate(crops):
         y, x = (640 * n for n in divmod(number, grid[0]))
@@ -213,11 +215,11 @@ def test_the_prompt_is_plain():
     tokenizer = adapter.processor.tokenizer
     inputs = adapter.encode([chat("Free OCR. ", 0), chat("w1 w2 w3 w4", 1, 2)])
     image = adapter.model.config.image_token_id
-    said = [tokenizer.encode(text, add_special_tokens=False) for text in ("\nFree OCR.", "\n")]
-    first = [tokenizer.bos_token_id, *[image] * 13, *said[0]]
+    pieces = [tokenizer.encode(text, add_special_tokens=False) for text in ("\nFree OCR.", "\n")]
+    first = [tokenizer.bos_token_id, *[image] * 13, *pieces[0]]
     padding = inputs["input_ids"].shape[1] - len(first)
     assert inputs["input_ids"][0].tolist() == [tokenizer.pad_token_id] * padding + first
-    second = [tokenizer.bos_token_id, *[image] * 13, *said[1], *[image] * 13, *said[1]]
+    second = [tokenizer.bos_token_id, *[image] * 13, *pieces[1], *[image] * 13, *pieces[1]]
     assert inputs["input_ids"][1].tolist()[: len(second)] == second
     assert adapter.layout(inputs).special == (4, 8)
 
@@ -233,11 +235,13 @@ def test_the_repeat_guard_counts_the_whole_sequence():
     """The class has a guard of its own within a window; the config file leaves it off."""
     spec = mode("gundam")
     model = load_adapter(GUNDAM).model
-    found = model._get_logits_processor(
+    result = model._get_logits_processor(
         GenerationConfig(**spec.generation), input_ids_seq_length=1, device="cpu"
     )
-    guards = [one for one in found if isinstance(one, NoRepeatNGramLogitsProcessor)]
-    assert [(type(one), one.ngram_size) for one in guards] == [(NoRepeatNGramLogitsProcessor, 35)]
+    guards = [item for item in result if isinstance(item, NoRepeatNGramLogitsProcessor)]
+    assert [(type(item), item.ngram_size) for item in guards] == [
+        (NoRepeatNGramLogitsProcessor, 35)
+    ]
 
 
 # ---------------------------------------------------------------------- signals
@@ -304,7 +308,7 @@ def released(state):
         "sam_model.proj.conv1": "sam_model.net_2",
         "sam_model.proj.conv2": "sam_model.net_3",
     }
-    found = {}
+    result = {}
     for name, value in state.items():
         for ours, theirs in plain.items():
             if name.startswith(ours):
@@ -316,17 +320,17 @@ def released(state):
         if name.endswith("experts.gate_up_proj"):
             for number, expert in enumerate(value):
                 stub = name.replace("gate_up_proj", f"{number}.")
-                found[f"{stub}gate_proj.weight"], found[f"{stub}up_proj.weight"] = expert.chunk(2)
+                result[f"{stub}gate_proj.weight"], result[f"{stub}up_proj.weight"] = expert.chunk(2)
         elif name.endswith("experts.down_proj"):
             for number, expert in enumerate(value):
-                found[name.replace("down_proj", f"{number}.down_proj.weight")] = expert
+                result[name.replace("down_proj", f"{number}.down_proj.weight")] = expert
         elif ".vision_model." in name and ".self_attn.q_proj." in name:
-            parts = [state[_ours(name).replace("q_proj", f"{one}_proj")] for one in "qkv"]
-            found[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+            parts = [state[_ours(name).replace("q_proj", f"{item}_proj")] for item in "qkv"]
+            result[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
         elif not (".vision_model." in name and (".k_proj." in name or ".v_proj." in name)):
-            found[name] = value
-    found["model.vision_model.embeddings.patch_embedding.weight"] = torch.zeros(32, 3, 2, 2)
-    return {name: value.clone().contiguous() for name, value in found.items()}
+            result[name] = value
+    result["model.vision_model.embeddings.patch_embedding.weight"] = torch.zeros(32, 3, 2, 2)
+    return {name: value.clone().contiguous() for name, value in result.items()}
 
 
 def _ours(name):
@@ -416,7 +420,7 @@ def test_sizes_that_the_release_states_are_compared_with_the_facts(release, plac
 def test_another_model_is_refused_by_its_type_before_anything_is_built(release, monkeypatch):
     (release / "config.json").write_text(json.dumps({"model_type": "llava"}))
     monkeypatch.setattr(base, "build_skeleton", lambda *_: pytest.fail("it was built"))
-    with pytest.raises(UserError, match=r"is of type 'llava', needed is 'deepseek_vl_v2' or 'unl"):
+    with pytest.raises(UserError, match=r"is of type 'llava', valid: 'deepseek_vl_v2' or 'unl"):
         load_adapter(replace(GUNDAM, path=release, weights="trained"))
 
 
@@ -437,7 +441,7 @@ LIBRARY = "model.language_model.layers"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "line"),
     [
         ("lm_head.weight", "has no lm_head.weight, and tie_word_embeddings is false"),
         (
@@ -457,30 +461,30 @@ LIBRARY = "model.language_model.layers"
         ("model.layers.1.mlp.experts.2.up_proj.weight", "conversion of the weights"),
     ],
 )
-def test_a_missing_tensor_is_refused_by_its_name_in_the_library(release, name, said):
+def test_a_missing_tensor_is_refused_by_its_name_in_the_library(release, name, line):
     tensors = load_file(release / "model.safetensors")
     del tensors[name]
     save_file(tensors, release / "model.safetensors")
     with pytest.raises(UserError) as refusal:
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert said in str(refusal.value)
+    assert line in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "line"),
     [
         ("model.layers.7.input_layernorm.weight", f"{LIBRARY}.7.input_layernorm.weight"),
         ("model.sam_model.blocks.9.norm1.bias", "sam_encoder.layers.9.layer_norm1.bias"),
         ("more", "1 unexpected keys, the first is more"),
     ],
 )
-def test_an_extra_tensor_is_refused_by_its_name_in_the_library(release, name, said):
+def test_an_extra_tensor_is_refused_by_its_name_in_the_library(release, name, line):
     tensors = load_file(release / "model.safetensors")
     tensors[name] = torch.zeros(3)
     save_file(tensors, release / "model.safetensors")
     with pytest.raises(UserError) as refusal:
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert said in str(refusal.value)
+    assert line in str(refusal.value)
 
 
 # ---------------------------------------------------------------------- real sizes
@@ -525,8 +529,8 @@ def test_modes_differ_in_their_views_only():
     for name in MODES:
         spec = mode(name)
         nominal[name] = spec.facts.visual_tokens
-        same = replace(spec, name=base.name, processor=base.processor, facts=base.facts)
-        assert same == base
+        expected = replace(spec, name=base.name, processor=base.processor, facts=base.facts)
+        assert expected == base
         assert replace(spec.facts, visual_tokens=256) == base.facts
     assert nominal == {"tiny": 64, "small": 100, "base": 256, "large": 400, "gundam": 856}
 

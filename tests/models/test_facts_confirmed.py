@@ -1,4 +1,4 @@
-"""`model.facts` is what the model is: every fact that differs is refused by name, before any weight is read."""
+"""`model.facts` matches the model: every different fact is refused by name, before weights are read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
-from espalier.harness.models.facts_check import UNCONFIRMED, check_facts
+from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.models.skeleton import build_skeleton
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
@@ -29,13 +29,13 @@ NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr")
 
 def keys_of(facts: ModelFacts) -> list[str]:
     """Every fact by its key in the config file."""
-    found = []
-    for one in fields(ModelFacts):
-        if isinstance(getattr(facts, one.name), StackFacts):
-            found += [f"{one.name}.{name}" for name in STACK]
+    keys = []
+    for field in fields(ModelFacts):
+        if isinstance(getattr(facts, field.name), StackFacts):
+            keys += [f"{field.name}.{name}" for name in STACK]
         else:
-            found.append(one.name)
-    return found
+            keys.append(field.name)
+    return keys
 
 
 def other(key: str, value: Any) -> Any:
@@ -80,8 +80,8 @@ def said(value: Any) -> str:
 def confirmed(name: str) -> list[str]:
     """The facts of a family that its model confirms."""
     exact = {"visual_tokens"} if name == "llava" else set()
-    left = set(UNCONFIRMED) - exact
-    return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in left | {"stem"}]
+    missing = set(UNCONFIRMED) - exact
+    return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in missing | {"stem"}]
 
 
 @pytest.mark.sampled(4)

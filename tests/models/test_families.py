@@ -98,10 +98,10 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
     tiny, method = Tiny(name), Scatter(where, merge)
     batch = run(tiny, method, MOST, samples=["a", "b", "c"])
     for row in ROWS:
-        alone = run(tiny, method, MOST, row, samples=["abc"[row]])
-        record = alone.records[0]
-        assert torch.equal(batch.ids[row], alone.ids[0])
-        assert span(batch.logits[row] - alone.logits[0]) < 1e-6
+        single = run(tiny, method, MOST, row, samples=["abc"[row]])
+        record = single.records[0]
+        assert torch.equal(batch.ids[row], single.ids[0])
+        assert span(batch.logits[row] - single.logits[0]) < 1e-6
         assert batch.records[row].kept == record.kept == record.requested
         assert batch.records[row].entering == record.entering
         assert torch.equal(batch.records[row].origin, record.origin)
@@ -113,10 +113,10 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
             )
             for layer in range(DEPTH)
         ]
-        assert list(alone.cache_lengths) == [k + record.text for k in kept]
+        assert list(single.cache_lengths) == [k + record.text for k in kept]
         assert record.kv_entries == sum(kept)
         text = tiny.adapter.facts.text
-        assert record.kv_bytes == sum(alone.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
+        assert record.kv_bytes == sum(single.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
 
 
 @pytest.mark.sampled(3)
@@ -126,8 +126,8 @@ def test_beams_equal_beams_of_single_rows(name, where):
     tiny, beams = Tiny(name), {"num_beams": 3, "output_logits": False}
     batch = run(tiny, Scatter(where), MOST, **beams)
     for row in ROWS:
-        alone = run(tiny, Scatter(where), MOST, row, **beams)
-        assert torch.equal(batch.ids[row], alone.ids[0])
+        single = run(tiny, Scatter(where), MOST, row, **beams)
+        assert torch.equal(batch.ids[row], single.ids[0])
 
 
 @pytest.mark.sampled(3)
@@ -169,7 +169,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_text_probes_equal_eager(name):
-    """The last row and the mean received attention of two layers, computed beside the fused kernel."""
+    """The last row and the mean received attention of two layers, computed next to the fused kernel."""
     needs = tuple(
         Need(signal, layer) for signal in ("last_attention", "mean_attention") for layer in (0, 2)
     )

@@ -1,4 +1,4 @@
-"""Checkpoints that are not loaded are refused by their config.json alone, and the line has the way out."""
+"""Unsupported checkpoints are refused by config.json alone, with a remedy in the line."""
 
 from __future__ import annotations
 

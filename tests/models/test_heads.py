@@ -1,4 +1,4 @@
-"""A checkpoint's output head is its own weights or its embedding, as its file of conf/model and its files say."""
+"""The output head of a checkpoint is stored or is the embedding, as its file in conf/model and its files state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from safetensors.torch import load, save_file
 
 import espalier
 from espalier.harness.errors import UserError
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.skeleton import weight_bytes
+from espalier.harness.models.build_adapter import weight_bytes
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.tiny import save_tiny
@@ -49,12 +49,12 @@ TIED = (
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Path]:
     """Saves each model once, untied or with a tied head that is stated in a part of its architecture."""
-    held: dict[tuple[str, str | None], Path] = {}
+    folders: dict[tuple[str, str | None], Path] = {}
 
     def save(name: str, tied: str | None = None) -> Path:
-        if (name, tied) not in held:
-            held[name, tied] = save_tiny(spec_of(name, tied), tmp_path_factory.mktemp(name))
-        return held[name, tied]
+        if (name, tied) not in folders:
+            folders[name, tied] = save_tiny(spec_of(name, tied), tmp_path_factory.mktemp(name))
+        return folders[name, tied]
 
     return save
 
@@ -72,15 +72,15 @@ def copied(folder: Path, target: Path) -> Path:
 
 
 def state(folder: Path, value: bool | None, *parts: str) -> None:
-    """Write what config.json says of the head, of the whole model and of the parts named; None: nothing anywhere."""
+    """Set the head's key in config.json, for the model and the named parts; None: remove it everywhere."""
     file = folder / "config.json"
-    held: dict[str, Any] = json.loads(file.read_text())
-    for table in (held, *(one for one in held.values() if isinstance(one, dict))):
+    config: dict[str, Any] = json.loads(file.read_text())
+    for table in (config, *(one for one in config.values() if isinstance(one, dict))):
         table.pop(KEY, None)
     if value is not None:
-        for table in [held[part] for part in parts] or [held]:
+        for table in [config[part] for part in parts] or [config]:
             table[KEY] = value
-    file.write_text(json.dumps(held))
+    file.write_text(json.dumps(config))
 
 
 def head_of(tensors: dict[str, Any]) -> str:
@@ -131,12 +131,12 @@ def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
 @pytest.mark.parametrize("stated", [None, True])
 @pytest.mark.parametrize("name", UNTIED)
 def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path, monkeypatch):
-    """The room that is asked for holds embedding and head, even where config.json says nothing or ties them."""
+    """The checked memory includes embedding and head, even if config.json does not state them or ties them."""
     folder = copied(saved(name), tmp_path)
     state(folder, stated)
     change(folder, lambda tensors: tensors[head_of(tensors)].add_(1))
     wanted = []
-    monkeypatch.setattr(base, "check_room", lambda spec, needed, room: wanted.append(needed))
+    monkeypatch.setattr(base, "check_memory", lambda spec, needed, room: wanted.append(needed))
     model = load_adapter(spec_of(name, path=folder)).model
     tensors = load((folder / "model.safetensors").read_bytes())
     assert torch.equal(model.lm_head.weight, tensors[head_of(tensors)])
@@ -197,12 +197,12 @@ def test_a_folder_alone_is_tied_as_its_own_files_say(saved, tmp_path):
     """Without a file of conf/model, and under the class's default where they say nothing: tied for InternVL."""
     folder = copied(saved("internvl", "model"), tmp_path)
     state(folder, None)
-    with espalier.load(folder, device="cpu").opened() as adapter:
+    with espalier.load(folder, device="cpu").open_adapter() as adapter:
         assert adapter.model.lm_head.weight is adapter.model.get_input_embeddings().weight
     state(folder, False, "text_config")
     with pytest.raises(espalier.UserError, match=f"has no {HEAD}"):
         espalier.load(folder, device="cpu")
     whole = copied(saved("internvl"), tmp_path / "whole")
     state(whole, None)
-    with espalier.load(whole, device="cpu").opened() as adapter:
+    with espalier.load(whole, device="cpu").open_adapter() as adapter:
         assert adapter.model.lm_head.weight is not adapter.model.get_input_embeddings().weight

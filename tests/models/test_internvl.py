@@ -1,4 +1,4 @@
-"""InternVL: which unit stands where, tiles and frames, signals per unit of 2 x 2 patches, and the published sizes."""
+"""InternVL: positions of units, tiles and frames, signals per unit of 2 x 2 patches, and the published sizes."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def test_views_are_crops_in_raster_order_then_the_thumbnail(rows, columns):
 def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off():
     adapter = fresh()
     assert adapter.layout(adapter.encode([chat("w1", 0)])).grid[0, :, 1].tolist() == [0] * 4
-    whole = fresh(processor={"crop_to_patches": False})
-    inputs = whole.encode([chat("w1", painted(2, 3))])
-    assert whole.layout(inputs).counts == (4,)
+    uncropped = fresh(processor={"crop_to_patches": False})
+    inputs = uncropped.encode([chat("w1", painted(2, 3))])
+    assert uncropped.layout(inputs).counts == (4,)
     few = fresh(processor={"max_patches": 2})
     assert few.layout(few.encode([chat("w1", painted(2, 3))])).counts == (12,)
 
@@ -144,9 +144,9 @@ def test_frames_are_images_of_one_tile_named_in_the_prompt():
     holders = "<img>" + "<IMG_CONTEXT>" * 4 + "</img>"
     assert "\n".join(f"Frame{n}: {holders}" for n in (1, 2, 3)) in prompt
     still = Image.fromarray(torch.full((28, 28, 3), 90, dtype=torch.uint8).numpy())
-    alone = adapter.encode([chat("w1", still)])["pixel_values"]
+    single = adapter.encode([chat("w1", still)])["pixel_values"]
     pixels = adapter.processor.video_processor([still], return_tensors="pt")["pixel_values_videos"]
-    assert (alone - pixels[0]).abs().max() < 1e-6  # the size and colours of a picture
+    assert (single - pixels[0]).abs().max() < 1e-6  # the size and colours of a picture
 
 
 def test_videos_of_other_lengths_cannot_share_a_chat_and_loose_placeholders_are_refused():
@@ -172,9 +172,9 @@ def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
     )
     sdpa = load_tiny(SPECS[name], folders[name], "float32")
     eager = load_tiny(SPECS[name], folders[name], "float32", "eager")
-    for one in (SHAPES[1], VIDEOS[1]):
+    for shapes in (SHAPES[1], VIDEOS[1]):
         recorder = Recorder((Site("vision"),), needs)
-        inputs = sdpa.encode([one])
+        inputs = sdpa.encode([shapes])
         with Session(sdpa, recorder, Budget("kept", 0.0)) as session:
             session.generate(inputs, **PLAIN)
         keys, handles = {}, []

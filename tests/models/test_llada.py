@@ -1,4 +1,4 @@
-"""LaViDa and LLaDA-V: loaded as released, and equal to what their description says, written out slowly."""
+"""LaViDa and LLaDA-V: loaded from releases, and equal to a slow implementation of their descriptions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import ADAPTERS, Adapter
-from espalier.harness.models.llada_release import RENAMES, planes
+from espalier.harness.models.build_adapter import build_adapter, build_skeleton, random_processor
+from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.models.reference_prompts import SEEN, compared
-from espalier.harness.models.skeleton import build_skeleton
+from espalier.harness.models.reference_prompts import SEEN, compare_tokens
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families.llada import (
@@ -70,23 +71,23 @@ def expected(name: str) -> list[Tensor]:
     reference = reference_of(family)
     inputs = adapter.encode(DENOISING[name].chats)
     config = adapter.model.config
-    seen: list[Tensor] = []
+    actual: list[Tensor] = []
     if "pixel_values" in inputs:
-        alone = [n == 1 for n in inputs["batch_num_images"].tolist() for _ in range(n)]
-        for own, size, lone in zip(
-            inputs["pixel_values"], inputs["image_sizes"], alone, strict=True
+        single = [n == 1 for n in inputs["batch_num_images"].tolist() for _ in range(n)]
+        for pixels, size, lone in zip(
+            inputs["pixel_values"], inputs["image_sizes"], single, strict=True
         ):
             shape = shape_of(family, size) if lone else (0, 0)
-            seen.append(
-                reference.image(own[: 1 + shape[0] * shape[1]], tuple(size.tolist()), shape)
+            actual.append(
+                reference.image(pixels[: 1 + shape[0] * shape[1]], tuple(size.tolist()), shape)
             )
-    seen += [reference.video(own) for own in inputs.get("pixel_values_videos", ())]
-    features = torch.cat(seen)
+    actual += [reference.video(pixels) for pixels in inputs.get("pixel_values_videos", ())]
+    features = torch.cat(actual)
     rows, first = [], 0
     for ids, valid in zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True):
-        own = ids[valid]
-        embedded = reference.words(own.tolist())
-        places = (own == config.image_token_id) | (own == config.video_token_id)
+        pixels = ids[valid]
+        embedded = reference.words(pixels.tolist())
+        places = (pixels == config.image_token_id) | (pixels == config.video_token_id)
         embedded[places] = features[first : first + int(places.sum())]
         first += int(places.sum())
         rows.append(embedded)
@@ -100,9 +101,9 @@ def expected_logits(name: str) -> list[Tensor]:
     return [reference.text(row) for row in expected(name)]
 
 
-def close(found: Tensor, wanted: Tensor, bound: float = 1e-10) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < bound
+def close(actual: Tensor, wanted: Tensor, bound: float = 1e-10) -> None:
+    assert actual.shape == wanted.shape
+    assert float((actual - wanted).abs().max() / wanted.abs().max()) < bound
 
 
 # ------------------------------------------------------------------ the model against its description
@@ -133,8 +134,8 @@ def test_every_token_sees_every_other_and_no_padding(name: str, attention: str) 
     wanted = expected_logits(name)
     with torch.no_grad():
         logits = adapter.model(**inputs).logits
-        for row, valid, one in zip(logits, inputs["attention_mask"].bool(), wanted, strict=True):
-            close(row[valid], one, 1e-5)
+        for row, valid, item in zip(logits, inputs["attention_mask"].bool(), wanted, strict=True):
+            close(row[valid], item, 1e-5)
         states = adapter.decoder(inputs_embeds=expected(name)[0][None]).last_hidden_state
         close(adapter.model.lm_head(states)[0], wanted[0], 1e-5)
 
@@ -147,9 +148,9 @@ def test_units_and_shares_make_the_tokens(name: str) -> None:
     layout = adapter.layout(inputs)
     views: list[Tensor] = []
     if "pixel_values" in inputs:
-        alone = [n == 1 for n in inputs["batch_num_images"].tolist() for _ in range(n)]
+        single = [n == 1 for n in inputs["batch_num_images"].tolist() for _ in range(n)]
         for own, size, lone in zip(
-            inputs["pixel_values"], inputs["image_sizes"], alone, strict=True
+            inputs["pixel_values"], inputs["image_sizes"], single, strict=True
         ):
             shape = shape_of(family, size) if lone else (0, 0)
             views += reference_of(family).views(own[: 1 + shape[0] * shape[1]])
@@ -176,7 +177,7 @@ def test_units_and_shares_make_the_tokens(name: str) -> None:
 
 def test_square_picture_of_lavida_takes_as_many_tokens_as_its_paper_counts() -> None:
     """196 of the whole, 28 rows of 28 and a newline each; the paper counts 980, without newlines."""
-    processor = ADAPTERS.load("lavida").random_processor(real_spec("lavida"))
+    processor = random_processor(ADAPTERS.load("lavida"), real_spec("lavida"))
     ids = processor(images=[[picture(0, 900, 900)]], text=["<image>"], return_tensors="pt")
     assert int((ids["input_ids"] == processor.image_token_id).sum()) == 196 + 28 * 29
     assert real_spec("lavida").facts.visual_tokens == 196 + 28 * 28
@@ -192,7 +193,7 @@ def test_square_picture_of_lavida_takes_as_many_tokens_as_its_paper_counts() -> 
     ],
 )
 def test_tokens_of_a_picture_of_llada_v(size: tuple[int, int], tokens: int) -> None:
-    processor = ADAPTERS.load("llada_v").random_processor(real_spec("llada_v"))
+    processor = random_processor(ADAPTERS.load("llada_v"), real_spec("llada_v"))
     ids = processor(images=[[picture(0, *size)]], text=["<image>"], return_tensors="pt")
     assert int((ids["input_ids"] == processor.image_token_id).sum()) == tokens
 
@@ -202,24 +203,24 @@ def test_tokens_of_a_picture_of_llada_v(size: tuple[int, int], tokens: int) -> N
 def test_pixels_are_those_of_the_release(family: str, size: tuple[int, int]) -> None:
     """Resized by the same library as the release does, so to the level."""
     image = picture(7, *size)
-    found = adapter_of(family).encode([chat("w", image)])
+    result = adapter_of(family).encode([chat("w", image)])
     wanted, _ = pixels(image, PLANES[family], SIDES[family])
-    assert found["pixel_values"].shape[1:] == wanted.shape
-    close(found["pixel_values"][0], torch.from_numpy(wanted), 1e-6)
+    assert result["pixel_values"].shape[1:] == wanted.shape
+    close(result["pixel_values"][0], torch.from_numpy(wanted), 1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_of_several_pictures_is_padded_to_a_square(family: str) -> None:
     """With the mean of the normalisation, 127 of 255, as wide on both sides."""
     images, side = [picture(1, 60, 31), picture(2, 20, 45)], SIDES[family]
-    found = adapter_of(family).encode([chat("w", *images)])
-    for image, seen in zip(images, found["pixel_values"], strict=True):
+    result = adapter_of(family).encode([chat("w", *images)])
+    for image, actual in zip(images, result["pixel_values"], strict=True):
         edge = max(image.size)
         square = Image.new("RGB", (edge, edge), (127, 127, 127))
         square.paste(image, ((edge - image.width) // 2, (edge - image.height) // 2))
-        shown = square.resize((side, side), Image.Resampling.BICUBIC)
-        wanted = (torch.from_numpy(np.asarray(shown).copy()).double() / 255 - 0.5) / 0.5
-        close(seen[0], wanted.permute(2, 0, 1), 1e-6)
+        resized = square.resize((side, side), Image.Resampling.BICUBIC)
+        wanted = (torch.from_numpy(np.asarray(resized).copy()).double() / 255 - 0.5) / 0.5
+        close(actual[0], wanted.permute(2, 0, 1), 1e-6)
 
 
 def test_small_picture_takes_the_first_plane_that_the_release_lists() -> None:
@@ -234,10 +235,10 @@ def test_small_picture_takes_the_first_plane_that_the_release_lists() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tensor_of_a_release_lands_where_it_belongs(family: str) -> None:
-    own, held = adapter_of(family).model.state_dict(), tensors_of(family)
-    assert len(own) == len(held)
+    own, stored = adapter_of(family).model.state_dict(), tensors_of(family)
+    assert len(own) == len(stored)
     for name, value in own.items():
-        assert torch.equal(value, held[released(name, family == "lavida")].double()), name
+        assert torch.equal(value, stored[released(name, family == "lavida")].double()), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -248,12 +249,12 @@ def test_names_of_the_real_architecture_are_all_mapped(family: str) -> None:
     model = build_skeleton(kind.model_class, config, spec)
     names = model.state_dict()
     for name in names:
-        found = released(name, family == "lavida")
+        result = released(name, family == "lavida")
         for pattern, new in RENAMES.items():
-            found = re.sub(pattern, new, found)
-        assert found == name
+            result = re.sub(pattern, new, result)
+        assert result == name
     text = [*model.model.language_model.parameters(), *model.lm_head.parameters()]
-    assert 2 * sum(one.numel() for one in text) == 16_031_162_368
+    assert 2 * sum(item.numel() for item in text) == 16_031_162_368
     assert len(model.model.vision_tower.encoder.layers) == 26
     assert len(names) == 32 * 9 + 3 + 26 * 16 + 5 + 4 + 1
 
@@ -277,17 +278,17 @@ def refusal(family: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_release_with_other_tensors_is_refused_by_name(tmp_path: Path, family: str) -> None:
-    held = {name: value.contiguous() for name, value in tensors_of(family).items()}
-    newline = held.pop("model.image_newline")
-    line = refusal(family, spoilt(tmp_path / "missing", family, held))
+    stored = {name: value.contiguous() for name, value in tensors_of(family).items()}
+    newline = stored.pop("model.image_newline")
+    line = refusal(family, spoilt(tmp_path / "missing", family, stored))
     assert "1 missing keys" in line
     assert "image_newline" in line
-    held["model.image_newline"] = newline
+    stored["model.image_newline"] = newline
     last = "model.vision_tower.vision_tower.vision_model.encoder.layers.2.layer_norm1.bias"
-    line = refusal(family, spoilt(tmp_path / "more", family, {**held, last: newline.clone()}))
+    line = refusal(family, spoilt(tmp_path / "more", family, {**stored, last: newline.clone()}))
     assert "1 unexpected keys" in line
     assert "encoder.layers.2.layer_norm1.bias" in line
-    wide = {**held, "model.mm_projector.2.bias": torch.zeros(33)}
+    wide = {**stored, "model.mm_projector.2.bias": torch.zeros(33)}
     line = refusal(family, spoilt(tmp_path / "wide", family, wide))
     assert "1 mismatched keys" in line
     assert "linear_2.bias" in line
@@ -313,8 +314,8 @@ def test_a_release_that_computes_otherwise_is_refused(
 
 
 def test_what_config_json_states_goes_before_the_config_file(tmp_path: Path) -> None:
-    other = {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "image_grid_pinpoints": [[35, 70]]}
-    adapter = load_tiny(DENOISING["lavida"].spec, spoilt(tmp_path, "lavida", None, **other))
+    config = {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "image_grid_pinpoints": [[35, 70]]}
+    adapter = load_tiny(DENOISING["lavida"].spec, spoilt(tmp_path, "lavida", None, **config))
     text = adapter.decoder.config
     assert text.rope_parameters["rope_theta"] == 1e4
     assert text.rms_norm_eps == 1e-6
@@ -345,26 +346,28 @@ ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 @pytest.mark.parametrize(("family", "asked"), [("lavida", ""), ("llada_v", " /no_think")])
 def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
     adapter = adapter_of(family)
-    assert adapter.prompt(chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{asked}{ANSWER}"
-    assert adapter.prompt(chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{asked}{ANSWER}"
+    assert render_chat(adapter, chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{asked}{ANSWER}"
+    assert (
+        render_chat(adapter, chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{asked}{ANSWER}"
+    )
     thinking = replace(DENOISING[family].spec, conversation="llada_think")
     adapter = load_tiny(thinking, saved_release(family))
-    assert adapter.prompt(chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
+    assert render_chat(adapter, chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str) -> None:
-    """Their code drops the first token of each piece behind a picture: the line break; `flush` writes none."""
-    found = compared(adapter_of(family), chat("What?", 0))
-    assert found.difference is not None
-    place = found.ours.index(SEEN) + 1
-    assert found.words[found.ours[place]] == byte_tokenizer().tokenize("\n")[0]
-    assert found.theirs == (*found.ours[:place], *found.ours[place + 1 :])
+    """The releases drop the first token of each piece after a picture, the line break; `flush` writes none."""
+    result = compare_tokens(adapter_of(family), chat("What?", 0))
+    assert result.difference is not None
+    place = result.ours.index(SEEN) + 1
+    assert result.words[result.ours[place]] == byte_tokenizer().tokenize("\n")[0]
+    assert result.reference == (*result.ours[:place], *result.ours[place + 1 :])
     spec = DENOISING[family].spec
     flush = load_tiny(
         replace(spec, prompt=replace(spec.prompt, join="flush")), saved_release(family)
     )
-    assert compared(flush, chat("What?", 0)).ours == found.theirs
+    assert compare_tokens(flush, chat("What?", 0)).ours == result.reference
 
 
 @pytest.mark.parametrize(
@@ -404,7 +407,7 @@ def test_placeholders_behind_the_embedding_are_refused() -> None:
 def test_a_denoising_model_is_an_adapter_like_any(tmp_path: Path) -> None:
     """With random weights, as from a release: the same parts under the same facts."""
     spec = replace(DENOISING["lavida"].spec, weights="random", dtype="float32")
-    adapter: Adapter = ADAPTERS.load("lavida").load(spec)
+    adapter: Adapter = build_adapter(ADAPTERS.load("lavida"), spec)
     assert adapter.decoder.config.is_causal is False
     assert adapter.image_tokens() is None
     counts = adapter.layout(adapter.encode(DENOISING["lavida"].chats)).counts

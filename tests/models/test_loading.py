@@ -1,4 +1,4 @@
-"""Checkpoints that are not there, not whole or not the model of the config file are refused in one line."""
+"""Checkpoints that are missing, incomplete or different from the config file are refused in one line."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_without_processor_is_refused(folder: Path) -> None:
 
 def test_a_model_spread_by_accelerate_answers_as_one_in_one_place(saved: Path, tmp_path) -> None:
     """Its hooks move arguments around each module; half of the decoder's layers live on the disk here."""
-    whole, spread = load_llava(saved, "float32"), load_llava(saved, "float32")
+    single, spread = load_llava(saved, "float32"), load_llava(saved, "float32")
     places = {name: "cpu" for name, _ in spread.model.named_children()}
     places = {"lm_head": "cpu"}
     for name, part in spread.model.model.named_children():
@@ -141,7 +141,7 @@ def test_a_model_spread_by_accelerate_answers_as_one_in_one_place(saved: Path, t
     generation = {"max_new_tokens": 4, "do_sample": False, "output_logits": True}
     for where in (("prefix",), (1,), (1, 3)):
         answers = []
-        for adapter in (whole, spread):
+        for adapter in (single, spread):
             with Session(adapter, Scatter(where), Budget("kept", 0.6)) as session:
                 answers.append(session.generate(adapter.encode(CHATS), **generation))
         assert torch.equal(answers[0].logits, answers[1].logits)
@@ -152,8 +152,10 @@ def test_device_map_auto_loads_and_answers(saved: Path) -> None:
     plain = load_adapter(spec_of(saved))
     with torch.inference_mode():
         ids = [
-            one.model.generate(**one.encode(CHATS), max_new_tokens=4, do_sample=False)
-            for one in (adapter, plain)
+            loaded_adapter.model.generate(
+                **loaded_adapter.encode(CHATS), max_new_tokens=4, do_sample=False
+            )
+            for loaded_adapter in (adapter, plain)
         ]
     assert torch.equal(*ids)
 
@@ -168,16 +170,16 @@ def test_llava_pads_to_a_square_as_the_paper_does(saved: Path) -> None:
     padded = load_adapter(spec_of(saved, processor={"do_pad": True}))
     cropped = load_adapter(spec_of(saved))
     message = [chat("w1", wide)]
-    seen = padded.encode(message)["pixel_values"][0]
-    assert seen.shape == (3, 28, 28)
+    pixels = padded.encode(message)["pixel_values"][0]
+    assert pixels.shape == (3, 28, 28)
     # 112 x 28 becomes a square of 112, the image in its middle quarter; the bar is an eighth of its width.
-    bar, rest = seen[:, 11:17, :3], seen[:, 11:17, 5:]
+    bar, rest = pixels[:, 11:17, :3], pixels[:, 11:17, 5:]
     assert bar.min() > rest.max()
     mean = torch.tensor(padded.processor.image_processor.image_mean)
     fill = (torch.floor(mean * 255) / 255 - mean) / torch.tensor(
         padded.processor.image_processor.image_std
     )
-    assert torch.allclose(seen[:, 0, 0], fill, atol=0.02)
+    assert torch.allclose(pixels[:, 0, 0], fill, atol=0.02)
     lost = cropped.encode(message)["pixel_values"][0]
     assert torch.equal(lost, lost[:, :1, :1].expand_as(lost))
 

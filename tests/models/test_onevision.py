@@ -16,7 +16,8 @@ from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.frame_pools import Pooling
+from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.llava_onevision import Pooling
 from espalier.harness.tools.convert import convert_llava_video as conversion
 from espalier.methods.base import Need, Site
 from tests.families.onevision import (
@@ -36,22 +37,22 @@ NONE = Budget("kept", 0.0)
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    found = {}
+    result = {}
 
     def loaded(name, dtype="float32", attention="sdpa"):
-        if name not in found:
-            found[name] = save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
-        return load_tiny(FAMILIES[name].spec, found[name], dtype, attention)
+        if name not in result:
+            result[name] = save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
+        return load_tiny(FAMILIES[name].spec, result[name], dtype, attention)
 
     return loaded
 
 
 def watched(adapter, inputs):
-    """Run the plain model; return what left the projector, call by call, and what entered the decoder."""
-    left, entered = [], {}
+    """Run the plain model; return the projector's outputs by call, and the decoder's input."""
+    remaining, entered = [], {}
     handles = [
         adapter.projector.register_forward_hook(
-            lambda module, args, output: left.append(output.flatten(0, -2))
+            lambda module, args, output: remaining.append(output.flatten(0, -2))
         ),
         adapter.decoder.register_forward_pre_hook(
             lambda module, args, kwargs: entered.update(kwargs), with_kwargs=True
@@ -61,7 +62,7 @@ def watched(adapter, inputs):
         output = adapter.model(**inputs, output_attentions=True)
     for handle in handles:
         handle.remove()
-    return torch.cat(left), entered["inputs_embeds"], output
+    return torch.cat(remaining), entered["inputs_embeds"], output
 
 
 # ---------------------------------------------------------------------- layout
@@ -69,7 +70,7 @@ def watched(adapter, inputs):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_visual_tokens_are_mixtures_of_their_units_and_the_rest_newlines(load, name):
-    """What the layout says of each placeholder, against what the model really put there."""
+    """The layout's unit of each placeholder equals the one in the model's input."""
     adapter = load(name, "float64")
     inputs = adapter.encode(list(FAMILIES[name].chats))
     layout = adapter.layout(inputs)
@@ -125,7 +126,7 @@ def pooled_as_published(frames, side, how):
 )
 @pytest.mark.parametrize("row_newlines", [False, True])
 def test_pooled_frames_are_traced_to_their_units(side, how, pooled, row_newlines):
-    pooling = Pooling.read(lambda frames: pooled_as_published(frames, side, how), side**2)
+    pooling = Pooling.measure(lambda frames: pooled_as_published(frames, side, how), side**2)
     assert pooling.side == pooled
     features = torch.randn(10 + 3 * side**2, 5, dtype=torch.float64)
     item = pooling.item(3, 10, row_newlines)
@@ -193,37 +194,37 @@ def signals_of(adapter, chats, *names):
 
 def blended(adapter, inputs, values):
     """Send (units, C) values through the model's own packing and pooling; return those of the prunable tokens."""
-    model, found = adapter.model.model, []
+    model, blends = adapter.model.model, []
     newline = torch.full(values.shape[-1:], torch.nan)
     items = adapter.items(inputs)
     images, videos = (items[model.config.image_token_id], items[model.config.video_token_id])
     side = model.config.vision_config.image_size // model.config.vision_config.patch_size
     values = values.split([item.work.units for item in (*images, *videos)])
-    for n, one in enumerate(values):
+    for n, weight in enumerate(values):
         if n < len(images):
-            tiles = one.view(-1, side**2, one.shape[-1])
+            tiles = weight.view(-1, side**2, weight.shape[-1])
             size = inputs["image_sizes"][n : n + 1]
             tokens = model.pack_image_features([tiles], size, newline, "anyres_max_2")[0][0]
         else:
             how = getattr(model.config, "video_pooling", "bilinear")
-            tokens = pooled_as_published(one.view(-1, side**2, one.shape[-1]), side, how).flatten(
-                0, 1
-            )
-        found.append(tokens[~tokens.isnan().all(1)])
+            tokens = pooled_as_published(
+                weight.view(-1, side**2, weight.shape[-1]), side, how
+            ).flatten(0, 1)
+        blends.append(tokens[~tokens.isnan().all(1)])
     order = inputs["input_ids"][0]
     starts = [(order == token).nonzero()[:1, 0] for token in items if bool((order == token).any())]
     if len(starts) == 2 and starts[0] > starts[1]:  # the video stands before the picture
-        found = [*found[len(images) :], *found[: len(images)]]
-    return torch.cat(found)
+        blends = [*blends[len(images) :], *blends[: len(images)]]
+    return torch.cat(blends)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tower_signals_equal_eager_attention(load, name):
     """Mean attention received and mean keys, blended as the model blends features."""
     sdpa, eager = load(name), load(name, attention="eager")
-    for one in FAMILIES[name].chats:
-        got = signals_of(sdpa, [one], "cls_attention", "tower_keys")
-        inputs = eager.encode([one])
+    for item in FAMILIES[name].chats:
+        got = signals_of(sdpa, [item], "cls_attention", "tower_keys")
+        inputs = eager.encode([item])
         maps, keys = [], []
         layer = eager.tower_attention(None)
         assert layer is eager.tower.encoder.layers[-1].self_attn
@@ -239,10 +240,10 @@ def test_tower_signals_equal_eager_attention(load, name):
             eager.model(**inputs)
         for handle in handles:
             handle.remove()
-        received = torch.cat([one.mean(1).mean(1).flatten() for one in maps])
+        received = torch.cat([item.mean(1).mean(1).flatten() for item in maps])
         expected = blended(eager, inputs, received.unsqueeze(1))[:, 0]
         assert (got["cls_attention"] - expected).abs().max() <= 5e-6
-        heads = torch.cat([one.unflatten(-1, (4, 8)).mean(-2).flatten(0, 1) for one in keys])
+        heads = torch.cat([item.unflatten(-1, (4, 8)).mean(-2).flatten(0, 1) for item in keys])
         expected = blended(eager, inputs, heads)
         assert (got["tower_keys"] - expected).abs().max() <= 5e-6 * expected.abs().max()
 
@@ -262,9 +263,9 @@ def with_head(tmp_path_factory):
 @pytest.mark.parametrize("name", ["onevision_image", "onevision_video"])
 def test_probe_is_what_the_pooling_head_pays_each_patch(with_head, name):
     head = with_head.tower.head
-    for one in FAMILIES[name].chats:
-        got = signals_of(with_head, [one], "cls_attention")["cls_attention"]
-        inputs = with_head.encode([one])
+    for item in FAMILIES[name].chats:
+        got = signals_of(with_head, [item], "cls_attention")["cls_attention"]
+        inputs = with_head.encode([item])
         states = []
         handle = with_head.tower.post_layernorm.register_forward_hook(
             lambda module, args, output, states=states: states.append(output)
@@ -299,7 +300,7 @@ def test_probe_needs_a_head():
 
 def test_prompt_is_the_format_that_the_family_was_trained_with():
     adapter = load_adapter(ONEVISION)
-    assert adapter.prompt(watch("How many?", video(0), picture(1))) == (
+    assert render_chat(adapter, watch("How many?", video(0), picture(1))) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -313,12 +314,12 @@ def test_time_instruction_says_when_each_frame_is_shown():
         adapter.processor.tokenizer.decode(row[row != adapter.model.config.video_token_id])
         for row in inputs["input_ids"]
     ]
-    told = (
+    sentence = (
         "\nThe video lasts for {} seconds, and 3 frames are uniformly sampled from it. These frames are located at {}."
         "Please answer the following questions related to this video.\n"
     )
-    short = told.format("1.50", "0.00s,0.50s,1.25s")
-    assert f"user\n{short}{told.format('2.25', '0.00s,1.00s,2.00s')}What?<|im_end|>" in texts[0]
+    short = sentence.format("1.50", "0.00s,0.50s,1.25s")
+    assert f"user\n{short}{sentence.format('2.25', '0.00s,1.00s,2.00s')}What?<|im_end|>" in texts[0]
     assert f"user\n{short}Why?<|im_end|>" in texts[1]
     plain = load_adapter(VIDEO).encode([watch("What?", video(1))])
     assert "lasts" not in adapter.processor.tokenizer.decode(plain["input_ids"][0])
@@ -453,7 +454,7 @@ def test_pooling_of_a_checkpoint_can_be_chosen(release, tmp_path):
 
 
 def refusal(arguments, capsys):
-    assert conversion.main([str(one) for one in arguments]) == 2
+    assert conversion.main([str(item) for item in arguments]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert message.count("\n") == 1
@@ -468,8 +469,8 @@ def test_unknown_missing_and_misshapen_tensors_are_refused(release, tmp_path, ca
     less = copied(folder, tmp_path / "less")
     changed_shard(less, lambda tensors: dict(sorted(tensors.items())[:-1]))
     assert "lacks 1 of the model's tensors" in refusal([less, tmp_path / "out"], capsys)
-    other = copied(folder, tmp_path / "other", intermediate_size=50)
-    assert "has shape" in refusal([other, tmp_path / "out"], capsys)
+    folder_copy = copied(folder, tmp_path / "other", intermediate_size=50)
+    assert "has shape" in refusal([folder_copy, tmp_path / "out"], capsys)
     assert not (tmp_path / "out").exists()
 
 
@@ -506,5 +507,5 @@ def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
         adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
         last.remove()
         read.remove()
-    put_out, projected = (one[0] if isinstance(one, tuple) else one for one in taken)
+    put_out, projected = (item[0] if isinstance(item, tuple) else item for item in taken)
     assert torch.equal(put_out, projected)

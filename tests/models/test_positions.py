@@ -69,12 +69,14 @@ def slow_batch(inputs: dict[str, Any], pace: float | None) -> tuple[Tensor, Tens
     """Positions (3, B, L) and deltas (B, 1) of a batch by the slow rule."""
     kinds, valid = inputs["mm_token_type_ids"], inputs["attention_mask"].bool()
     grids = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
-    left = {kind: inputs[key].tolist() if key in inputs else [] for kind, key in grids.items()}
+    remaining = {kind: inputs[key].tolist() if key in inputs else [] for kind, key in grids.items()}
     seconds = list(inputs.get("second_per_grid_ts") or [])
     positions = torch.zeros(3, *kinds.shape, dtype=torch.long)
     deltas = []
     for row in range(len(kinds)):
-        places = torch.tensor(slow_positions(kinds[row, valid[row]].tolist(), left, seconds, pace))
+        places = torch.tensor(
+            slow_positions(kinds[row, valid[row]].tolist(), remaining, seconds, pace)
+        )
         positions[:, row, valid[row]] = places.T
         deltas.append([int(places.max()) + 1 - len(places)])
     return positions, torch.tensor(deltas)
@@ -165,8 +167,8 @@ def test_placeholders_without_a_picture_are_refused(grids):
 def model_alone(name: str, dtype: str) -> Any:
     """A model that no adapter has touched."""
     spec = FAMILIES[name].spec
-    known = type(Tiny(name, dtype).adapter).model_class
-    model = known.from_pretrained(saved(name), dtype=getattr(torch, dtype)).eval()
+    model_class = type(Tiny(name, dtype).adapter).model_class
+    model = model_class.from_pretrained(saved(name), dtype=getattr(torch, dtype)).eval()
     assert "get_rope_index" not in vars(model.model)
     assert spec.adapter in type(model).__module__
     return model
@@ -216,8 +218,8 @@ def test_answers_equal_the_library_at_the_released_positions(name):
                     assert torch.equal(done.logits, logits)
         if len(ids) == 1:
             with Session(adapter, NoReduction(), NONE) as session:
-                behind, following = session.prefill(inputs, DynamicCache())
-            assert (behind - logits[0, 0]).abs().max() < 1e-6
+                shifted_positions, following = session.prefill(inputs, DynamicCache())
+            assert (shifted_positions - logits[0, 0]).abs().max() < 1e-6
             places, _ = slow_batch(inputs, pace_of(model))
             assert following.unique().tolist() == [int(places.max()) + 1]
 
@@ -233,14 +235,14 @@ def test_a_wrapped_model_is_placed_while_a_method_is_on_it(name):
     adapter = load_adapter(
         replace(FAMILIES[family].spec, path=saved(family), weights="trained", dtype="float32")
     )
-    alone = deepcopy(model).eval()
+    single = deepcopy(model).eval()
     for question in (*VIDEOS, LONG):
         with espalier.apply(taken, "none", ratio=0.0) as plain:
             inputs = plain._adapter.encode([question])
             answer = plain.ask(question, max_new_tokens=STEPS)
         assert "get_rope_index" not in vars(model.model)
         assert model.model.get_rope_index == before
-        ids, _ = slow_answers(alone, inputs, [])
+        ids, _ = slow_answers(single, inputs, [])
         assert answer.text == adapter.decode(ids)[0]
 
 
@@ -272,9 +274,9 @@ def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):
 
     def shifted(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         positions, deltas = rule(*args, **kwargs)
-        behind = positions.clone()
-        behind[..., -1] += 1
-        return behind, deltas
+        shifted_positions = positions.clone()
+        shifted_positions[..., -1] += 1
+        return shifted_positions, deltas
 
     with Session(adapter, NoReduction(), NONE) as session:
         session.generate(inputs, max_new_tokens=1, do_sample=False)
@@ -286,9 +288,9 @@ def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_row_names_the_rule(name):
     adapter = load_adapter(SPECS[name])
-    assert adapter.told(FAMILIES[name].chats[0])["positions"] == ORDER
+    assert adapter.prompt_summary(FAMILIES[name].chats[0])["positions"] == ORDER
     llava = Tiny("llava").adapter
-    assert "positions" not in llava.told(FAMILIES["llava"].chats[0])
+    assert "positions" not in llava.prompt_summary(FAMILIES["llava"].chats[0])
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -11,11 +11,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from espalier.harness.models import loader as loading
+from espalier.harness.models import chat_templates
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.loader import other_template
-from espalier.harness.models.reference_prompts import SEEN, Tokens, compared, in_pieces
+from espalier.harness.models.reference_prompts import (
+    SEEN,
+    PromptTokens,
+    compare_tokens,
+    piecewise_ids,
+)
 from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
@@ -39,14 +44,17 @@ def sentences(begin: bool, prepend: str = "always") -> PreTrainedTokenizerFast:
 
 
 def spelt(tokenizer: Any, ids: list[int]) -> list[str]:
-    return ["picture" if one == SEEN else tokenizer.convert_ids_to_tokens(one) for one in ids]
+    return [
+        "picture" if token_id == SEEN else tokenizer.convert_ids_to_tokens(token_id)
+        for token_id in ids
+    ]
 
 
 def test_pieces_are_tokenised_alone_and_begin_once() -> None:
     tokenizer = sentences(begin=True)
-    found = spelt(tokenizer, in_pieces(tokenizer, "USER: <image>\nQ?", ["<image>"]))
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "USER: <image>\nQ?", ["<image>"]))
     # Each piece has a blank of its own before it; the begin token stands once.
-    assert found == ["<s>", "▁", *"USER:", "▁", "picture", "▁", "\n", "Q", "?"]
+    assert tokens == ["<s>", "▁", *"USER:", "▁", "picture", "▁", "\n", "Q", "?"]
     once = spelt(tokenizer, tokenizer("USER: \nQ?")["input_ids"])
     assert once == [
         "<s>",
@@ -61,26 +69,28 @@ def test_pieces_are_tokenised_alone_and_begin_once() -> None:
 
 def test_two_pictures_and_a_prompt_without_any() -> None:
     tokenizer = sentences(begin=True)
-    found = spelt(tokenizer, in_pieces(tokenizer, "<image><image>Q", ["<image>"]))
-    assert found == ["<s>", "picture", "picture", "▁", "Q"]
-    assert in_pieces(tokenizer, "Q", ["<image>"]) == tokenizer("Q")["input_ids"]
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "<image><image>Q", ["<image>"]))
+    assert tokens == ["<s>", "picture", "picture", "▁", "Q"]
+    assert piecewise_ids(tokenizer, "Q", ["<image>"]) == tokenizer("Q")["input_ids"]
 
 
 def test_a_begin_token_written_into_the_prompt_costs_later_pieces_their_first_token() -> None:
     """The trap of LLaDA's conversation: the text begins with the token, the tokenizer adds none."""
     tokenizer = sentences(begin=False, prepend="never")
-    found = spelt(tokenizer, in_pieces(tokenizer, "<s>USER: <image>\nQ?", ["<image>"]))
-    assert found == ["<s>", *"USER:", "▁", "picture", "Q", "?"]
-    plain = spelt(tokenizer, in_pieces(tokenizer, "<s><image>\nQ?", ["<image>"], begun=True))
+    tokens = spelt(tokenizer, piecewise_ids(tokenizer, "<s>USER: <image>\nQ?", ["<image>"]))
+    assert tokens == ["<s>", *"USER:", "▁", "picture", "Q", "?"]
+    plain = spelt(
+        tokenizer, piecewise_ids(tokenizer, "<s><image>\nQ?", ["<image>"], keeps_begin=True)
+    )
     assert plain == ["<s>", "picture", "\n", "Q", "?"]
 
 
 def test_the_first_difference_is_told() -> None:
-    same = Tokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"})
-    assert same.difference is None
-    other = Tokens("", (0, SEEN, 4), (0, SEEN, 5, 4), {0: "<s>", 4: "\n", 5: "▁"})
-    assert other.difference == "token 2: here 4 '\\n', in the original 5 '▁'; 3 and 4 tokens"
-    longer = Tokens("", (0, 4, 4), (0, 4), {0: "<s>", 4: "\n"})
+    equal = PromptTokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"})
+    assert equal.difference is None
+    different = PromptTokens("", (0, SEEN, 4), (0, SEEN, 5, 4), {0: "<s>", 4: "\n", 5: "▁"})
+    assert different.difference == "token 2: here 4 '\\n', in the original 5 '▁'; 3 and 4 tokens"
+    longer = PromptTokens("", (0, 4, 4), (0, 4), {0: "<s>", 4: "\n"})
     assert longer.difference == "token 2: here 4 '\\n', in the original the end; 3 and 2 tokens"
 
 
@@ -90,15 +100,15 @@ def test_the_first_difference_is_told() -> None:
 def test_a_tokenizer_of_bytes_gives_the_same_either_way(name: str) -> None:
     adapter = load_tiny(FAMILIES[name].spec, saved(name))
     parts = [{"type": "image", "image": picture(0, 56, 42)}, {"type": "text", "text": "What?"}]
-    found = compared(adapter, [{"role": "user", "content": parts}])
-    assert found.difference is None
-    assert found.ours.count(SEEN) == 1
-    assert "What?" in found.prompt
+    tokens = compare_tokens(adapter, [{"role": "user", "content": parts}])
+    assert tokens.difference is None
+    assert tokens.ours.count(SEEN) == 1
+    assert "What?" in tokens.prompt
 
 
 @pytest.mark.parametrize(("pieces", "differs"), [("alone", True), ("whole", False)])
 def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> None:
-    """A stand-in for an adapter whose tokenizer marks the start of the whole prompt alone."""
+    """A fake adapter with a tokenizer that marks only the start of the prompt."""
     tokenizer = sentences(begin=True, prepend="first")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     seen = tokenizer.convert_tokens_to_ids("<image>")
@@ -108,29 +118,29 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         spec=SimpleNamespace(video=VideoSpec()),
         pieces=pieces,
         placeholders=("<image>",),
-        opened=lambda chat: [],
-        written=lambda chat, media: "USER: <image>\nQ?",
+        load_media=lambda chat: [],
+        prompt_text=lambda chat, media: "USER: <image>\nQ?",
         encode=lambda chats: batch,
         items=lambda inputs: {seen: []},
     )
-    found = compared(adapter, [])
-    assert found.ours.count(SEEN) == 1  # two placeholders side by side are one picture
-    assert (found.difference is not None) == differs
-    if found.difference is not None:
+    tokens = compare_tokens(adapter, [])
+    assert tokens.ours.count(SEEN) == 1  # two placeholders side by side are one picture
+    assert (tokens.difference is not None) == differs
+    if tokens.difference is not None:
         assert re.fullmatch(
             r"token \d+: here \d+ '\\n', in the original \d+ '▁'; \d+ and \d+ tokens",
-            found.difference,
+            tokens.difference,
         )
 
 
 def test_another_template_beside_the_weights_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(loading.log, "warning", lambda form, line: said.append(form % line))
+    lines: list[str] = []
+    monkeypatch.setattr(chat_templates.log, "warning", lambda form, line: lines.append(form % line))
     spec = replace(FAMILIES["llava"].spec, path=saved("llava"), weights="trained", dtype="float32")
-    own = sha256_of(load_adapter(spec).shipped)
-    assert not said  # nothing is known, so nothing is another
+    sha256 = sha256_of(load_adapter(spec).shipped_template)
+    assert not lines  # nothing is known, so nothing is another
     load_adapter(replace(spec, template_sha256="0" * 64))
-    (line,) = said
-    assert f"has sha256 {own}, not {'0' * 64} (model.template_sha256)" in line
+    (line,) = lines
+    assert f"has sha256 {sha256}, not {'0' * 64} (model.template_sha256)" in line
     assert other_template(replace(spec, template_sha256=sha256_of("a")), "a") is None
     assert other_template(replace(spec, template_sha256=sha256_of("a")), "b") is not None

@@ -29,6 +29,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from tests.families import FAMILIES
@@ -235,10 +236,10 @@ def test_prompts_are_those_of_the_authors(
     for text in (POPE, MMBENCH):
         for media, chat in ((one, [first]), (two, [first, second]), ("", [])):
             expected = golden.format(m=media, t=text)
-            assert adapter.told(asked(text, *chat))["rendered"] == expected
+            assert adapter.prompt_summary(asked(text, *chat))["rendered"] == expected
         if film is not None:
-            found = adapter.told(asked(text, video(0)))["rendered"]
-            assert found == golden.format(m=film, t=text)
+            rendered = adapter.prompt_summary(asked(text, video(0)))["rendered"]
+            assert rendered == golden.format(m=film, t=text)
 
 
 def model_under(model: str, name: str, tasks: tuple[str, ...] = ()) -> ModelSpec:
@@ -255,7 +256,7 @@ def tiny_under(family: str, spec: ModelSpec) -> Adapter:
 
 
 def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> str:
-    """What lmms-eval's own task asks, with its prompt settings changed."""
+    """Return the prompt of lmms-eval's task with changed prompt settings."""
     folder = Path(lmms_eval.tasks.__file__).parent
     settings = load_yaml_config(str(folder / task), mode="full")
     words = {**settings["lmms_eval_specific_kwargs"]["default"], **changes}
@@ -263,7 +264,7 @@ def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def question(benchmark: str, prompt: PromptSpec) -> str:
-    """What a benchmark asks under a set of prompts: the run's own way to it, without its data."""
+    """Return the prompt of a benchmark under a set of prompts, built as in a run, without its data."""
     task, sample, _ = QUESTIONS[benchmark]
     spec = worded(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
     if spec.text is None:
@@ -291,21 +292,23 @@ def test_every_set_of_every_family_asks_as_its_golden_strings(
     for text in texts:
         for media, chat in ((one, [first]), (two, [first, second])):
             if media is not None:
-                rendered_prompt = adapter.told(asked(text, *chat))["rendered"]
+                rendered_prompt = adapter.prompt_summary(asked(text, *chat))["rendered"]
                 # DeepSeek-OCR's format strips both ends.
                 ends = text.strip() if family == "deepseek_ocr" else text
                 assert rendered_prompt == frame.format(m=media, t=ends)
         if film is not None:
-            assert adapter.told(asked(text, video(0)))["rendered"] == frame.format(m=film, t=text)
+            assert adapter.prompt_summary(asked(text, video(0)))["rendered"] == frame.format(
+                m=film, t=text
+            )
 
 
 def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
-    """LLaVA-Video's for AirCache is told apart by its times, below."""
-    told = {(row[1], row[2]) for row in SETS} | {("llava_video_7b", "vlmevalkit")}
+    """LLaVA-Video's set for AirCache differs by its times; see below."""
+    prompts = {(row[1], row[2]) for row in SETS} | {("llava_video_7b", "vlmevalkit")}
     for model in {row[1] for row in SETS}:
         sets = compose_section("model", model)["prompts"]
         assert {(model, name) for name, one in sets.items() if one is not None} == {
-            row for row in told if row[0] == model
+            row for row in prompts if row[0] == model
         }
 
 
@@ -323,8 +326,10 @@ def test_hints_and_missing_options_of_mmbench() -> None:
 def test_llava_video_tells_times_in_three_forms() -> None:
     """Three frames of 90 at 29.97 a second: one a second, or of the whole video."""
     pixels = np.zeros((3, 20, 30, 3), np.uint8)
-    told = "These frames are located at {}.Please answer the following questions related to this video."
-    lasts = f"The video lasts for 3.00 seconds, and 3 frames are uniformly sampled from it. {told}"
+    prompts = "These frames are located at {}.Please answer the following questions related to this video."
+    lasts = (
+        f"The video lasts for 3.00 seconds, and 3 frames are uniformly sampled from it. {prompts}"
+    )
     for indices, at in (((0, 30, 60), "0.00s,1.00s,2.00s"), ((0, 44, 89), "0.00s,1.47s,2.97s")):
         clip = Clip(pixels, indices, tuple(i / 29.97 for i in indices), 29.97, 90, 3.003)
         golden = {
@@ -332,11 +337,11 @@ def test_llava_video_tells_times_in_three_forms() -> None:
             "release": f"<video>{lasts}",
             # The height of a frame stands for their number, and blanks are missing.
             "vlmevalkit": "<video>\nThe video lasts for 3.00 seconds,and 20 frames are uniformly sampled from it."
-            + told,
+            + prompts,
         }
         for form, text in golden.items():
             spec = replace(FAMILIES["llava_video"].spec, processor={"time_instruction": form})
-            prompt = load_adapter(spec).written(asked("Q", "a.mp4"), Media(clips=[clip]))
+            prompt = load_adapter(spec).prompt_text(asked("Q", "a.mp4"), Media(clips=[clip]))
             assert prompt == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
     assert model_under("llava_video_7b", "vlmevalkit").processor["time_instruction"] == "vlmevalkit"
     with pytest.raises(UserError, match=r"time_instruction='yes' is unknown.*vlmevalkit"):
@@ -349,9 +354,9 @@ def test_frames_of_internvl_are_labelled_as_the_set_says() -> None:
     for given, golden in ((label, "Frame-{}: "), ("Frame{}: ", "Frame{}: ")):
         adapter = load_adapter(replace(spec, processor={**spec.processor, "frame_label": given}))
         ids = adapter.encode([asked("Q", video(0))])["input_ids"][0]
-        said = adapter.processor.tokenizer.decode(ids).replace(CELLS, "")
+        text_out = adapter.processor.tokenizer.decode(ids).replace(CELLS, "")
         frames = "\n".join(golden.format(n) + "<img></img>" for n in (1, 2, 3))
-        assert f"user\n{frames}\nQ<" in said
+        assert f"user\n{frames}\nQ<" in text_out
     with pytest.raises(UserError, match="frame_label='Frame' has no place"):
         load_adapter(replace(spec, processor={"frame_label": "Frame"}))
 
@@ -372,11 +377,11 @@ def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
     spec = worded(benchmark_spec(task, None), prompt)
     assert spec.text == OCR
     assert spec.generation["max_new_tokens"] == 8192
-    own = worded(
+    template = worded(
         benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}, None),
         prompt,
     )
-    assert (own.text, own.generation["max_new_tokens"]) == ("Free OCR.", 9)
+    assert (template.text, template.generation["max_new_tokens"]) == ("Free OCR.", 9)
     # It has no words for questions; asked one, it is given the question.
     assert (
         model_under("deepseek_ocr_base", "original", ("understanding", "pope")).prompt.text is None
@@ -390,31 +395,33 @@ def test_turns_of_a_longer_chat_and_a_system_turn_of_its_own() -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
         {"role": "user", "content": "r"},
     ]
-    assert Tiny("llava").adapter.prompt(turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
+    assert (
+        render_chat(Tiny("llava").adapter, turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
+    )
     head = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
     tail = (
         "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert Tiny("qwen2_vl").adapter.prompt(turns) == head + tail
+    assert render_chat(Tiny("qwen2_vl").adapter, turns) == head + tail
 
 
 def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_path: Path) -> None:
     folder = tmp_path / "llava"
     shutil.copytree(saved("llava"), folder)
-    own = "{% for turn in messages %}Q: {% for part in turn.content %}{{ part.text }}{% endfor %}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(own)
+    template = "{% for turn in messages %}Q: {% for part in turn.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
     spec = FAMILIES["llava"].spec
     adapter = load_tiny(spec, folder)
-    told = adapter.told(asked("w1"))
-    assert told["rendered"] == VICUNA.format(m="", t="w1")
-    assert told["template_sha256"] == sha256(adapter.format(None).encode()).hexdigest()
-    assert told["checkpoint_template_sha256"] == sha256(own.encode()).hexdigest()
-    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).told(asked("w1"))
+    prompts = adapter.prompt_summary(asked("w1"))
+    assert prompts["rendered"] == VICUNA.format(m="", t="w1")
+    assert prompts["template_sha256"] == sha256(adapter.format(None).encode()).hexdigest()
+    assert prompts["checkpoint_template_sha256"] == sha256(template.encode()).hexdigest()
+    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).prompt_summary(asked("w1"))
     assert theirs["rendered"] == "Q: w1"
     assert theirs["template_sha256"] == theirs["checkpoint_template_sha256"]
     # Without a checkpoint the directory still says how it was trained.
     new = load_adapter(replace(spec, conversation="checkpoint", path=folder))
-    assert new.told(asked("w1"))["rendered"] == "Q: w1"
+    assert new.prompt_summary(asked("w1"))["rendered"] == "Q: w1"
 
 
 @pytest.mark.parametrize(
@@ -456,9 +463,9 @@ def test_a_row_holds_the_prompt_of_its_first_sample(
     cell = ["benchmark=seedling_exist", "method=none", "ratio=0", "limit=1", "engine.warmup=0"]
     assert run.main([f"store={tmp_path}", *cell]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
-    told = row["extra"]["prompt"]
+    prompts = row["extra"]["prompt"]
     # The format that seedling was trained with: blanks, no line break, no system turn.
-    assert re.fullmatch(r"USER: <image> [a-z0-9 ]+ \? ASSISTANT:", told["rendered"])
-    own = ROOT / "harness/seedling/weights/seedling/chat_template.jinja"
-    assert told["template_sha256"] == sha256(own.read_bytes()).hexdigest()
-    assert told["checkpoint_template_sha256"] == told["template_sha256"]
+    assert re.fullmatch(r"USER: <image> [a-z0-9 ]+ \? ASSISTANT:", prompts["rendered"])
+    template = ROOT / "harness/seedling/weights/seedling/chat_template.jinja"
+    assert prompts["template_sha256"] == sha256(template.read_bytes()).hexdigest()
+    assert prompts["checkpoint_template_sha256"] == prompts["template_sha256"]

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: where each unit of the projector goes, towers in windows, time in videos."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: order of projector units, towers with windows, times of videos."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Need, Site
@@ -72,8 +73,8 @@ def views_of(adapter, needs, chats, site="vision"):
 
 def frames_of(adapter, inputs, kind):
     """The (1, rows, columns) patch grids of all images, or of all frames of all videos."""
-    found = inputs.get(f"{kind}_grid_thw", torch.zeros(0, 3, dtype=torch.long))
-    return [(1, rows, columns) for frames, rows, columns in found.tolist() for _ in range(frames)]
+    grids = inputs.get(f"{kind}_grid_thw", torch.zeros(0, 3, dtype=torch.long))
+    return [(1, rows, columns) for frames, rows, columns in grids.tolist() for _ in range(frames)]
 
 
 # ---------------------------------------------------------------------- which unit is which token
@@ -85,12 +86,12 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name, kind):
     adapter = fresh(name)
     inputs = adapter.encode(CHATS[kind])
     layout = adapter.layout(inputs)
-    seen, entered = [0], {}
+    calls, entered = [0], {}
 
     def number(module, args, output):
-        start = seen[0]
-        seen[0] += len(output)
-        return torch.arange(start, seen[0]).float().unsqueeze(1).expand_as(output)
+        start = calls[0]
+        calls[0] += len(output)
+        return torch.arange(start, calls[0]).float().unsqueeze(1).expand_as(output)
 
     adapter.projector.register_forward_hook(number)
     adapter.decoder.register_forward_pre_hook(
@@ -104,8 +105,8 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name, kind):
         units = entered["hidden"][row, layout.visual[row, :count], 0]
         assert torch.equal(units.long(), layout.source[row, :count, 0])
         numbers += units.tolist()
-    assert sorted(numbers) == list(range(seen[0]))
-    assert sum(work.units for work in layout.work) == seen[0]
+    assert sorted(numbers) == list(range(calls[0]))
+    assert sum(work.units for work in layout.work) == calls[0]
     assert layout.share is None
     assert layout.special == (0,) * len(layout.counts)
 
@@ -137,7 +138,7 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
     film = np.repeat(painted(2, 3, 3, 150), 2, axis=0).astype(np.uint8)
     film = Clip(film, (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0), 1.0, 4, 4.0)
     parts = [{"type": kind} for kind in ("video", "image", "image")]
-    text = adapter.prompt(video_chat("w1", *parts))
+    text = render_chat(adapter, video_chat("w1", *parts))
     inputs = adapter.process([text], [[Image.fromarray(pixels) for pixels in still]], [[film]])
     layout = adapter.layout(inputs)
     with torch.inference_mode():
@@ -219,19 +220,19 @@ def test_flops_of_tower_and_projector_are_those_that_torch_counts(name):
 def eager_tower(adapter, inputs, layer, monkeypatch):
     """The layer's own maps and keys, one of each call, as eager attention returns them."""
     family = importlib.import_module(type(adapter.model).__module__)
-    original, found = family.eager_attention_forward, []
+    original, maps = family.eager_attention_forward, []
     module = adapter.tower.blocks[layer].attn
 
     def remember(caller, query, key, *args, **kwargs):
         out, weights = original(caller, query, key, *args, **kwargs)
         if caller is module:
-            found.append((weights[0].mean((0, 1)), key[0].mean(0)))
+            maps.append((weights[0].mean((0, 1)), key[0].mean(0)))
         return out, weights
 
     with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(family, "eager_attention_forward", remember)
         adapter.model(**inputs)
-    return found
+    return maps
 
 
 def in_raster_order(name, shape, values):
@@ -254,8 +255,8 @@ def test_tower_signals_equal_eager_attention_in_raster_order(
     sdpa = load_tiny(SPECS[name], folders[name], "float32")
     eager = load_tiny(SPECS[name], folders[name], "float32", "eager")
     needs = (Need("cls_attention", layer), Need("tower_keys", layer))
-    for one in CHATS[kind]:
-        inputs = eager.encode([one])
+    for item in CHATS[kind]:
+        inputs = eager.encode([item])
         maps = eager_tower(eager, inputs, -1 if layer is None else layer, monkeypatch)
         shapes = [*frames_of(eager, inputs, "image"), *frames_of(eager, inputs, "video")]
         assert len(maps) == len(shapes)
@@ -265,11 +266,11 @@ def test_tower_signals_equal_eager_attention_in_raster_order(
         ]
         stills = len(frames_of(eager, inputs, "image"))
         if (
-            kind == "mixed" and one is MIXED[0]
+            kind == "mixed" and item is MIXED[0]
         ):  # the video comes first in the prompt, last in the tower
             ordered = ordered[stills:] + ordered[:stills]
         received, keys = (torch.cat(parts) for parts in zip(*ordered, strict=True))
-        signals = views_of(sdpa, needs, [one])[0].signals
+        signals = views_of(sdpa, needs, [item])[0].signals
         assert (signals[needs[0].key][0] - received).abs().max() <= 5e-6
         assert (signals[needs[1].key][0] - keys).abs().max() <= 5e-6 * keys.abs().max()
         assert received.std() > 1e-4  # not a constant
@@ -280,7 +281,7 @@ def test_a_packed_tower_gives_the_same_signals(name, kind, folders, monkeypatch)
     """Flash attention takes all images and frames in one call; a stand-in cuts it up again."""
     adapter = load_tiny(SPECS[name], folders[name], "float32")
     needs = (Need("cls_attention"), Need("tower_keys"))
-    apart = views_of(adapter, needs, CHATS[kind])
+    single_views = views_of(adapter, needs, CHATS[kind])
     family = importlib.import_module(type(adapter.model).__module__)
     plain, calls = ALL_ATTENTION_FUNCTIONS["sdpa"], []
 
@@ -302,23 +303,25 @@ def test_a_packed_tower_gives_the_same_signals(name, kind, folders, monkeypatch)
     finally:
         AttentionInterface.register("sdpa", plain)
     assert max(calls) > 1
-    for one, other in zip(apart, together, strict=True):
+    for item, other in zip(single_views, together, strict=True):
         for need in needs:
-            assert torch.equal(one.signals[need.key], other.signals[need.key])
+            assert torch.equal(item.signals[need.key], other.signals[need.key])
 
 
 def test_a_tap_cuts_packed_calls_at_their_bounds(name):
     module = fresh(name).tower_attention(None)
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 1, 4, 24, 8, generator=generator).unbind(0)
-    seen, ran = [], []
-    tap = AttentionTap([(module, lambda *call: seen.append(call))])
+    calls, ran = [], []
+    tap = AttentionTap([(module, lambda *call: calls.append(call))])
     attention = tap._wrap(lambda module, query, *rest, **kwargs: ran.append((query, kwargs)))
     bounds = torch.tensor([0, 8, 12, 24], dtype=torch.int32)
     attention(module, query, key, value, None, scaling=0.3, cu_seq_lens_q=bounds)
-    for (one, other, scaling), (start, end) in zip(seen, [(0, 8), (8, 12), (12, 24)], strict=True):
-        assert torch.equal(one, query[:, :, start:end])
-        assert torch.equal(other, key[:, :, start:end])
+    for (item, packed, scaling), (start, end) in zip(
+        calls, [(0, 8), (8, 12), (12, 24)], strict=True
+    ):
+        assert torch.equal(item, query[:, :, start:end])
+        assert torch.equal(packed, key[:, :, start:end])
         assert scaling == 0.3
     assert len(ran) == 1
     assert ran[0][0] is query
@@ -365,7 +368,7 @@ def prompt_positions(adapter, inputs):
 
 
 def expected_positions(adapter, inputs, row, seconds):
-    """Time, height and width by hand: whatever follows starts after the largest position of what came before."""
+    """Return time, height and width by hand: each part starts after the largest position before it."""
     config = adapter.model.config
     ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()].tolist()
     shapes = {
@@ -402,8 +405,8 @@ def test_video_positions_follow_the_clock(name, dtype):
     """Qwen2.5-VL gives two position steps a second, whatever the model's dtype; Qwen2-VL one step a frame pair."""
     adapter = fresh(name, dtype=dtype)
     paced = name == "qwen2_5_vl"
-    for one, seconds in zip(VIDEOS, SECONDS, strict=True):
-        inputs = adapter.encode([one])
+    for item, seconds in zip(VIDEOS, SECONDS, strict=True):
+        inputs = adapter.encode([item])
         if paced:
             assert inputs["second_per_grid_ts"] == pytest.approx([seconds], rel=1e-6)
         at = prompt_positions(adapter, inputs)
@@ -419,16 +422,18 @@ def test_each_pair_of_frames_stands_behind_its_time():
     """Qwen3-VL: the words of a time, midway between a pair of frames, then the pair as if it were one picture."""
     adapter = fresh("qwen3_vl")
     times = (("0.1", "0.4"), ("0.5", "2.4", "4.4"), ("0.2", "1.1"))
-    for one, moments in zip(VIDEOS, times, strict=True):
-        inputs = adapter.encode([one])
+    for item, moments in zip(VIDEOS, times, strict=True):
+        inputs = adapter.encode([item])
         frames, rows, columns = inputs["video_grid_thw"][0].tolist()
         pairs = len(moments)
         pads = "<|video_pad|>" * (rows * columns // 4)
-        shown = "".join(f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at in moments)
-        text = one[0]["content"][-1]["text"]
+        expected_text = "".join(
+            f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at in moments
+        )
+        text = item[0]["content"][-1]["text"]
         assert frames == pairs
         assert adapter.processor.tokenizer.decode(inputs["input_ids"][0]) == (
-            f"<|im_start|>user\n{shown}{text}<|im_end|>\n<|im_start|>assistant\n"
+            f"<|im_start|>user\n{expected_text}{text}<|im_end|>\n<|im_start|>assistant\n"
         )
         grids = {**inputs, "video_grid_thw": torch.tensor([[1, rows, columns]] * pairs)}
         expected = expected_positions(adapter, grids, 0, 0.0)
@@ -451,9 +456,9 @@ def test_rows_of_a_padded_batch_keep_their_own_clock():
     adapter = fresh("qwen2_5_vl")
     batch = adapter.encode(VIDEOS)
     together = prompt_positions(adapter, batch)
-    for row, one in enumerate(VIDEOS):
-        alone = prompt_positions(adapter, adapter.encode([one]))
-        assert torch.equal(together[1:, row, batch["attention_mask"][row].bool()], alone[1:, 0])
+    for row, item in enumerate(VIDEOS):
+        single = prompt_positions(adapter, adapter.encode([item]))
+        assert torch.equal(together[1:, row, batch["attention_mask"][row].bool()], single[1:, 0])
 
 
 def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
@@ -473,7 +478,7 @@ def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
 
 
 def test_the_prompt_is_qwens(name):
-    prompt = fresh(name).prompt(MIXED[0])
+    prompt = render_chat(fresh(name), MIXED[0])
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     film = "<|vision_start|><|video_pad|><|vision_end|>"
     if name == "qwen3_vl":
@@ -522,14 +527,14 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
     files = [path for path in folder.glob("*.json") if "video_processor" in path.read_text()]
     assert files
     for file in files:
-        held = json.loads(file.read_text())
-        held.get("video_processor", held)["cap_pixels_per_frame"] = stated
-        file.write_text(json.dumps(held))
+        config = json.loads(file.read_text())
+        config.get("video_processor", config)["cap_pixels_per_frame"] = stated
+        file.write_text(json.dumps(config))
     for setting in (None, False, True):
         chosen = {} if setting is None else {"cap_pixels_per_frame": setting}
         spec = replace(SPECS[name], processor={**BOUNDS, **chosen})
         loaded = load_tiny(spec, folder)
-        adopted = type(loaded).adopted(AutoProcessor.from_pretrained(folder), spec)
+        adopted = type(loaded).adopt_processor(AutoProcessor.from_pretrained(folder), spec)
         for processor in (loaded.processor, adopted):
             bounds = processor.video_processor.cap_pixels_per_frame
             assert bounds is (bool(stated) if setting is None else setting)
@@ -583,10 +588,10 @@ def test_config_files_build_the_published_architectures(file, billions):
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
         built = adapter_class.model_class._from_config(config)
-    assert sum(one.numel() for one in built.parameters()) / 1e9 == pytest.approx(
+    assert sum(item.numel() for item in built.parameters()) / 1e9 == pytest.approx(
         billions, abs=0.005
     )
-    assert sum(one.numel() for one in built.model.visual.parameters()) / 1e6 == pytest.approx(
+    assert sum(item.numel() for item in built.model.visual.parameters()) / 1e6 == pytest.approx(
         679, abs=11
     )
     assert set(config.text_config.layer_types) == {"full_attention"}
@@ -613,7 +618,7 @@ def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, 
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
         built = adapter_class.model_class._from_config(config)
-    assert sum(one.numel() for one in built.parameters()) == parameters
+    assert sum(item.numel() for item in built.parameters()) == parameters
     assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
@@ -628,7 +633,7 @@ def test_a_mixture_of_experts_is_refused_by_its_type(folders, tmp_path):
     folder = shutil.copytree(folders["qwen3_vl"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_vl_moe"}))
-    with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', needed is 'qwen3_vl'"):
+    with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', valid: 'qwen3_vl'"):
         load_tiny(QWEN3, folder)
 
 

@@ -1,4 +1,4 @@
-"""Models that cannot fit are refused before a weight is read, with sizes and the setting that helps."""
+"""Models that do not fit into memory are refused before weights are read, with sizes and a setting that helps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks import checkpoint_check as checkpoints
 from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models import adapter as base
+from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import weight_bytes
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
+    check_memory,
     check_placed,
-    check_room,
-    free_room,
-    reserved,
-    spread,
+    free_bytes,
+    prompt_bytes,
+    weight_limits,
 )
-from espalier.harness.models.skeleton import weight_bytes
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from tests.families.onevision import ONEVISION
@@ -37,7 +37,7 @@ LARGE = replace(LLAVA, device="cuda", weights="trained", dtype="bfloat16", longe
 
 def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
     with pytest.raises(UserError) as caught:
-        check_room(spec, needed, room)
+        check_memory(spec, needed, room)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -46,13 +46,13 @@ def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
 def test_one_card_is_too_small_and_the_map_is_named() -> None:
     line = refusal(LARGE, 136 * GIB, TWO_CARDS)
     assert "136.0 GiB of weights do not fit on model.device='cuda'" in line
-    assert "beside a prompt of 1 tokens" in line
+    assert "besides a prompt of 1 tokens" in line
     # The host's memory is no part of a plan that nobody asked for.
     assert (
         "valid: model.device_map=auto (79.0 GiB of card 0, 80.0 GiB of card 1, 0.0 GiB of cpu)"
         in line
     )
-    check_room(LARGE, 78 * GIB, TWO_CARDS)
+    check_memory(LARGE, 78 * GIB, TWO_CARDS)
     assert "80.0 GiB are free" in refusal(replace(LARGE, device="cuda:1"), 81 * GIB, TWO_CARDS)
 
 
@@ -73,17 +73,17 @@ def test_the_map_is_not_advised_where_it_would_not_help() -> None:
 
 def test_a_map_takes_what_it_may_and_no_more() -> None:
     spread_out = replace(LARGE, device_map="auto")
-    check_room(spread_out, 158 * GIB, TWO_CARDS)
+    check_memory(spread_out, 158 * GIB, TWO_CARDS)
     assert "159.0 GiB of weights do not fit into 79.0 GiB of card 0" in refusal(
         spread_out, 159 * GIB, TWO_CARDS
     )
-    check_room(replace(spread_out, offload=True), 258 * GIB, TWO_CARDS)
+    check_memory(replace(spread_out, offload=True), 258 * GIB, TWO_CARDS)
     bounded = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 0})
-    assert spread(bounded, TWO_CARDS) == {1: 60 * GIB, "cpu": 0}
+    assert weight_limits(bounded, TWO_CARDS) == {1: 60 * GIB, "cpu": 0}
     assert "60.0 GiB of card 1" in refusal(bounded, 61 * GIB, TWO_CARDS)
     host = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 9 * GIB})
     assert "model.offload=true, or cpu: 0" in refusal(host, 61 * GIB, TWO_CARDS)
-    check_room(replace(host, offload=True), 61 * GIB, TWO_CARDS)
+    check_memory(replace(host, offload=True), 61 * GIB, TWO_CARDS)
 
 
 #: Bytes of weights at half precision, by parameters.
@@ -116,14 +116,14 @@ def test_a_plan_leaves_room_for_the_longest_prompt(
     spec = replace(build_spec(command.cells[0]).model, offload=offload, device="cuda")
     room = {n: int(0.98 * size * GIB) for n, size in enumerate(cards)} | {"cpu": 200 * GIB}
     needed = int(2 * PUBLISHED[name])
-    places = spread(spec, room)
+    places = weight_limits(spec, room)
     assert all(
-        room[card] - places[card] >= reserved(spec, 1 / len(cards))
+        room[card] - places[card] >= prompt_bytes(spec, 1 / len(cards))
         for card in room
         if card != "cpu"
     )
     if fits or offload:
-        check_room(spec, needed, room)
+        check_memory(spec, needed, room)
     else:
         line = refusal(spec, needed, room)
         assert "model.offload=true, slowly" in line
@@ -138,17 +138,17 @@ def test_many_frames_take_their_room() -> None:
         lines[frames] = build_spec(command.cells[0]).model
     assert lines[128].longest > 128 * 196
     assert lines[128] == replace(lines[32], video=lines[128].video)  # no other model
-    assert reserved(lines[128]) > 2 * reserved(lines[32])
+    assert prompt_bytes(lines[128]) > 2 * prompt_bytes(lines[32])
     # Keys and values of 25,088 tokens alone are 8 GiB.
-    assert reserved(lines[128]) > 8 * GIB
+    assert prompt_bytes(lines[128]) > 8 * GIB
 
 
 def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
     beside = replace(LARGE, device_map="auto", spared_card=1)
-    assert spread(beside, TWO_CARDS)[1] == 0
-    assert spread(beside, TWO_CARDS)["cpu"] == 0
-    alone = {0: 79 * GIB, "cpu": 100 * GIB}
-    assert spread(replace(beside, spared_card=0), alone)[0] > 78 * GIB
+    assert weight_limits(beside, TWO_CARDS)[1] == 0
+    assert weight_limits(beside, TWO_CARDS)["cpu"] == 0
+    single = {0: 79 * GIB, "cpu": 100 * GIB}
+    assert weight_limits(replace(beside, spared_card=0), single)[0] > 78 * GIB
 
 
 def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
@@ -156,13 +156,13 @@ def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
     check_placed(spec, {"layers.0": 0, "layers.1": 1})
     check_placed(spec, {"": "cpu"})  # a machine without a card
     for place in ("cpu", "disk"):
-        with pytest.raises(UserError, match=f"would stand on {place}.*model.offload=true"):
+        with pytest.raises(UserError, match=f"would be placed on {place}.*model.offload=true"):
             check_placed(spec, {"layers.0": 0, "layers.1": place})
         check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
 
 
 def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
-    """The target of a run on a machine that says it has two cards."""
+    """Return the target of a run on a machine with two reported GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     command = read_command(["method=vanilla_sd", *argv])
@@ -194,7 +194,7 @@ def test_a_model_is_refused_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(LLAVA, path=save_llava(tmp_path), weights="trained")
-    monkeypatch.setattr(base, "free_room", lambda: {"cpu": 1000})
+    monkeypatch.setattr(base, "free_bytes", lambda: {"cpu": 1000})
     monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(UserError, match=r"do not fit on model\.device='cpu'"):
         load_adapter(spec)
@@ -204,25 +204,25 @@ def test_a_model_is_refused_before_its_weights_are_read(
 
 
 def test_the_bound_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
+    limits = {}
 
     class Class:
         @staticmethod
         def from_pretrained(source: str, **options: object) -> object:
-            seen.update(options)
+            limits.update(options)
             return None, {"missing_keys": (), "unexpected_keys": (), "mismatched_keys": ()}
 
     spec = replace(LARGE, path=tmp_path, device_map="auto", max_memory={"0": 5, "cpu": 7})
     load_checkpoint(Class, None, spec)
-    assert seen["max_memory"] == {0: 5, "cpu": 7}
+    assert limits["max_memory"] == {0: 5, "cpu": 7}
 
 
 def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
     model = random_model(LLAVA)
-    held = sum(p.numel() * 4 for p in model.parameters()) + sum(
+    expected = sum(p.numel() * 4 for p in model.parameters()) + sum(
         b.numel() * b.element_size() for b in model.buffers()
     )
-    assert weight_bytes(model) == held
+    assert weight_bytes(model) == expected
     text = {"text": {"tie_word_embeddings": True}}
     tied = replace(ONEVISION, architecture={**ONEVISION.architecture, **text})
     head = ONEVISION.facts.vocabulary * ONEVISION.facts.text.hidden * 4
@@ -230,7 +230,7 @@ def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
 
 
 def test_this_machine_has_room() -> None:
-    assert free_room()["cpu"] > 2**20
+    assert free_bytes()["cpu"] > 2**20
 
 
 # ---------------------------------------------------------------- attention
@@ -251,7 +251,7 @@ def test_flash_attention_without_its_package_is_one_line(
 
 
 def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
-    """Whether half precision can be computed is asked of the device that will compute."""
+    """Support of half precision is checked on the device of the model."""
     spec = replace(LLAVA, weights="trained", path=save_llava(tmp_path), device_map="auto")
     check_model(replace(spec, dtype="bfloat16"), True, Digests())
     with pytest.raises(UserError, match="on the CPU"):

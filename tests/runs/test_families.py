@@ -205,7 +205,7 @@ def test_broken_samples_are_named_and_only_the_others_are_scored(
         1: "torn.png' cannot be read as an image: image file is truncated",
         2: "gone.png' does not exist",
         4: "torn.mp4' cannot be opened",
-        5: "short.mp4' has 2 frames where 3 are wanted",
+        5: "short.mp4' has 2 frames, fewer than 3",
         6: "the chat holds no image and no video",
         7: "tokens, model='llava_ov_7b' takes fewer than 32768",
     }

@@ -146,7 +146,6 @@ def test_what_others_reach_changes_no_key(tree: Tree, plain: dict[str, str], nam
         ("methods/none.py", set(RUNS)),
         ("harness/models/llava.py", set(RUNS)),
         ("harness/models/qwen2_vl.py", {"decoder"}),
-        ("harness/models/qwen_geometry.py", {"decoder"}),
         ("harness/engine/session.py", set(RUNS)),
         ("harness/engine/reduce.py", set(RUNS)),
         ("harness/engine/layout.py", set(RUNS)),

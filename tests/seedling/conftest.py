@@ -1,4 +1,4 @@
-"""What all tests of the embedded models share."""
+"""Fixtures of all tests of the embedded models."""
 
 from __future__ import annotations
 

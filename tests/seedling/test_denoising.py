@@ -1,4 +1,4 @@
-"""Training by masked denoising: who sees whom, masks, the loss, sampling, and going on from a checkpoint."""
+"""Training by masked denoising: attention visibility, masks, loss, sampling, and resuming from a checkpoint."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ VISUAL = 10
 @pytest.fixture(scope="module")
 def rows() -> list[list[Question]]:
     scenes = Scenes()
-    asked = dict.fromkeys(FAMILIES, 1)
-    return [questions_for(scenes.scene("val", 0, number), asked) for number in range(2)]
+    counts = dict.fromkeys(FAMILIES, 1)
+    return [questions_for(scenes.scene("val", 0, number), counts) for number in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +104,16 @@ def test_a_dialogue_sees_what_it_would_see_by_itself(model, rows, alone, opened)
     hidden = text_hidden(model, visual, batch.tokens, batch.positions, visible, places)
     for line, row in enumerate(laid):
         for number in range(len(row)):
-            here = batch.segments[line] == number
-            roles = ["answer" if own else "prompt" for own in batch.answers[line][here]]
-            tokens = batch.tokens[line][here]
+            in_dialogue = batch.segments[line] == number
+            roles = [
+                "answer" if is_answer else "prompt"
+                for is_answer in batch.answers[line][in_dialogue]
+            ]
+            tokens = batch.tokens[line][in_dialogue]
             wanted = by_itself(
                 model, visual[line], places[line], tokens, roles, bool(opened), alone
             )
-            torch.testing.assert_close(hidden[line][here], wanted, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(hidden[line][in_dialogue], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_masks_hide_answers_and_nothing_else(rows):
@@ -122,19 +125,19 @@ def test_masks_hide_answers_and_nothing_else(rows):
     clean = torch.where(masked, batch.targets, batch.tokens)
     for line, row in enumerate(rows):
         for number, question in enumerate(row):
-            here = batch.segments[line] == number
-            words, answer = clean[line][here].tolist(), encode(question.answer)
+            in_dialogue = batch.segments[line] == number
+            words, answer = clean[line][in_dialogue].tolist(), encode(question.answer)
             silent = [*encode(question.text), ASSISTANT]
             room = len(words) - len(silent)
             assert room in PLAN["rooms"][question.family]
             assert words == [*silent, *answer, *[EOS] * (room - len(answer))]
             places = torch.arange(TEXT_START, TEXT_START + len(words))
-            assert batch.positions[line][here].tolist() == places.tolist()
-            assert len(set(batch.shares[line][here & batch.answers[line]].tolist())) == 1
+            assert batch.positions[line][in_dialogue].tolist() == places.tolist()
+            assert len(set(batch.shares[line][in_dialogue & batch.answers[line]].tolist())) == 1
             weight = PLAN["weights"][question.family]
             ends = [weight * PLAN["weights"]["end"]] * (room - len(answer))
             wanted = [0.0] * len(silent) + [weight] * len(answer) + ends
-            assert batch.weights[line][here].tolist() == pytest.approx(wanted)
+            assert batch.weights[line][in_dialogue].tolist() == pytest.approx(wanted)
     padding = batch.segments < 0
     assert (batch.tokens[padding] == PAD).all()
     assert (batch.weights[padding] == 0).all()
@@ -180,8 +183,8 @@ def test_loss_divides_by_the_share_of_masks():
     logits = torch.randn(3, len(VOCABULARY), generator=torch.Generator().manual_seed(0))
     wanted = 0.0
     for row, (target, weight, share) in enumerate([(5, 2.0, 0.8), (7, 0.5, 0.8), (9, 1.5, 0.1)]):
-        others = [float(x) for token, x in enumerate(logits[row]) if token != MASK]
-        log_share = float(logits[row, target]) - float(np.logaddexp.reduce(others))
+        rest_logits = [float(x) for token, x in enumerate(logits[row]) if token != MASK]
+        log_share = float(logits[row, target]) - float(np.logaddexp.reduce(rest_logits))
         wanted -= log_share * weight / share
     assert denoising_loss(logits, batch, clip=0.1).item() == pytest.approx(wanted, rel=1e-5)
 
@@ -197,7 +200,7 @@ def test_single_rows_keep_captions_apart(rows):
     assert [len(laid) for _, laid in parts] == [7, 1]
     for (images, laid), captions in zip(parts, (False, True), strict=True):
         for image, (question,) in zip(images, laid, strict=True):
-            assert any(question is own for own in rows[image])
+            assert any(question is candidate for candidate in rows[image])
             assert (question.family == "caption") == captions
 
 
@@ -247,21 +250,21 @@ def test_sampler_unmasks_the_surest_places_first(model, opened):
     """Answers of a batch are those of a loop over single questions with the library's attention."""
     questions = torch.tensor([[*encode(f"is there a digit {n} ?"), ASSISTANT] for n in (3, 8)])
     visual, places = a_part_of_the_image(2)
-    found = Sampler(0.5, opened=opened).decode(model, visual, places, questions, 5)
+    answers = Sampler(0.5, opened=opened).decode(model, visual, places, questions, 5)
     for row, question in enumerate(questions):
-        tokens, asked = torch.cat([question, torch.full((5,), MASK)]), len(question)
-        roles = ["prompt"] * asked + ["answer"] * 5
+        tokens, start = torch.cat([question, torch.full((5,), MASK)]), len(question)
+        roles = ["prompt"] * start + ["answer"] * 5
         for count in (3, 2):
             hidden = by_itself(model, visual[row], places[row], tokens, roles, opened, alone=True)
             logits = model.lm_head(hidden)
             logits[:, MASK] = float("-inf")
             shares = logits.softmax(-1)
-            still = [place for place in range(asked, asked + 5) if tokens[place] == MASK]
+            still = [place for place in range(start, start + 5) if tokens[place] == MASK]
             for place in sorted(still, key=lambda place: -float(shares[place].max()))[:count]:
                 tokens[place] = shares[place].argmax()
-        answer = tokens[asked:].tolist()
+        answer = tokens[start:].tolist()
         answer = answer[: answer.index(EOS)] if EOS in answer else answer
-        assert found[row] == " ".join(VOCABULARY[token] for token in answer)
+        assert answers[row] == " ".join(VOCABULARY[token] for token in answer)
 
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch):

@@ -94,11 +94,11 @@ def test_tower_shortcuts_equal_the_whole_tower(random_model):
     tower = tower_of(random_model)
     pixels = torch.rand(2, 3, 96, 96)
     with torch.no_grad():
-        whole = tower(pixels, output_hidden_states=True)
+        outputs = tower(pixels, output_hidden_states=True)
         features = patch_features(tower, pixels)
         pooled = pooled_output(tower, features)
-    torch.testing.assert_close(features, whole.hidden_states[-2])
-    torch.testing.assert_close(pooled, whole.pooler_output)
+    torch.testing.assert_close(features, outputs.hidden_states[-2])
+    torch.testing.assert_close(pooled, outputs.pooler_output)
 
 
 def test_products_are_bf16_only_where_that_is_faster(monkeypatch):
@@ -264,8 +264,8 @@ def test_keep_choosers_return_sorted_distinct_tokens():
         assert kept.shape == (4, 20)
         assert (np.diff(kept, axis=1) > 0).all()
     for row in range(4):
-        held = overlap[row]
-        assert held[kept[row]].sum() == np.sort(held)[-20:].sum()
+        per_patch = overlap[row]
+        assert per_patch[kept[row]].sum() == np.sort(per_patch)[-20:].sum()
 
 
 def test_missed_targets_names_what_is_low():
@@ -276,10 +276,10 @@ def test_missed_targets_names_what_is_low():
 def test_shipped_files_are_the_recorded_ones():
     recorded = dict(line.split()[::-1] for line in SUMS.read_text().splitlines())
     shipped = SUMS.parent.glob("*/model.safetensors")
-    found = {str(path.relative_to(SUMS.parent)): file_sha256(path) for path in shipped}
-    assert found == recorded
-    assert all(f"{name}/model.safetensors" in found for name in NAMES)
-    assert all((SUMS.parent / name).stat().st_size < 8_000_000 for name in found)
+    digests = {str(path.relative_to(SUMS.parent)): file_sha256(path) for path in shipped}
+    assert digests == recorded
+    assert all(f"{name}/model.safetensors" in digests for name in NAMES)
+    assert all((SUMS.parent / name).stat().st_size < 8_000_000 for name in digests)
 
 
 @pytest.fixture(scope="module")

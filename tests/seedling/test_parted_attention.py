@@ -1,4 +1,4 @@
-"""Attention of packed dialogues in parts is that of a masked kernel, gradients included."""
+"""Attention of packed dialogues in parts equals a masked kernel, including gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ROWS = sum(LENGTHS[0])
 
 
 def segments() -> torch.Tensor:
-    found = torch.full((len(LENGTHS), ROWS), -1)
+    segment_ids = torch.full((len(LENGTHS), ROWS), -1)
     for line, lengths in enumerate(LENGTHS):
         numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        found[line, : len(numbers)] = numbers
-    return found
+        segment_ids[line, : len(numbers)] = numbers
+    return segment_ids
 
 
 def masked(
@@ -57,22 +57,22 @@ def test_parts_are_merged_to_what_a_mask_gives(prefix: int) -> None:
     ]
     belongs = (segments() >= 0)[:, None, :, None]
     worth = torch.randn(shape, dtype=torch.float64) * belongs
-    found, wanted = (
+    merged, wanted = (
         attend_in_parts(*inputs, groups_of(segments()), 0.3),
         masked(*inputs, 0.3),
     )
-    torch.testing.assert_close(found * belongs, wanted * belongs, atol=1e-12, rtol=1e-12)
-    gradients = [torch.autograd.grad((one * worth).sum(), inputs) for one in (found, wanted)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(merged * belongs, wanted * belongs, atol=1e-12, rtol=1e-12)
+    gradients = [torch.autograd.grad((output * worth).sum(), inputs) for output in (merged, wanted)]
+    for output, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(output, reference, atol=1e-12, rtol=1e-12)
 
 
 def test_words_of_no_dialogue_see_the_prefix_alone() -> None:
     query, key, value = (
         torch.randn(len(LENGTHS), 2, size, 8) for size in (ROWS, ROWS + 4, ROWS + 4)
     )
-    found = attend_in_parts(query, key, value, groups_of(segments()), 0.3)
+    merged = attend_in_parts(query, key, value, groups_of(segments()), 0.3)
     alone = F.scaled_dot_product_attention(query, key[:, :, :4], value[:, :, :4], scale=0.3)
     outside = segments() < 0
     assert outside.any()
-    torch.testing.assert_close(found.transpose(1, 2)[outside], alone.transpose(1, 2)[outside])
+    torch.testing.assert_close(merged.transpose(1, 2)[outside], alone.transpose(1, 2)[outside])

@@ -59,15 +59,15 @@ def test_splits_and_seeds_give_different_scenes(scenes):
 
 
 def test_digit_images_never_cross_splits(scenes):
-    shown = {}
+    images = {}
     for split in SPLITS:
         layout = make_layout(split, 0, range(2000))
         real = np.arange(6)[None] < layout.count[:, None]
         numbers = scenes.digit_image_numbers(layout)[layout.is_digit & real]
-        shown[split] = {scenes.digits.images[number].tobytes() for number in numbers}
-    assert not shown["train"] & (shown["val"] | shown["test"])
-    assert not shown["val"] & shown["test"]
-    assert len(shown["test"]) > 300
+        images[split] = {scenes.digits.images[number].tobytes() for number in numbers}
+    assert not images["train"] & (images["val"] | images["test"])
+    assert not images["val"] & images["test"]
+    assert len(images["test"]) > 300
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -92,12 +92,12 @@ def test_pil_image_has_the_same_pixels(scenes):
 
 
 def test_every_template_occurs_and_uses_known_words_only(scenes):
-    seen = set()
+    templates = set()
     for scene in many(scenes, "val", 150):
         for question in questions_for(scene, EVERY_FAMILY):
-            seen.add((question.family, question.template))
+            templates.add((question.family, question.template))
             assert UNK not in encode(f"{question.text} {question.answer}")
-    assert seen == {(family, name) for family, names in TEMPLATES.items() for name in names}
+    assert templates == {(family, name) for family, names in TEMPLATES.items() for name in names}
 
 
 def answers_by_search(scene: Scene, text: str) -> set[str]:
@@ -131,8 +131,8 @@ def described(item) -> list[str]:
 def test_answers_are_right_and_unique(scenes):
     for scene in many(scenes, "test", 150):
         for question in questions_for(scene, {"attr": 6, "exist": 6, "rec": 6}):
-            found = answers_by_search(scene, question.text)
-            assert found == {question.answer}, question
+            answers = answers_by_search(scene, question.text)
+            assert answers == {question.answer}, question
 
 
 def test_counts_and_reading(scenes):

@@ -1,4 +1,4 @@
-"""What words of answers have to know before they look."""
+"""Information that words of answers need before their attention looks it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded video model: packed training equals the library's forward, its clocks, its feed, going on and files."""
+"""The embedded video model: packed training equals the library's forward; clocks, feed, resuming and files."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_labels_say_what_the_tracks_say(seen):
     assert (kind >= 0).any()
     for frame, token in zip(*np.nonzero(kind >= 0), strict=True):
         track = seen.clip.tracks[grid[frame, token]]
-        assert track.seen(frame)
+        assert track.visible(frame)
         assert colour[frame, token] == track.colour[frame]
     act = seen.act.reshape(grid.shape)
     begun = {(event.frame, event.kind) for event in seen.clip.events if event.kind != "present"}

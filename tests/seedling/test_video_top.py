@@ -1,4 +1,4 @@
-"""The last layers of the video model alone: heads for times, what stays as it is, going on and what is exported."""
+"""Training only the last layers of the video model: heads for times, frozen parts, resuming and export."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from espalier.harness.config.compose import CONF
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.seedling.video import clip_benchmarks as benchmarks
-from espalier.harness.seedling.video.clip_media import in_memory, written
+from espalier.harness.seedling.video.clip_media import in_memory, write_mp4
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.specs.run_spec import VideoSpec
 
@@ -99,7 +99,7 @@ def test_benchmarks_use_clips_of_their_own():
 @pytest.mark.parametrize("frames", [32, 11])
 def test_a_file_holds_the_very_frames(tmp_path, frames):
     drawn = clip("test", 0, 5, frames)
-    path = written(drawn, tmp_path / "new")
+    path = write_mp4(drawn, tmp_path / "new")
     assert path.suffix == ".mp4"
     assert b"ftyp" in path.read_bytes()[:16]
     read, held = sample_frames(path, frames), in_memory(drawn)
@@ -131,10 +131,10 @@ def test_the_key_of_a_run_hashes_all_that_makes_samples():
     text = (CONF / "benchmark" / "seedling_video_caption.yaml").read_text()
     named = {line.strip(" -") for line in text.splitlines() if line.startswith("  - harness/")}
     package = Path(benchmarks.__file__).parent
-    made = {path.name for path in package.glob("*.py")} - {"__init__.py", "sheet.py"}
+    made = {path.name for path in package.glob("*.py")} - {"__init__.py", "clip_sheet.py"}
     assert {f"harness/seedling/video/{name}" for name in made} <= named
     for path in package.glob("*.py"):
         for line in path.read_text().splitlines():
-            if line.startswith("from espalier.harness.seedling.") and path.name != "sheet.py":
-                module = line.split()[1].replace(".", "/")
+            if line.startswith("from espalier.harness.seedling.") and path.name != "clip_sheet.py":
+                module = line.split()[1].removeprefix("espalier.").replace(".", "/")
                 assert f"{module}.py" in named or module.endswith("/video"), line

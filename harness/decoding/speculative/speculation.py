@@ -111,15 +111,15 @@ class Speculation:
 
     def preparer(self) -> Callable[[Sequence[Chat]], dict[str, Any]]:
         """Return what prepares chats in another thread."""
-        return partial(self._prepared, self._adapter.apart)
+        return partial(self._prepared, self._adapter.thread_copy)
 
     def moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return prepared inputs on the target's device."""
-        return self._adapter.moved(inputs)
+        return self._adapter.to_device(inputs)
 
     def told(self, chat: Chat) -> dict[str, str | None]:
         """Return what a row says of the target's prompts."""
-        return self._adapter.told(chat)
+        return self._adapter.prompt_summary(chat)
 
     def decode(self, ids: Tensor) -> list[str]:
         """Turn (B, T) new tokens into answers."""

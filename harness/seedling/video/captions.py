@@ -1,4 +1,4 @@
-"""Captions: every event of a clip in order, each with its time, its object and its place."""
+"""Captions: all events of a clip in order, with time, object and place."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from espalier.harness.seedling.video.events import Event
 QUESTION = "describe the video ."
 
 
-def named(event: Event) -> str:
-    """Names the object of an event as it is before it: "red star", "blue frame"."""
+def object_name(event: Event) -> str:
+    """Return the name of an event's object before the event: "red star", "blue frame"."""
     return f"{event.colour} {event.thing}"
 
 
 def sentence(event: Event) -> str:
-    """Returns the caption's sentence about an event."""
-    thing, place = named(event), f"the {event.place}"
+    """Return the caption's sentence about an event."""
+    thing, place = object_name(event), f"the {event.place}"
     new = f"a {thing}" + (f" with digit {event.digit}" if event.digit else "")
-    told = {
+    clauses = {
         "present": f"there is {new} at {place}",
         "enter": f"{new} enters at {place}",
         "leave": f"the {thing} leaves from {place}",
@@ -29,16 +29,16 @@ def sentence(event: Event) -> str:
         "uncover": f"the {thing} at {place} is seen again",
         "change": f"the {thing} at {place} changes from digit {event.digit} to digit {event.outcome}",
     }
-    return f"at time {time_word(event.frame)} {told[event.kind]} ;"
+    return f"at time {time_word(event.frame)} {clauses[event.kind]} ;"
 
 
 def caption(events: Sequence[Event]) -> str:
-    """Returns the caption of a clip: its only right answer."""
+    """Return the caption of a clip, its only correct answer."""
     return " ".join(sentence(event) for event in events)
 
 
 def clause(event: Event) -> str:
-    """Names an event without its time and place, as questions do: "the red star leaves"."""
+    """Return an event's name in questions, without time and place: "the red star leaves"."""
     acts = {
         "enter": "enters",
         "leave": "leaves",
@@ -48,4 +48,4 @@ def clause(event: Event) -> str:
         "uncover": "is seen again",
         "change": f"changes to digit {event.outcome}",
     }
-    return f"the {named(event)} {acts[event.kind]}"
+    return f"the {object_name(event)} {acts[event.kind]}"

@@ -1,6 +1,6 @@
-"""The three benchmarks about clips: which questions they ask, and the metrics of each answer.
+"""The three clip benchmarks: their questions, and the metrics of each answer.
 
-Every benchmark asks one question per clip, over clips that no other benchmark uses.
+Each benchmark asks one question per clip, and no two benchmarks share clips.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from espalier.harness.seedling.video.clip_scores import (
     DIGITS,
     NEAR,
     caption_score,
-    concluded,
+    conclusion,
     digits_score,
-    found_score,
     moment,
+    moment_score,
     only_digits,
 )
 from espalier.harness.seedling.video.clips import Clip, clip
@@ -27,13 +27,13 @@ FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
     "seedling_video_qa": ("what", "where", "how_many", "order", "when", "digits"),
     "seedling_video_find": ("find",),
 }
-"""Families a benchmark asks in turn, clip by clip."""
+"""Question families of a benchmark, used cyclically over its clips."""
 
 
 def samples(
     name: str, split: str, seed: int, first: int, count: int, frames: int
 ) -> list[dict[str, Any]]:
-    """Returns the samples of a benchmark, without pixels.
+    """Return the samples of a benchmark, without pixels.
 
     Args:
         name: A key of :data:`FAMILY_CYCLES`.
@@ -48,28 +48,28 @@ def samples(
     for number in range(count):
         address = {"split": split, "seed": seed, "index": first + number, "frames": frames}
         story = tell(split, seed, first + number, frames)
-        asked = MAKERS[cycle[number % len(cycle)]](story, dialogue_stream(story))
+        dialogue = MAKERS[cycle[number % len(cycle)]](story, dialogue_stream(story))
         records.append(
             address
             | {
-                "family": asked.family,
-                "template": asked.template,
-                "question": asked.question,
-                "answer": asked.answer,
-                "moment": asked.target.frame if asked.target else -1,
-                "box": list(asked.target.box) if asked.target else [],
+                "family": dialogue.family,
+                "template": dialogue.template,
+                "question": dialogue.question,
+                "answer": dialogue.answer,
+                "moment": dialogue.target.frame if dialogue.target else -1,
+                "box": list(dialogue.target.box) if dialogue.target else [],
             }
         )
     return records
 
 
 def sample_clip(sample: dict[str, Any]) -> Clip:
-    """Draws the clip of a sample."""
+    """Return the drawn clip of a sample."""
     return clip(sample["split"], sample["seed"], sample["index"], sample["frames"])
 
 
 def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a caption against the events of its clip; "words" is its length."""
+    """Return the metrics of a caption, compared with the events of its clip; "words" is its length."""
     story = tell(sample["split"], sample["seed"], sample["index"], sample["frames"])
     score = caption_score(answer, story.events)
     return {
@@ -82,9 +82,9 @@ def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a short answer, under its family and, but for reading, together with the other families.
+    """Return the metrics of a short answer, by family, and except for reading also over all families.
 
-    Of counts and orders what they come to is scored, not the objects and times named in front of it.
+    Counts and orders are scored by their conclusion, without the objects and times named before it.
     """
     family, truth = sample["family"], sample["answer"]
     if family == "digits":
@@ -92,23 +92,23 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
             "one_minus_ned": digits_score(answer, truth),
             "unparsed": float(not only_digits(answer)),
         }
-    answer, truth = concluded(family, answer), concluded(family, truth)
+    answer, truth = conclusion(family, answer), conclusion(family, truth)
     right = exact_match(answer, truth)
     scores = {"accuracy": right, f"accuracy_{family}": right, "unparsed": float(not words(answer))}
     if family == "when":
-        said, wanted = moment(answer), moment(truth)
-        near = said is not None and wanted is not None and abs(said - wanted) <= NEAR
-        scores |= {"near_when": float(near), "unparsed": float(said is None)}
+        answered, expected = moment(answer), moment(truth)
+        near = answered is not None and expected is not None and abs(answered - expected) <= NEAR
+        scores |= {"near_when": float(near), "unparsed": float(answered is None)}
     elif family == "how_many":
         scores["unparsed"] = float(not is_one_of(answer, DIGITS))
     return scores
 
 
 def find_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Scores a moment and a box; "found" wants both, within a frame and from an IoU of 0.5 on."""
-    score = found_score(answer, sample["moment"], tuple(sample["box"]))
+    """Return the metrics of a moment and a box; "found" requires both: within a frame, and an IoU >= 0.5."""
+    score = moment_score(answer, sample["moment"], tuple(sample["box"]))
     return {
-        "found": float(score.found),
+        "found": float(score.correct),
         "moment_near": float(score.near),
         "mean_iou": score.iou,
         "unparsed": float(not score.parsed),

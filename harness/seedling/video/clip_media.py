@@ -1,4 +1,4 @@
-"""Clips as the harness takes videos: frames in memory, or a real file that is read like any other."""
+"""Clips as video input: frames in memory, or an mp4 file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from espalier.harness.media import frames
 from espalier.harness.seedling.video.clips import Clip
 
 RATE = 1
-"""Frames a second: the time word of a frame is its second."""
+"""Frames per second: the time word of a frame is its second."""
 
 
 def in_memory(clip: Clip) -> frames.Clip:
-    """Returns the frames as a sampled video; no file is written or read."""
+    """Return the frames as a sampled video, without a file."""
     length = len(clip.frames)
     return frames.Clip(
         frames=clip.frames,
@@ -30,18 +30,18 @@ def in_memory(clip: Clip) -> frames.Clip:
     )
 
 
-def written(clip: Clip, folder: str | Path) -> Path:
-    """Writes a clip as an mp4 file and returns its path.
+def write_mp4(clip: Clip, folder: str | Path) -> Path:
+    """Write a clip as an mp4 file and return its path.
 
-    H.264 in RGB without loss (libx264rgb at a quantiser of 0), so that reading gives the same pixels.
-    The file appears whole: whatever stood under its name is replaced.
+    Lossless H.264 in RGB (libx264rgb at a quantiser of 0), so that reading gives the same pixels. The
+    file is replaced atomically.
 
     Args:
         clip: The clip.
-        folder: Where to write; made if it is not there.
+        folder: Folder of the file; created if missing.
 
     Raises:
-        UserError: This build of FFmpeg cannot write such files.
+        UserError: This build of FFmpeg lacks the codec.
     """
     if "libx264rgb" not in av.codecs_available:
         raise UserError(

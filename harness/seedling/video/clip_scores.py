@@ -1,4 +1,4 @@
-"""Scores answers about clips. Pure functions of strings: a malformed answer scores zero and never raises."""
+"""Scores of answers about clips: pure functions of strings; a malformed answer scores zero and never raises."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from espalier.harness.seedling.video.events import Event
 from espalier.harness.seedling.vocabulary import box_from_bins, locations
 
 NEAR = 1
-"""Frames by which a moment may be off."""
+"""Tolerance of a moment, in frames."""
 LEAST_IOU = 0.5
 
 DIGITS = tuple(str(value) for value in range(10))
-"""Words of digits."""
+"""Words for digits."""
 
 _TIME = re.compile(r"\bt(\d{1,4})\b")
 _THING = rf"(?:{'|'.join(COLOUR_NAMES)}) (?:frame|{'|'.join(SHAPES)})"
@@ -39,22 +39,22 @@ _TOLD = re.compile(
 
 
 def digits_score(answer: str, truth: str) -> float:
-    """Returns the share of digits read, in order (1-NED); the times in front of them only lead the way."""
+    """Return the share of digits read, in order (1-NED), without the times before them."""
     return reading_score(*(" ".join(_untimed(text)) for text in (answer, truth)))
 
 
 def only_digits(answer: str) -> bool:
-    """Returns whether an answer is digits and times, one digit at least."""
-    read = _untimed(answer)
-    return bool(read) and all(word in DIGITS for word in read)
+    """Return whether an answer consists of digits and times, with at least one digit."""
+    tokens = _untimed(answer)
+    return bool(tokens) and all(word in DIGITS for word in tokens)
 
 
-def concluded(family: str, answer: str) -> str:
-    """Returns what an answer comes to: the number behind the objects, the order or the event behind the times.
+def conclusion(family: str, answer: str) -> str:
+    """Return the conclusion of an answer: the number after the objects, the order or the event after the times.
 
     Args:
-        family: The question's.
-        answer: Any words. A number is the last of them; other families' answers are left as they are.
+        family: Family of the question.
+        answer: Any text. The number is its last word; answers of other families are returned unchanged.
     """
     if family == "how_many":
         return " ".join(words(answer)[-1:])
@@ -66,33 +66,33 @@ def _untimed(answer: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """One sentence of a caption: the frame that it names, and its words behind the time."""
+class CaptionSentence:
+    """One sentence of a caption: its frame, and its words after the time."""
 
     frame: int
     words: str
 
 
-def told(answer: str) -> list[Told]:
-    """Returns the sentences of a caption that tell of an event; others are left out."""
-    found = []
+def caption_sentences(answer: str) -> list[CaptionSentence]:
+    """Return the sentences of a caption that describe an event."""
+    sentences = []
     for part in answer.split(";"):
         words = " ".join(part.split())
         time = re.fullmatch(r"at time t(\d{1,4}) (.*)", words)
         if time and _TOLD.fullmatch(time[2]):
-            found.append(Told(int(time[1]), time[2]))
-    return found
+            sentences.append(CaptionSentence(int(time[1]), time[2]))
+    return sentences
 
 
 @dataclass(frozen=True)
-class CaptionScore:
+class EventScore:
     """Scores of one caption, all in 0..1.
 
     Attributes:
-        recall: Share of the events that are told right, in order.
-        precision: Share of the told events that are right.
-        exact: Share of the events that are told right with their very frame.
-        parsed: Whether the answer tells of any event.
+        recall: Share of the events that are described correctly, in order.
+        precision: Share of the described events that are correct.
+        exact: Share of the events that are described correctly with their exact frame.
+        parsed: Whether the answer describes any event.
     """
 
     recall: float
@@ -101,67 +101,72 @@ class CaptionScore:
     parsed: bool
 
 
-def caption_score(answer: str, events: Sequence[Event]) -> CaptionScore:
-    """Scores a caption against what happens in its clip.
+def caption_score(answer: str, events: Sequence[Event]) -> EventScore:
+    """Return the scores of a caption, compared with the events of its clip.
 
-    An event is right if a sentence says all of it (kind, object, digits, places) with a time that is
-    off by one frame at most. Sentences and events are matched one to one without crossing, as many
-    as can be. Cost: sentences times events.
+    An event is correct if a sentence has its kind, object, digits and places, and a time within one
+    frame. The match of sentences and events is the largest that is one to one and in order. Cost:
+    sentences times events.
     """
-    said = told(answer)
-    truth = [told(sentence(event))[0] for event in events]
-    right, total = matched(said, truth, NEAR), max(len(truth), 1)
-    return CaptionScore(
+    sentences = caption_sentences(answer)
+    truth = [caption_sentences(sentence(event))[0] for event in events]
+    right, total = match_count(sentences, truth, NEAR), max(len(truth), 1)
+    return EventScore(
         recall=right / total,
-        precision=right / max(len(said), 1),
-        exact=matched(said, truth, 0) / total,
-        parsed=bool(said),
+        precision=right / max(len(sentences), 1),
+        exact=match_count(sentences, truth, 0) / total,
+        parsed=bool(sentences),
     )
 
 
-def matched(said: Sequence[Told], truth: Sequence[Told], near: int) -> int:
-    """Returns the length of the longest common subsequence, of times equal within `near` frames."""
+def match_count(
+    sentences: Sequence[CaptionSentence], truth: Sequence[CaptionSentence], tolerance: int
+) -> int:
+    """Return the length of the longest common subsequence, with times equal within `tolerance` frames."""
     best = [0] * (len(truth) + 1)
-    for one in said:
+    for candidate in sentences:
         row = [0]
-        for place, other in enumerate(truth):
-            same = one.words == other.words and abs(one.frame - other.frame) <= near
-            row.append(max(row[-1], best[place + 1], best[place] + same))
+        for place, truth_sentence in enumerate(truth):
+            equal = (
+                candidate.words == truth_sentence.words
+                and abs(candidate.frame - truth_sentence.frame) <= tolerance
+            )
+            row.append(max(row[-1], best[place + 1], best[place] + equal))
         best = row
     return best[-1]
 
 
 def moment(answer: str) -> int | None:
-    """Reads the frame from an answer, or None unless it names exactly one time."""
-    found = _TIME.findall(answer)
-    return int(found[0]) if len(found) == 1 else None
+    """Return the frame in an answer; None unless it names exactly one time."""
+    times = _TIME.findall(answer)
+    return int(times[0]) if len(times) == 1 else None
 
 
 @dataclass(frozen=True)
-class FoundScore:
+class MomentScore:
     """Scores of an answer that names a moment and a box.
 
     Attributes:
-        found: Whether the moment is off by one frame at most and the IoU at least 0.5.
-        near: Whether the moment is off by one frame at most.
+        correct: Whether the moment is within one frame and the IoU at least 0.5.
+        near: Whether the moment is within one frame.
         iou: Intersection over union of the boxes; 0 without exactly four location tokens.
         parsed: Whether the answer names one moment and one box.
     """
 
-    found: bool
+    correct: bool
     near: bool
     iou: float
     parsed: bool
 
 
-def found_score(answer: str, frame: int, box: BOX) -> FoundScore:
-    """Scores an answer to a question for the moment and the box of an event."""
-    said, bins = moment(answer), locations(answer)
-    near = said is not None and abs(said - frame) <= NEAR
+def moment_score(answer: str, frame: int, box: BOX) -> MomentScore:
+    """Return the scores of an answer to a question for the moment and box of an event."""
+    frame_named, bins = moment(answer), locations(answer)
+    near = frame_named is not None and abs(frame_named - frame) <= NEAR
     overlap = iou(box_from_bins(bins), box) if len(bins) == 4 else 0.0
-    return FoundScore(
-        found=near and overlap >= LEAST_IOU,
+    return MomentScore(
+        correct=near and overlap >= LEAST_IOU,
         near=near,
         iou=overlap,
-        parsed=said is not None and len(bins) == 4,
+        parsed=frame_named is not None and len(bins) == 4,
     )

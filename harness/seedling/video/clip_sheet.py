@@ -16,16 +16,16 @@ from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
 
 COLUMNS = 8
 HEAD, GAP = 14, 4
-"""Pixels above a frame, for its time, and beside it."""
+"""Pixels above a frame, for its time, and to its right."""
 
 
-def sheet(shown: Clip, scale: int = 2) -> Image.Image:
-    """Returns the frames of a clip in rows of eight, enlarged, each below its time."""
+def sheet(clip: Clip, scale: int = 2) -> Image.Image:
+    """Return the frames of a clip in rows of eight, enlarged, with their times above."""
     side = WIDTH * scale
-    rows = -(-shown.length // COLUMNS)
+    rows = -(-clip.length // COLUMNS)
     page = Image.new("RGB", (COLUMNS * (side + GAP), rows * (side + HEAD)), "white")
     pen = ImageDraw.Draw(page)
-    for number, pixels in enumerate(shown.frames):
+    for number, pixels in enumerate(clip.frames):
         row, column = divmod(number, COLUMNS)
         left, top = column * (side + GAP), row * (side + HEAD)
         pen.text((left, top), time_word(number), fill="black")
@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--frames", type=int, default=32)
     parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--write", required=True)
-    asked = parser.parse_args(argv)
-    shown = clip(asked.split, asked.seed, asked.index, asked.frames)
-    sheet(shown, asked.scale).save(asked.write)
-    for family, question, answer, *_ in dialogues(shown, dialogue_stream(shown)):
+    args = parser.parse_args(argv)
+    drawn = clip(args.split, args.seed, args.index, args.frames)
+    sheet(drawn, args.scale).save(args.write)
+    for family, question, answer, *_ in dialogues(drawn, dialogue_stream(drawn)):
         print(f"{family}: {question} -> {answer}")
     return 0
 

@@ -1,11 +1,11 @@
-"""The closed word vocabulary of the video models: seedling's words first, then times, places and events."""
+"""The closed word vocabulary of the video models: seedling's words, then times, places and events."""
 
 from __future__ import annotations
 
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
 
 MOST_FRAMES = 112
-"""Frames that have a word for their time; 112 frames of 144 tokens are 16,128."""
+"""Number of time words; 112 frames of 144 tokens are 16,128."""
 
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
 PLACES = tuple(f"{row} {column}" for row in ROWS for column in COLUMNS)
@@ -30,10 +30,10 @@ FIRST_TIME = TOKEN_ID["t0"]
 
 
 def encode(text: str) -> list[int]:
-    """Returns the token ids of space-separated words; unknown words become ``<unk>``."""
+    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
     return [TOKEN_ID.get(word, UNK) for word in text.split()]
 
 
 def time_word(frame: int) -> str:
-    """Returns the word for the time of a frame, counted from 0."""
+    """Return the word for the time of a frame, counted from 0."""
     return f"t{frame}"

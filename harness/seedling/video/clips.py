@@ -1,7 +1,7 @@
-"""Generated clips: the objects of seedling's scenes, in motion over a background that changes slowly.
+"""Generated clips: the objects of seedling's scenes, moving over a slowly changing background.
 
 A clip is a pure function of (split, seed, index, frames) in integer arithmetic, so pixels are the same
-on every machine and nothing has to be stored.
+on every machine and need not be stored.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from espalier.harness.seedling.video.events import Story, Track
 from espalier.harness.seedling.video.story import LARGEST_JITTER, tell
 
 WORLD = 128
-"""Side of the background; a frame shows a window of it that slides."""
+"""Side of the background; a frame shows a sliding window of it."""
 PANEL = (112, 72)
-"""Greys of the panel that covers an object: stripes of 4 pixels, from the upper right to the lower left."""
+"""Greys of the panel over a covered object: diagonal stripes of 4 pixels, from upper right to lower left."""
 MARGIN = 1
-"""Pixels by which a panel stands out on each side of what it covers."""
+"""Pixels by which a panel exceeds the covered object on each side."""
 
 _OFFSET = 3_000_017
-"""Keeps the draws of backgrounds apart from all others with the same seed."""
+"""Separates the draws of backgrounds from all others with the same seed."""
 _JITTER = np.arange(-LARGEST_JITTER, LARGEST_JITTER + 1)[:, None, None]
 _SHADES = np.clip(np.array(list(COLOURS.values()))[None] + _JITTER, 0, 255).astype(np.uint8)
 
@@ -39,29 +39,29 @@ class Clip(Story):
 
     @cached_property
     def patches(self) -> np.ndarray:
-        """Which object is in which patch: the number of its track, or -1 ``(T, 144)``.
+        """Number of the track of each patch's object ``(T, 144)``, or -1.
 
-        An object has a patch of which it fills 12 pixels or more, or its panel while it is covered.
+        An object owns a patch if it, or its panel while covered, fills 12 or more of the patch's pixels.
         """
         owner = np.full((len(self.frames), GRID, GRID), -1, np.int64)
-        most = np.zeros(owner.shape, np.int64)
+        best = np.zeros(owner.shape, np.int64)
         for number, track in enumerate(self.tracks):
             x0, y0, x1, y1 = track.box.T
             area = _overlap(y0, y1)[:, :, None] * _overlap(x0, x1)[:, None, :]
-            wins = (area >= MIN_OVERLAP) & (area > most)
-            owner[wins], most[wins] = number, area[wins]
+            wins = (area >= MIN_OVERLAP) & (area > best)
+            owner[wins], best[wins] = number, area[wins]
         return owner.reshape(len(owner), GRID * GRID)
 
 
 def _overlap(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Returns how many pixels of ``[low, high)`` fall in each line of patches ``(T, 12)``."""
+    """Return the pixels of ``[low, high)`` in each line of patches ``(T, 12)``."""
     edge = np.arange(GRID)[None] * PATCH
     shared: np.ndarray = np.minimum(high[:, None], edge + PATCH) - np.maximum(low[:, None], edge)
     return shared.clip(0, PATCH)
 
 
 def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:
-    """Draws a clip; the same arguments always give the same pixels and events.
+    """Return a drawn clip, with pixels and events determined by the arguments.
 
     Args:
         split: "train", "val" or "test".
@@ -70,7 +70,7 @@ def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:
         frames: T, 8 to 112.
 
     Raises:
-        ValueError: Another number of frames.
+        ValueError: An invalid number of frames.
     """
     story = tell(split, seed, index, frames)
     row = draws(seed + _OFFSET, split, [index], 16 + 5 * MAX_CLUTTER)[0]
@@ -97,9 +97,9 @@ def _mask(thing: str, size: int) -> np.ndarray:
 
 
 def _background(stream: DrawStream, frames: int) -> np.ndarray:
-    """Returns tinted noise and grey clutter ``(T, 96, 96, 3)`` that slide and change in light."""
+    """Return tinted noise and grey clutter ``(T, 96, 96, 3)`` that slide and change in light."""
     field = stream.below(8)
-    # The noise carries an offset of 30; with the light's swing every sum stays inside 2..128.
+    # The noise has an offset of 30; with the swing of the light every sum stays within 2..128.
     level = 20 + stream.below(30)
     tint = np.array([stream.below(17) - 8 for _ in range(3)])
     world = _noise()[field].copy()
@@ -107,7 +107,7 @@ def _background(stream: DrawStream, frames: int) -> np.ndarray:
         y, x = stream.below(WORLD - 6), stream.below(WORLD - 6)
         height, width = 1 + stream.below(6), 1 + stream.below(6)
         world[y : y + height, x : x + width] = 70 + stream.below(90) - level
-    # Sixteenths of a pixel a frame; what slides backwards starts at the far end.
+    # Sixteenths of a pixel per frame; a backward slide starts at the far end.
     slide = [stream.below(9) - 4 for _ in range(2)]
     start = [stream.below(5) if step >= 0 else WORLD - WIDTH - stream.below(5) for step in slide]
     swing, turns = stream.below(21) - 10, 1 + stream.below(2)
@@ -118,7 +118,7 @@ def _background(stream: DrawStream, frames: int) -> np.ndarray:
         # A triangle wave from 0 over `swing` back to 0, once or twice in a clip.
         phase = frame * turns * 128 // frames % 128
         light = level + swing * min(phase, 128 - phase) // 64
-        # Lines of pixels and colours together: additions over three colours alone take ten times as long.
+        # Pixels and colours flattened: additions over an axis of three colours take ten times as long.
         window = lines[y : y + WIDTH, 3 * x : 3 * (x + WIDTH)]
         offset = np.tile((light + tint).astype(np.uint8), WIDTH)
         np.add(window, offset, out=pixels[frame].reshape(WIDTH, -1))
@@ -126,7 +126,7 @@ def _background(stream: DrawStream, frames: int) -> np.ndarray:
 
 
 def _draw(picture: np.ndarray, track: Track, frame: int, split: str) -> None:
-    """Draws one object, or the panel over it, into a frame ``(96, 96, 3)`` in place."""
+    """Draw one object, or the panel over it, into a frame ``(96, 96, 3)`` in place."""
     x0, y0, x1, y1 = track.box[frame].tolist()
     if track.covered[frame]:
         top, left = max(y0 - MARGIN, 0), max(x0 - MARGIN, 0)

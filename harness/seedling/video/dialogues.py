@@ -1,7 +1,7 @@
-"""Questions about clips, with unique answers. Each is a pure function of the clip and a stream of draws.
+"""Questions about clips with unique answers, each a pure function of the clip and a stream of draws.
 
-An answer that follows from several sights names them first: what is at each place in front of how many there are, the
-times of two events in front of their order. A word can be looked up, and what has been said can be compared.
+An answer that depends on several observations names them first: the object at each place before the count, the times of
+two events before their order. The model looks up one word at a time, and compares what it has already said.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ COUNTS = {
     "find": 3,
     "caption": 1,
 }
-"""Questions of each family that training asks about a clip."""
+"""Number of training questions of each family about a clip."""
 
 _OFFSET = 4_000_037
 _DRAWS = 512
 
 
 class Dialogue(NamedTuple):
-    """A question with its only right answer, in words separated by spaces.
+    """A question with its only correct answer, as words separated by spaces.
 
     Attributes:
         family: One of :data:`FAMILIES`.
-        question: Question words, without the chat format.
-        answer: Answer words.
-        template: Which of the family's questions it is.
-        target: The event to find, in the family "find" only.
-        shows: (frame, number of the track) of what has to be seen. An entry for each sentence of a caption, each
-            of all digits and each thing counted, as they are told; the two events of an order, or the one that is
-            asked behind and the one that is told; one otherwise.
+        question: Question, without the chat format.
+        answer: Answer.
+        template: Template within the family.
+        target: The event to find; only in the family "find".
+        shows: (frame, number of the track) of the required observations: one for each sentence of a caption, each digit
+            and each counted thing, in the order of the answer; two for an order, the event in the question and the one
+            in the answer; else one.
     """
 
     family: str
@@ -59,31 +59,31 @@ class Dialogue(NamedTuple):
 
 
 def later(story: Story) -> list[Event]:
-    """Returns the events behind the first frame."""
+    """Return the events after the first frame."""
     return [event for event in story.events if event.kind != "present"]
 
 
 def named_once(story: Story) -> list[Event]:
-    """Returns the events whose clause names no other event of the clip."""
+    """Return the events with a unique clause in the clip."""
     clauses = Counter(captions.clause(event) for event in later(story))
     return [event for event in later(story) if clauses[captions.clause(event)] == 1]
 
 
 def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
-    """Returns (frame, track) of all objects at rest in a place and seen, or of those called `thing`."""
-    found = []
+    """Return (frame, track) of all visible objects at rest, or of those named `thing`."""
+    positions = []
     for number, track in enumerate(story.tracks):
         if thing is None or track.thing == thing:
-            still = (track.place >= 0) & ~track.covered
-            found += [(frame, number) for frame in np.flatnonzero(still).tolist()]
-    return found
+            at_rest = (track.place >= 0) & ~track.covered
+            positions += [(frame, number) for frame in np.flatnonzero(at_rest).tolist()]
+    return positions
 
 
-def _alone(story: Story, event: Event) -> bool:
-    """Returns whether nothing else moves, or is covered, while this object begins to."""
+def _happens_alone(story: Story, event: Event) -> bool:
+    """Return whether no other object moves, or is covered, in the frame of a move or cover."""
     others = [track for number, track in enumerate(story.tracks) if number != event.track]
     if event.kind == "move":
-        return not any(t.there(event.frame) and t.place[event.frame] < 0 for t in others)
+        return not any(t.present(event.frame) and t.place[event.frame] < 0 for t in others)
     return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
 
 
@@ -92,15 +92,15 @@ def _shows(*events: Event) -> tuple[tuple[int, int], ...]:
 
 
 def what_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the object of an event, for what is at a place, or for a digit at a time."""
+    """Return a question for the object of an event or at a place, or for a digit or new colour at a time."""
     choice = stream.below(4)
     digits = _at(story, "frame")
-    alone = [event for event in later(story) if _alone(story, event)]
-    if choice == 0 and alone:
-        event = stream.pick(alone)
-        acts = captions.clause(event).removeprefix(f"the {captions.named(event)} ")
+    single_events = [event for event in later(story) if _happens_alone(story, event)]
+    if choice == 0 and single_events:
+        event = stream.pick(single_events)
+        acts = captions.clause(event).removeprefix(f"the {captions.object_name(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, captions.named(event), "event", shows=_shows(event))
+        return Dialogue("what", text, captions.object_name(event), "event", shows=_shows(event))
     if choice == 1 and digits:
         frame, number = stream.pick(digits)
         track = story.tracks[number]
@@ -110,9 +110,7 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
-        text = (
-            f"the {captions.named(event)} turns to what colour at time {time_word(event.frame)} ?"
-        )
+        text = f"the {captions.object_name(event)} turns to what colour at time {time_word(event.frame)} ?"
         return Dialogue("what", text, event.outcome, "colour", shows=_shows(event))
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
@@ -121,7 +119,7 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def where_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the place of an object at a time."""
+    """Return a question for the place of an object at a time."""
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
     text = f"where is the {track.name(frame)} at time {time_word(frame)} ?"
@@ -130,35 +128,35 @@ def where_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def counting_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks how many digits, shapes or objects are seen at a time; the answer goes through all places first."""
+    """Return a question for the number of visible digits, shapes or objects; the answer lists all places first."""
     template = stream.pick(("digits", "shapes", "objects"))
     frame = stream.below(story.length)
-    counted = {
+    numbers = {
         _place(track, frame): number
         for number, track in enumerate(story.tracks)
-        if track.seen(frame)
+        if track.visible(frame)
         and template in ("objects", "digits" if track.thing == "frame" else "shapes")
     }
-    told = [
-        f"{name} {story.tracks[counted[place]].name(frame) if place in counted else 'no'}"
+    parts = [
+        f"{name} {story.tracks[numbers[place]].name(frame) if place in numbers else 'no'}"
         for place, name in enumerate(PLACES)
     ]
     text = f"how many {template} are there at time {time_word(frame)} ?"
-    answer = " ".join([*told, str(len(counted))])
-    shows = tuple((frame, counted[place]) for place in sorted(counted))
+    answer = " ".join([*parts, str(len(numbers))])
+    shows = tuple((frame, numbers[place]) for place in sorted(numbers))
     return Dialogue("how_many", text, answer, template, shows=shows)
 
 
 def _place(track: Track, frame: int) -> int:
-    """Returns the place that an object's centre is in, at rest or not; no two objects share one."""
+    """Return the place of an object's centre, also during a move; no two objects share a place."""
     x1, y1, x2, y2 = map(int, track.box[frame])
     return 3 * ((y1 + y2) // 2 // CELL) + (x1 + x2) // 2 // CELL
 
 
 def order_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks which of two events was first, or what happened next; counts where too little happens.
+    """Return a question for the order of two events or for the next event, or a count if there are too few events.
 
-    The answer says the times of both events first.
+    The answer starts with the times of both events.
     """
     events = named_once(story)
     places = {id(event): number for number, event in enumerate(story.events)}
@@ -168,11 +166,11 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
     if stream.below(2):
         first = stream.below(len(events))
         second = stream.below(len(events) - 1)
-        event, other = events[first], events[second + (second >= first)]
-        text = f"is it before or after {captions.clause(other)} that {captions.clause(event)} ?"
-        order = "before" if event.frame < other.frame else "after"
-        answer = f"{time_word(event.frame)} {time_word(other.frame)} {order}"
-        return Dialogue("order", text, answer, "before_after", shows=_shows(event, other))
+        event, reference = events[first], events[second + (second >= first)]
+        text = f"is it before or after {captions.clause(reference)} that {captions.clause(event)} ?"
+        order = "before" if event.frame < reference.frame else "after"
+        answer = f"{time_word(event.frame)} {time_word(reference.frame)} {order}"
+        return Dialogue("order", text, answer, "before_after", shows=_shows(event, reference))
     event = stream.pick(followed)
     text = f"what happens next after {captions.clause(event)} ?"
     after = story.events[places[id(event)] + 1]
@@ -181,7 +179,7 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the time of an event; counts where none has a name of its own."""
+    """Return a question for the time of an event, or a count if no event has a unique name."""
     events = named_once(story)
     if not events:
         return counting_question(story, stream)
@@ -191,7 +189,7 @@ def when_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def digits_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for all digits in the order in which they are shown, each behind its time; draws nothing."""
+    """Return the question for all digits in order of appearance, each after its time; reads no draws."""
     new = [
         event
         for event in story.events
@@ -206,7 +204,7 @@ def digits_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def find_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for the moment and the box of an event; counts where none has a name of its own."""
+    """Return a question for the moment and box of an event, or a count if no event has a unique name."""
     events = named_once(story)
     if not events:
         return counting_question(story, stream)
@@ -217,9 +215,9 @@ def find_question(story: Story, stream: DrawStream) -> Dialogue:
 
 
 def caption_question(story: Story, stream: DrawStream) -> Dialogue:
-    """Asks for everything that happens; draws nothing."""
-    told = captions.caption(story.events)
-    return Dialogue("caption", captions.QUESTION, told, "describe", shows=_shows(*story.events))
+    """Return the question for all events; reads no draws."""
+    text = captions.caption(story.events)
+    return Dialogue("caption", captions.QUESTION, text, "describe", shows=_shows(*story.events))
 
 
 MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {
@@ -235,14 +233,14 @@ MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {
 
 
 def dialogue_stream(story: Story) -> DrawStream:
-    """Returns the stream of draws for questions about a clip, fixed by its address."""
+    """Return the stream of draws for questions about a clip, fixed by its address."""
     return DrawStream(draws(story.seed + _OFFSET, story.split, [story.index], _DRAWS)[0])
 
 
 def dialogues(
     story: Story, stream: DrawStream, counts: Mapping[str, int] = COUNTS
 ) -> list[Dialogue]:
-    """Returns questions about a clip with their answers, in the order of :data:`FAMILIES`.
+    """Return questions about a clip with their answers, in the order of :data:`FAMILIES`.
 
     Args:
         story: A clip or its story.

@@ -1,4 +1,4 @@
-"""What a clip's story is told in: events, and the tracks of objects through the frames."""
+"""Data of a clip's story: events, and the tracks of objects through the frames."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES
 
 KINDS = ("present", "enter", "leave", "move", "turn", "cover", "uncover", "change")
-"""What an event may be; "present" is what the first frame shows."""
+"""Kinds of events; "present" describes the first frame."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happens to one object.
+    """One change of one object.
 
     Attributes:
         kind: One of :data:`KINDS`.
-        frame: The first frame that shows it.
+        frame: The first frame that shows the change.
         track: Number of the object.
-        colour: Its colour before the event, by which it is named.
+        colour: Colour before the event, by which the object is named.
         thing: "frame" for a framed digit, otherwise the shape's name.
-        place: One of the nine places: where it is, or was before it moved or left.
-        box: Where it is seen at this event: in the frame before where it leaves, moves or is
-            covered, in the frame of the event otherwise.
-        digit: The digit it shows before the event; "" for shapes.
+        place: One of the nine places: that of the object, or that before it moved or left.
+        box: Its box in the frame before the event if it leaves, moves or is covered; otherwise in
+            the frame of the event.
+        digit: Digit before the event; "" for shapes.
         outcome: The new colour of a turn, the new digit of a change, the new place of a move; else "".
     """
 
@@ -48,13 +48,13 @@ class Track:
         thing: "frame" for a framed digit, otherwise the shape's name.
         size: Side in pixels.
         stroke: Grey of a digit's lines.
-        jitter: What is added to its colour.
-        box: Pixels ``(T, 4)``, x1 and y1 exclusive; -1 where it is not there. Kept while covered.
-        colour: Colour number ``(T,)``, -1 where it is not there.
+        jitter: Offset of its colour.
+        box: Pixels ``(T, 4)``, x1 and y1 exclusive; -1 while absent. Kept while covered.
+        colour: Colour number ``(T,)``, -1 while absent.
         digit: Digit shown ``(T,)``, -1 for shapes.
-        draw: Number drawn to choose the image of its digit ``(T,)``.
+        draw: Random number that selects the image of its digit ``(T,)``.
         covered: Whether a panel hides it ``(T,)``.
-        place: Number of its place ``(T,)``; -1 while it moves or is not there.
+        place: Number of its place ``(T,)``; -1 while it moves or is absent.
     """
 
     thing: str
@@ -68,30 +68,30 @@ class Track:
     covered: np.ndarray
     place: np.ndarray
 
-    def there(self, frame: int) -> bool:
-        """Returns whether the object is in the picture, covered or not."""
+    def present(self, frame: int) -> bool:
+        """Return whether the object is in the picture, covered or not."""
         return int(self.colour[frame]) >= 0
 
-    def seen(self, frame: int) -> bool:
-        """Returns whether the object can be seen."""
-        return self.there(frame) and not self.covered[frame]
+    def visible(self, frame: int) -> bool:
+        """Return whether the object is in the picture and not covered."""
+        return self.present(frame) and not self.covered[frame]
 
     def name(self, frame: int) -> str:
-        """Names the object as it is in a frame, by colour: "red star", "blue frame"."""
+        """Return the object's name in a frame, by colour: "red star", "blue frame"."""
         return f"{COLOUR_NAMES[self.colour[frame]]} {self.thing}"
 
 
 @dataclass(frozen=True, eq=False)
 class Story:
-    """What happens in a clip, without its pixels.
+    """The events of a clip, without its pixels.
 
     Attributes:
-        split: "train", "val" or "test": which digit images are shown.
+        split: "train", "val" or "test", which selects the digit images.
         seed: Seed of the clip.
         index: Number of the clip.
         length: Frames, T.
-        tracks: The objects, in the order in which they come.
-        events: What happens, in order of time; those of the first frame in reading order.
+        tracks: The objects, in order of appearance.
+        events: The events, in order of time; those of the first frame in reading order.
     """
 
     split: str

@@ -10,9 +10,9 @@ from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
 from espalier.harness.evaluation.prompt_text import Wording
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import ADAPTERS, Adapter
-from espalier.harness.models.loader import other_template
-from espalier.harness.models.reference_prompts import Tokens, compared
-from espalier.harness.models.skeleton import build_skeleton
+from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.chat_templates import other_template
+from espalier.harness.models.reference_prompts import PromptTokens, compare_tokens
 from espalier.harness.ranks import alone
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
@@ -72,12 +72,12 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     task = loaded.tasks[0]
     name = task.config.task
     wording = Wording(spec.benchmark.text, {name: task})
-    found: list[Tokens] = []
+    found: list[PromptTokens] = []
     with alone(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)
-            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+            found.append(compare_tokens(adapter, ChatMessages(messages=messages).to_hf_messages()))
     differences = [
         f"prompt {row} differs from the original's, {one.difference}"
         for row, one in enumerate(found)
@@ -86,7 +86,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     said = differences[:1] or [
         f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
     ]
-    template = other_template(spec.model, adapter.shipped)
+    template = other_template(spec.model, adapter.shipped_template)
     if template is not None:
         said.append(template)
     elif spec.model.template_sha256 is not None:

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.conversations import Frame, alike
+from espalier.harness.models.conversations import Frame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 
 _HOLDER = "{system_message}"
@@ -39,7 +39,7 @@ def read_prompt(file: Path, name: str) -> Frame:
             f"chat format {name!r} of {file.name} cannot be converted; valid: sep_style MPT, two roles"
         )
     heads = by_role(head.removesuffix(_HOLDER), *roles)
-    return alike(str(found.get("system_message", "")), heads, end)
+    return uniform_frame(str(found.get("system_message", "")), heads, end)
 
 
 def _keywords(call: ast.Call) -> dict[str, object]:

@@ -23,26 +23,26 @@ def clips() -> list[Clip]:
 def test_pixels_and_questions_are_pinned(clips):
     """A change here changes every benchmark: bump the tasks' version and retrain."""
     digest = hashlib.sha256()
-    for one in clips:
-        digest.update(one.frames.tobytes())
-        for asked in dialogues(one, dialogue_stream(one)):
-            digest.update(f"{asked.template}|{asked.question}|{asked.answer}\n".encode())
+    for drawn in clips:
+        digest.update(drawn.frames.tobytes())
+        for dialogue in dialogues(drawn, dialogue_stream(drawn)):
+            digest.update(f"{dialogue.template}|{dialogue.question}|{dialogue.answer}\n".encode())
     assert digest.hexdigest()[:16] == "449cc37824ec7cd9"
 
 
 def test_a_clip_is_a_function_of_its_address():
-    again = [clip("val", 0, 3) for _ in range(2)]
-    assert np.array_equal(again[0].frames, again[1].frames)
-    others = [clip("val", 1, 3), clip("val", 0, 4), clip("test", 0, 3)]
-    assert len({one.frames.tobytes() for one in (again[0], *others)}) == 4
+    repeated = [clip("val", 0, 3) for _ in range(2)]
+    assert np.array_equal(repeated[0].frames, repeated[1].frames)
+    different = [clip("val", 1, 3), clip("val", 0, 4), clip("test", 0, 3)]
+    assert len({drawn.frames.tobytes() for drawn in (repeated[0], *different)}) == 4
 
 
 @pytest.mark.parametrize("frames", [8, 112])
 def test_other_lengths(frames):
-    one = clip("val", 0, 0, frames)
-    assert one.frames.shape == (frames, 96, 96, 3)
-    assert one.patches.shape == (frames, 144)
-    assert all(event.frame < frames - 1 for event in one.events)
+    drawn = clip("val", 0, 0, frames)
+    assert drawn.frames.shape == (frames, 96, 96, 3)
+    assert drawn.patches.shape == (frames, 144)
+    assert all(event.frame < frames - 1 for event in drawn.events)
 
 
 @pytest.mark.parametrize("frames", [7, 113])
@@ -51,62 +51,62 @@ def test_lengths_without_words_are_refused(frames):
         clip("val", 0, 0, frames)
 
 
-def boxes(one: Clip, frame: int) -> dict[int, tuple[int, ...]]:
+def boxes(drawn: Clip, frame: int) -> dict[int, tuple[int, ...]]:
     return {
         number: tuple(track.box[frame].tolist())
-        for number, track in enumerate(one.tracks)
-        if track.there(frame)
+        for number, track in enumerate(drawn.tracks)
+        if track.present(frame)
     }
 
 
 def test_objects_never_touch_and_differ_in_colour(clips):
-    for one in clips:
-        for frame in range(one.length):
-            found = boxes(one, frame)
-            assert LEAST_OBJECTS <= len(found) <= MOST_OBJECTS
+    for drawn in clips:
+        for frame in range(drawn.length):
+            current = boxes(drawn, frame)
+            assert LEAST_OBJECTS <= len(current) <= MOST_OBJECTS
             taken = np.zeros((96, 96), int)
-            for x0, y0, x1, y1 in found.values():
+            for x0, y0, x1, y1 in current.values():
                 assert 0 <= x0 < x1 <= 96
                 assert 0 <= y0 < y1 <= 96
                 taken[y0:y1, x0:x1] += 1
             assert taken.max() == 1
-            colours = [int(one.tracks[number].colour[frame]) for number in found]
+            colours = [int(drawn.tracks[number].colour[frame]) for number in current]
             assert len(set(colours)) == len(colours)
 
 
-def changes(one: Clip) -> list[tuple[int, int, str]]:
+def changes(drawn: Clip) -> list[tuple[int, int, str]]:
     """Return (frame, track, kind) of what differs between neighbouring frames, from the tracks alone."""
-    found = []
-    for number, track in enumerate(one.tracks):
-        for frame in range(1, one.length):
-            was, now = track.there(frame - 1), track.there(frame)
+    current = []
+    for number, track in enumerate(drawn.tracks):
+        for frame in range(1, drawn.length):
+            was, now = track.present(frame - 1), track.present(frame)
             if was != now:
-                found.append((frame, number, "enter" if now else "leave"))
+                current.append((frame, number, "enter" if now else "leave"))
             if not (was and now):
                 continue
             if track.colour[frame] != track.colour[frame - 1]:
-                found.append((frame, number, "turn"))
+                current.append((frame, number, "turn"))
             if track.digit[frame] != track.digit[frame - 1]:
-                found.append((frame, number, "change"))
+                current.append((frame, number, "change"))
             if track.covered[frame] != track.covered[frame - 1]:
-                found.append((frame, number, "cover" if track.covered[frame] else "uncover"))
+                current.append((frame, number, "cover" if track.covered[frame] else "uncover"))
             if track.place[frame] < 0 <= track.place[frame - 1]:
-                found.append((frame, number, "move"))
-    return sorted(found)
+                current.append((frame, number, "move"))
+    return sorted(current)
 
 
 def test_the_events_are_what_differs_between_frames(clips):
-    for one in clips:
-        told = [(e.frame, e.track, e.kind) for e in one.events if e.kind != "present"]
-        assert told == changes(one)
-        frames = [frame for frame, _, _ in told]
+    for drawn in clips:
+        noted = [(e.frame, e.track, e.kind) for e in drawn.events if e.kind != "present"]
+        assert noted == changes(drawn)
+        frames = [frame for frame, _, _ in noted]
         assert len(set(frames)) == len(frames), "two events at once"
 
 
 def test_what_an_event_says_is_what_the_tracks_show(clips):
-    for one in clips:
-        for event in one.events:
-            track, frame = one.tracks[event.track], event.frame
+    for drawn in clips:
+        for event in drawn.events:
+            track, frame = drawn.tracks[event.track], event.frame
             before = frame if event.kind in ("present", "enter") else frame - 1
             assert (event.colour, event.thing) == (
                 COLOUR_NAMES[track.colour[before]],
@@ -130,28 +130,28 @@ def test_what_an_event_says_is_what_the_tracks_show(clips):
 
 
 def test_each_state_lasts_some_frames(clips):
-    for one in clips:
-        for number in range(len(one.tracks)):
-            times = [event.frame for event in one.events if event.track == number]
+    for drawn in clips:
+        for number in range(len(drawn.tracks)):
+            times = [event.frame for event in drawn.events if event.track == number]
             assert all(b - a >= REST for a, b in pairwise(times))
 
 
 def test_only_objects_and_light_change(clips):
     """Pixels of an object at rest are the same from frame to frame, those of its neighbourhood nearly."""
-    for one in clips[:6]:
-        for number, track in enumerate(one.tracks):
-            for frame in range(1, one.length):
-                own = [e for e in one.events if e.track == number and e.frame == frame]
-                if own or not (track.there(frame - 1) and track.there(frame)):
+    for drawn in clips[:6]:
+        for number, track in enumerate(drawn.tracks):
+            for frame in range(1, drawn.length):
+                due = [e for e in drawn.events if e.track == number and e.frame == frame]
+                if due or not (track.present(frame - 1) and track.present(frame)):
                     continue
                 if track.place[frame] < 0 or track.place[frame - 1] < 0 or track.thing != "frame":
                     continue
                 x0, y0, x1, y1 = track.box[frame]
-                pair = one.frames[frame - 1 : frame + 1, y0:y1, x0:x1]
+                pair = drawn.frames[frame - 1 : frame + 1, y0:y1, x0:x1]
                 assert np.array_equal(pair[0], pair[1])
 
 
-def patches_by_pixels(one: Clip, frame: int) -> np.ndarray:
+def patches_by_pixels(drawn: Clip, frame: int) -> np.ndarray:
     """Return the owner of each patch by counting pixels one by one."""
     owner = np.full(144, -1)
     for patch in range(144):
@@ -162,7 +162,7 @@ def patches_by_pixels(one: Clip, frame: int) -> np.ndarray:
                 for y in range(top, top + 8)
                 for x in range(left, left + 8)
             )
-            for number, (x0, y0, x1, y1) in boxes(one, frame).items()
+            for number, (x0, y0, x1, y1) in boxes(drawn, frame).items()
         }
         best = max(counts, key=lambda number: counts[number])
         owner[patch] = best if counts[best] >= 12 else -1
@@ -170,23 +170,23 @@ def patches_by_pixels(one: Clip, frame: int) -> np.ndarray:
 
 
 def test_patches_are_those_of_the_boxes(clips):
-    for one in clips[::9]:
+    for drawn in clips[::9]:
         for frame in (0, 15, 31):
-            assert np.array_equal(one.patches[frame], patches_by_pixels(one, frame))
+            assert np.array_equal(drawn.patches[frame], patches_by_pixels(drawn, frame))
 
 
 def test_digit_images_stay_in_their_split(clips):
     """A clip of one split told as another's shows other digits in the same frames."""
     story = tell("train", 0, 0, 32)
     assert story.events == tell("train", 0, 0, 32).events
-    shown: dict[str, set[bytes]] = {split: set() for split in SPLITS}
-    for one in clips:
-        for track in one.tracks:
+    pictures: dict[str, set[bytes]] = {split: set() for split in SPLITS}
+    for drawn in clips:
+        for track in drawn.tracks:
             for frame in np.flatnonzero((track.digit >= 0) & ~track.covered).tolist():
                 x0, y0, x1, y1 = track.box[frame]
-                grey = one.frames[frame, y0 + 3 : y1 - 3, x0 + 3 : x1 - 3, 0]
+                grey = drawn.frames[frame, y0 + 3 : y1 - 3, x0 + 3 : x1 - 3, 0]
                 # Lines have a grey of their own in each track; which image it is shows in the rest.
                 scaled = (grey.astype(int) - 16) * 255 // max(int(grey.max()) - 16, 1)
-                shown[one.split].add((scaled // 8).astype(np.uint8).tobytes())
-    assert not shown["train"] & shown["test"]
-    assert not shown["val"] & shown["test"]
+                pictures[drawn.split].add((scaled // 8).astype(np.uint8).tobytes())
+    assert not pictures["train"] & pictures["test"]
+    assert not pictures["val"] & pictures["test"]

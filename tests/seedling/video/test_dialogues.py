@@ -6,7 +6,7 @@ import pytest
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.video.captions import caption, clause
-from espalier.harness.seedling.video.clip_scores import concluded
+from espalier.harness.seedling.video.clip_scores import conclusion
 from espalier.harness.seedling.video.clip_vocabulary import (
     PLACES,
     TOKEN_ID,
@@ -33,12 +33,12 @@ def test_words_start_with_those_of_the_picture_model():
 
 
 def test_every_word_is_known_and_every_family_asked(stories):
-    seen = set()
+    templates = set()
     for story in stories:
-        for asked in dialogues(story, dialogue_stream(story), EACH):
-            seen.add(asked.family)
-            assert UNK not in encode(f"{asked.question} {asked.answer}"), asked
-    assert seen == set(FAMILIES)
+        for dialogue in dialogues(story, dialogue_stream(story), EACH):
+            templates.add(dialogue.family)
+            assert UNK not in encode(f"{dialogue.question} {dialogue.answer}"), dialogue
+    assert templates == set(FAMILIES)
 
 
 def test_captions_are_long_and_hold_all_kinds(stories):
@@ -66,19 +66,19 @@ def answers_by_search(story: Story, text: str) -> set[str]:
     if text.startswith("what is the time when "):
         return {f"t{at}" for at in frames_of(story, text[len("what is the time when ") : -2])}
     if text.startswith("what happens next after "):
-        behind = {
+        followers = {
             clause(after)
             for before, after in zip(story.events, story.events[1:], strict=False)
             if before.kind != "present"
             and clause(before) == text[len("what happens next after ") : -2]
         }
-        return behind
+        return followers
     if text.startswith("is it before or after "):
-        other, this = text[len("is it before or after ") : -2].split(" that ")
+        reference, event_text = text[len("is it before or after ") : -2].split(" that ")
         return {
             "before" if a < b else "after"
-            for a in frames_of(story, this)
-            for b in frames_of(story, other)
+            for a in frames_of(story, event_text)
+            for b in frames_of(story, reference)
         }
     if text.startswith("what digit"):
         return {
@@ -90,7 +90,7 @@ def answers_by_search(story: Story, text: str) -> set[str]:
         return {
             COLOUR_NAMES[track.colour[frame]]
             for track in story.tracks
-            if track.there(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
+            if track.present(frame - 1) and track.name(frame - 1) == f"{words[1]} {words[2]}"
         }
     if text.startswith("what is at the "):
         return {
@@ -128,72 +128,79 @@ def answers_by_search(story: Story, text: str) -> set[str]:
 
 def test_answers_are_right_and_unique(stories):
     for story in stories:
-        for asked in dialogues(story, dialogue_stream(story), EACH):
-            if asked.family not in ("caption", "digits"):
-                said = concluded(asked.family, asked.answer)
-                assert answers_by_search(story, asked.question) == {said}, asked
+        for dialogue in dialogues(story, dialogue_stream(story), EACH):
+            if dialogue.family not in ("caption", "digits"):
+                answers = conclusion(dialogue.family, dialogue.answer)
+                assert answers_by_search(story, dialogue.question) == {answers}, dialogue
 
 
 def test_counts_and_orders_say_first_what_they_follow_from(stories):
-    told = set()
+    templates = set()
     for story in stories:
-        for asked in dialogues(story, dialogue_stream(story), {"how_many": 3, "order": 6}):
-            told.add(asked.template)
-            words, question = asked.answer.split(), asked.question
-            if asked.family == "how_many":
+        for dialogue in dialogues(story, dialogue_stream(story), {"how_many": 3, "order": 6}):
+            templates.add(dialogue.template)
+            words, question = dialogue.answer.split(), dialogue.question
+            if dialogue.family == "how_many":
                 frame = int(question.split()[-2][1:])
                 boxes = {t.name(frame): t.box[frame] for t in there(story, frame)}
-                left, count = " ".join(words[:-1]), 0
+                remaining, count = " ".join(words[:-1]), 0
                 for number, place in enumerate(PLACES):
-                    assert left.startswith(f"{place} "), "every place, row by row"
-                    left = left.removeprefix(f"{place} ")
-                    what = "no" if left.startswith("no") else " ".join(left.split()[:2])
-                    left = left.removeprefix(what).lstrip()
+                    assert remaining.startswith(f"{place} "), "every place, row by row"
+                    remaining = remaining.removeprefix(f"{place} ")
+                    thing = "no" if remaining.startswith("no") else " ".join(remaining.split()[:2])
+                    remaining = remaining.removeprefix(thing).lstrip()
                     inside = [
                         name
                         for name, (x1, y1, x2, y2) in boxes.items()
                         if ((y1 + y2) // 2 // 32, (x1 + x2) // 2 // 32) == divmod(number, 3)
-                        and asked.template
+                        and dialogue.template
                         in ("objects", "digits" if name.endswith("frame") else "shapes")
                     ]
-                    assert inside == ([] if what == "no" else [what])
-                    count += what != "no"
-                assert (left, count) == ("", int(words[-1]))
+                    assert inside == ([] if thing == "no" else [thing])
+                    count += thing != "no"
+                assert (remaining, count) == ("", int(words[-1]))
                 continue
-            this, that = (int(word[1:]) for word in words[:2])
-            if asked.template == "before_after":
-                other, clause_asked = question[len("is it before or after ") : -2].split(" that ")
-                assert (frames_of(story, clause_asked), frames_of(story, other)) == ([this], [that])
-                assert words[2:] == ["before" if this < that else "after"]
+            event_text, second = (int(word[1:]) for word in words[:2])
+            if dialogue.template == "before_after":
+                reference, clause_asked = question[len("is it before or after ") : -2].split(
+                    " that "
+                )
+                assert (frames_of(story, clause_asked), frames_of(story, reference)) == (
+                    [event_text],
+                    [second],
+                )
+                assert words[2:] == ["before" if event_text < second else "after"]
             else:
-                assert frames_of(story, question[len("what happens next after ") : -2]) == [this]
-                assert that in frames_of(story, " ".join(words[2:]))
-                assert not [e for e in story.events if this < e.frame < that]
-    assert told == {"digits", "shapes", "objects", "before_after", "next"}
+                assert frames_of(story, question[len("what happens next after ") : -2]) == [
+                    event_text
+                ]
+                assert second in frames_of(story, " ".join(words[2:]))
+                assert not [e for e in story.events if event_text < e.frame < second]
+    assert templates == {"digits", "shapes", "objects", "before_after", "next"}
 
 
 def test_digits_are_read_in_the_order_in_which_they_are_shown(stories):
     for story in stories[:40]:
-        shown: list[str] = []
+        expected: list[str] = []
         states = {}
         for frame in range(story.length):
             # Objects of the first frame are numbered in reading order; later, one new digit a frame.
             for number, track in enumerate(story.tracks):
                 if track.digit[frame] >= 0 and states.get(number) != track.digit[frame]:
                     states[number] = track.digit[frame]
-                    shown += [time_word(frame), str(track.digit[frame])]
-        (asked,) = dialogues(story, dialogue_stream(story), {"digits": 1})
-        assert asked.answer.split() == shown
+                    expected += [time_word(frame), str(track.digit[frame])]
+        (dialogue,) = dialogues(story, dialogue_stream(story), {"digits": 1})
+        assert dialogue.answer.split() == expected
 
 
 def test_before_and_after_are_said_alike(stories):
-    said = [
-        concluded(asked.family, asked.answer)
+    answers = [
+        conclusion(dialogue.family, dialogue.answer)
         for story in stories
-        for asked in dialogues(story, dialogue_stream(story), {"order": 6})
-        if asked.template == "before_after"
+        for dialogue in dialogues(story, dialogue_stream(story), {"order": 6})
+        if dialogue.template == "before_after"
     ]
-    assert 0.4 < said.count("before") / len(said) < 0.6
+    assert 0.4 < answers.count("before") / len(answers) < 0.6
 
 
 @pytest.mark.parametrize(("frames", "count"), [(8, 300), (32, 100), (112, 12)])
@@ -201,8 +208,8 @@ def test_clips_of_every_length_are_asked_about(frames, count):
     """The shortest have few events to ask about, the longest need the most draws."""
     for index in range(count):
         story = tell("train", 5, index, frames)
-        for asked in dialogues(story, dialogue_stream(story)):
-            assert UNK not in encode(f"{asked.question} {asked.answer}"), asked
-            if asked.family not in ("caption", "digits"):
-                said = concluded(asked.family, asked.answer)
-                assert answers_by_search(story, asked.question) == {said}, asked
+        for dialogue in dialogues(story, dialogue_stream(story)):
+            assert UNK not in encode(f"{dialogue.question} {dialogue.answer}"), dialogue
+            if dialogue.family not in ("caption", "digits"):
+                answers = conclusion(dialogue.family, dialogue.answer)
+                assert answers_by_search(story, dialogue.question) == {answers}, dialogue

@@ -5,12 +5,12 @@ import pytest
 from espalier.harness.seedling.video.captions import caption, sentence
 from espalier.harness.seedling.video.clip_scores import (
     caption_score,
-    concluded,
+    caption_sentences,
+    conclusion,
     digits_score,
-    found_score,
     moment,
+    moment_score,
     only_digits,
-    told,
 )
 from espalier.harness.seedling.video.events import KINDS, Event
 
@@ -58,8 +58,8 @@ def test_every_sentence_is_understood(kind, digit):
     )
     if kind == "change" and not digit:
         return  # shapes show no digit
-    (one,) = told(sentence(event))
-    assert one.frame == 31
+    (parsed,) = caption_sentences(sentence(event))
+    assert parsed.frame == 31
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_event_is_right_only_as_a_whole():
     ],
 )
 def test_a_count_is_the_last_word_and_an_order_what_is_no_time(family, answer, said):
-    assert concluded(family, answer) == said
+    assert conclusion(family, answer) == said
 
 
 def test_order_counts():
@@ -107,9 +107,9 @@ def test_order_counts():
 
 
 def test_repeats_and_inventions_cost_precision_not_recall():
-    more = RIGHT + " at time t4 the red star at the top left turns green ;"
-    assert caption_score(more, EVENTS).recall == 1
-    assert caption_score(more, EVENTS).precision == 0.8
+    longer = RIGHT + " at time t4 the red star at the top left turns green ;"
+    assert caption_score(longer, EVENTS).recall == 1
+    assert caption_score(longer, EVENTS).precision == 0.8
 
 
 def test_what_is_missing_costs_recall():
@@ -121,7 +121,7 @@ def test_what_is_missing_costs_recall():
 @pytest.mark.parametrize("answer", GARBAGE)
 def test_garbage_scores_nothing(answer):
     assert caption_score(answer, EVENTS).recall == 0
-    assert not found_score(answer, 4, (8, 8, 24, 24)).found
+    assert not moment_score(answer, 4, (8, 8, 24, 24)).correct
 
 
 def test_no_events_at_all():
@@ -141,16 +141,16 @@ def test_no_events_at_all():
     ],
 )
 def test_found_is_the_moment_and_the_box(answer, found, near):
-    score = found_score(answer, 4, (6, 6, 24, 24))
-    assert (score.found, score.near) == (found, near)
+    score = moment_score(answer, 4, (6, 6, 24, 24))
+    assert (score.correct, score.near) == (found, near)
     assert score.parsed == (answer.count("t") == 1 and answer.count("loc") == 4)
 
 
 def test_half_of_the_union_is_enough():
     # Bins 2..7 stand for pixels 7..23: 16 x 16. A truth twice as wide shares half of it.
     answer = "t4 <loc_2> <loc_2> <loc_7> <loc_7>"
-    assert found_score(answer, 4, (7, 7, 39, 23)).found
-    assert not found_score(answer, 4, (7, 7, 40, 23)).found
+    assert moment_score(answer, 4, (7, 7, 39, 23)).correct
+    assert not moment_score(answer, 4, (7, 7, 40, 23)).correct
 
 
 @pytest.mark.parametrize(

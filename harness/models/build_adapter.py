@@ -1,0 +1,190 @@
+"""Build the adapter of a run: processor, configuration, checks, then weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from copy import copy, deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.loader import (
+    MALFORMED,
+    check_type,
+    config_of,
+    load_checkpoint,
+    source_of,
+)
+from espalier.harness.models.measured_facts import check_facts
+from espalier.harness.models.memory_check import check_memory, free_bytes
+from espalier.harness.models.random_weights import build_random, byte_tokenizer
+from espalier.harness.paths import rooted
+from espalier.harness.specs.hub_cache import cached_file
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+    from espalier.harness.specs.run_spec import ModelSpec
+
+KEY = "tie_word_embeddings"
+HEAD = "lm_head.weight"
+INDEX = "model.safetensors.index.json"
+
+
+def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
+    """Return the adapter of a run, with loaded weights, or with random ones for `model.weights=random`.
+
+    Raises:
+        UserError: a file is missing or does not match; the line names the config key.
+    """
+    family.check_settings(spec)
+    if spec.weights == "random":
+        processor = random_processor(family, spec)
+        tokenizer = processor.tokenizer
+        config = family.configuration(spec, tokenizer)
+    else:
+        check_type(spec, family.types())
+        config = family.checkpoint_config(spec)
+        settle_head(config, spec, family.renames)
+        problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
+        with foreign(problem, "the checkpoint's original files", MALFORMED):
+            processor = family.load_processor(spec)
+            tokenizer = processor.tokenizer
+    # Checked without weights first, before memory is taken.
+    skeleton = build_skeleton(family.model_class, config, spec)
+    # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
+    check_facts(family(skeleton, copy(processor), spec))
+    check_memory(spec, weight_bytes(skeleton), free_bytes())
+    if spec.weights == "random":
+        model = build_random(family.model_class, config, tokenizer, spec)
+    else:
+        model = load_checkpoint(family.model_class, config, spec, family.renames)
+    adapter = family(model, processor, spec)
+    check_facts(adapter)
+    return adapter
+
+
+def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:
+    """Return the processor for random weights: loaded from `architecture.processor`, else one with a byte tokenizer."""
+    folder = spec.architecture.get("processor")
+    if folder is None:
+        return family.new_processor(spec, byte_tokenizer(family.special))
+    return family.load_processor(replace(spec, path=rooted(folder)))
+
+
+def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
+    """Return the model of a configuration with all tensors on the meta device.
+
+    Cost: a quarter of a second for the largest, and no memory.
+
+    Raises:
+        UserError: the configuration does not describe a model of this class.
+    """
+    try:
+        with torch.device("meta"):
+            return model_class._from_config(
+                deepcopy(config),
+                dtype=getattr(torch, spec.dtype),
+                attn_implementation=spec.attention,
+            )
+    except ImportError as error:
+        raise UserError(
+            f"model.attention={spec.attention!r} cannot run here ({first_words(error)}); valid: sdpa, eager"
+        ) from error
+    except MALFORMED as error:
+        raise UserError(
+            f"model={spec.name}: its configuration does not build a {model_class.__name__} with "
+            f"model.attention={spec.attention!r} ({first_words(error)})"
+        ) from error
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers, counting shared tensors once."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def settle_head(config: Any, spec: ModelSpec, renames: Mapping[str, str]) -> None:
+    """Set `tie_word_embeddings` of a checkpoint's configuration: whether the output head is the embedding.
+
+    The library's classes have defaults that silently tie a missing head. Instead, the model's file, the checkpoint's
+    config.json and its tensor names decide. Cost: reads tensor names, no weights.
+
+    Args:
+        config: configuration of the model, as read by the library.
+        spec: the model's part of the run.
+        renames: from patterns of the checkpoint's tensor names to the library's.
+
+    Raises:
+        UserError: no head is stored, but the model's file or the checkpoint states an untied head.
+    """
+    stated = [
+        value
+        for value in (_of_file(config, spec), _of_checkpoint(config, spec))
+        if value is not None
+    ]
+    stored = _stores_head(spec, renames)
+    tied = all(stated) if stated else bool(getattr(config, KEY, False)) and not stored
+    if stored is False and not tied:
+        conversion = "" if spec.conversion is None else f", converted by: {spec.conversion}"
+        raise UserError(
+            f"model={spec.name}: checkpoint {source_of(spec)[0]!r} has no {HEAD}, and {KEY} is false; "
+            f"valid: all files of the original checkpoint{conversion}"
+        )
+    setattr(config, KEY, tied)
+
+
+def _of_file(config: Any, spec: ModelSpec) -> bool | None:
+    """Return the value in the model's file, or the class's default if the key is absent; None without architecture."""
+    if not spec.architecture:
+        return None
+    parts = [spec.architecture.get(part, {}) for part in ("model", "text")]
+    stated = [bool(part[KEY]) for part in parts if KEY in part]
+    return any(stated) if stated else bool(getattr(type(config), KEY, False))
+
+
+def _of_checkpoint(config: Any, spec: ModelSpec) -> bool | None:
+    """Return the value in config.json, of the model or else of its text stack; None if neither states it."""
+    stored = config_of(spec)
+    if KEY in stored:
+        return bool(getattr(config, KEY, False))
+    text = stored.get("text_config")
+    value = text.get(KEY) if isinstance(text, dict) else None
+    return None if value is None else bool(value)
+
+
+def _stores_head(spec: ModelSpec, renames: Mapping[str, str]) -> bool | None:
+    """Return whether the checkpoint stores a head; None if its files are not on this machine."""
+    names = _names(spec)
+    if names is None:
+        return None
+    for pattern, name in renames.items():
+        names = [re.sub(pattern, name, key) for key in names]
+    return any(name.endswith(HEAD) for name in names)
+
+
+def _names(spec: ModelSpec) -> list[str] | None:
+    """Return the tensor names of a local checkpoint; None if files are missing or malformed, which loading reports."""
+    path = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
+    if path is None:
+        return None
+    index = path.parent / INDEX
+    try:
+        if index.is_file():
+            return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        return [
+            name for file in path.parent.glob("*.safetensors") for name in _header(file)
+        ] or None
+    except MALFORMED:
+        return None
+
+
+def _header(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())

@@ -1,0 +1,101 @@
+"""Process a batch of prompts, and refuse what the model does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from espalier.harness.errors import UserError
+from espalier.harness.models.chat_media import Chat, Media
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
+
+#: Exceptions of processors for pictures and frames of unsupported sizes.
+UNFIT = (ValueError, ZeroDivisionError)
+
+
+def refuse_videos(chats: Sequence[Chat], model: str) -> None:
+    """Raise UserError for the first chat with a video; for models that take images only."""
+    for number, chat in enumerate(chats):
+        if any(part["type"] == "video" for turn in chat for part in turn["content"]):
+            raise UserError(
+                f"chat {number} of the batch holds a video; model={model!r} takes images only"
+            )
+
+
+def refusal_error(
+    where: str, media: Media, processor: Any, model: str, refusal: Exception
+) -> Exception:
+    """Return the error line for the media of a chat that a processor refuses; `refusal` itself if there are no media.
+
+    Args:
+        where: start of the line.
+        media: media of the chat.
+        processor: processor of the model.
+        model: name of the model.
+        refusal: exception of the processor.
+    """
+    sizes = [
+        f"picture {number} ({picture.width}x{picture.height})"
+        for number, picture in enumerate(media.pictures)
+    ]
+    for number, picture in enumerate(media.pictures):
+        try:
+            processor.image_processor(images=[picture], return_tensors="pt")
+        except UNFIT:
+            sizes = [sizes[number]]
+            break
+    else:
+        sizes += [
+            f"video {number} (frames of {clip.frames.shape[2]}x{clip.frames.shape[1]})"
+            for number, clip in enumerate(media.clips)
+        ]
+    if not sizes:
+        return refusal
+    words = " ".join(str(refusal).split())
+    return UserError(f"{where}{', '.join(sizes)} does not fit model={model!r}: {words}")
+
+
+def check_context(mask: Tensor, limit: int | None, model: str) -> None:
+    """Raise UserError for the first prompt that fills the model's context.
+
+    Args:
+        mask: (B, T) attention mask of the prompts.
+        limit: length of the model's context in tokens; None: unknown.
+        model: name of the model.
+    """
+    if limit is None:
+        return
+    for number, length in enumerate(mask.sum(1).tolist()):
+        if length >= limit:
+            raise UserError(
+                f"chat {number} of the batch has {length} tokens, model={model!r} takes fewer than {limit}"
+            )
+
+
+def process_batch(adapter: Adapter, texts: list[str], media: Sequence[Media]) -> Any:
+    """Run the family's processor on prompts; an error names the picture or video that it refuses by number and size."""
+    try:
+        return adapter.process(texts, [m.pictures for m in media], [m.clips for m in media])
+    except UserError:
+        raise
+    except UNFIT as error:
+        for number, (text, chat_media) in enumerate(zip(texts, media, strict=True)):
+            try:
+                adapter.process([text], [chat_media.pictures], [chat_media.clips])
+            except UNFIT as refusal:
+                where = f"chat {number} of the batch: "
+                name = adapter.spec.name
+                raise refusal_error(where, chat_media, adapter.processor, name, refusal) from error
+        raise
+
+
+def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a value on a device; floating-point tensors, the pixels, also take the dtype."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
