@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from espalier.harness.engine.text.step_attention import NAME, announce
+from espalier.harness.engine.text.step_attention import NAME, register_folded
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 from espalier.harness.errors import UserError
 
@@ -44,7 +44,7 @@ class AttentionTap:
                 "valid: sdpa, flash_attention_2"
             )
         if "sdpa" in names:  # decoding steps may run it by folded heads
-            announce()
+            register_folded()
             names.add(NAME)
         self._names = sorted(names)
         self._originals: dict[str, Callable[..., Any]] = {}
@@ -93,9 +93,9 @@ class AttentionTap:
             if module in watchers:
                 scaling = kwargs.get("scaling")
                 scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-                for part in _segments(query, key, kwargs.get("cu_seq_lens_q")):
+                for segment in _segments(query, key, kwargs.get("cu_seq_lens_q")):
                     for watcher in watchers[module]:
-                        watcher(*part, scaling)
+                        watcher(*segment, scaling)
             return original(module, query, key, value, *args, **kwargs)
 
         return attention
@@ -166,14 +166,14 @@ def received_mean(
         valid.shape, dtype=torch.promote_types(query.dtype, torch.float32), device=key.device
     )
     for start in range(0, n_slots, block):
-        seen = visibility.sees(slot[start : start + block], n_slots)
-        visible = (seen & valid[:, None, :])[:, None]
+        visible_by_slot = visibility.sees(slot[start : start + block], n_slots)
+        visible = (visible_by_slot & valid[:, None, :])[:, None]
         weights = attention_rows(query[:, :, start : start + block], key, scaling, visible)
         total += (weights * valid[:, start : start + block, None]).sum(1)
     return total / visibility.seen_by(valid)
 
 
-def asked_rows(
+def query_rows(
     query: Tensor,
     key: Tensor,
     scaling: float,
@@ -200,11 +200,11 @@ def asked_rows(
     Cost: O(H R S Dh); memory O(H block S).
     """
     rows = torch.arange(slots.shape[0], device=key.device).unsqueeze(1)
-    for some in slots.split(block, dim=1):
-        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
-        visible = visibility.sees(some, key.shape[2]) & valid.unsqueeze(1)
-        weights = head_rows(asked, key, scaling, visible.unsqueeze(1))
-        yield weights, (some >= 0).unsqueeze(2)
+    for slot_block in slots.split(block, dim=1):
+        queries = query.transpose(1, 2)[rows, slot_block.clamp(min=0)].transpose(1, 2)
+        visible = visibility.sees(slot_block, key.shape[2]) & valid.unsqueeze(1)
+        weights = head_rows(queries, key, scaling, visible.unsqueeze(1))
+        yield weights, (slot_block >= 0).unsqueeze(2)
 
 
 def word_rows(
@@ -220,11 +220,11 @@ def word_rows(
 
     The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
     """
-    found = asked_rows(query, key, scaling, valid, words, block, visibility)
-    return torch.cat([weights.mean(1) * real for weights, real in found], dim=1)
+    row_blocks = query_rows(query, key, scaling, valid, words, block, visibility)
+    return torch.cat([weights.mean(1) * real for weights, real in row_blocks], dim=1)
 
 
-def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
+def received_unmasked(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
     """Return (B, S): attention each key receives without a mask, mean over heads and queries; blocks as above."""
     total = torch.zeros((), device=key.device)
     for rows in query.split(block, dim=2):
@@ -238,6 +238,6 @@ def mean_logits(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     Logits are linear in the query, so the mean over queries is the logit of the mean query.
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
-    asked = query.to(accumulator).mean(2)
+    mean_query = query.to(accumulator).mean(2)
     keys = key.to(accumulator).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    return torch.einsum("bhd,bhsd->bs", asked, keys) * (scaling / query.shape[1])
+    return torch.einsum("bhd,bhsd->bs", mean_query, keys) * (scaling / query.shape[1])

@@ -33,22 +33,28 @@ def read_layout(
 
     Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
     """
-    host, real = ids.cpu().numpy(), valid.cpu().numpy()
-    units = max((item.source.shape[1] for found in items.values() for item in found), default=1)
-    queues = {token: deque(found) for token, found in items.items()}
-    rows = [_row(n, host[n], real[n], queues, units, separators) for n in range(host.shape[0])]
-    left = sum(map(len, queues.values()))
-    if left:
+    host_ids, host_valid = ids.cpu().numpy(), valid.cpu().numpy()
+    units = max(
+        (item.source.shape[1] for items_of_token in items.values() for item in items_of_token),
+        default=1,
+    )
+    queues = {token: deque(items_of_token) for token, items_of_token in items.items()}
+    rows = [
+        _row(n, host_ids[n], host_valid[n], queues, units, separators)
+        for n in range(host_ids.shape[0])
+    ]
+    unplaced = sum(map(len, queues.values()))
+    if unplaced:
         raise UserError(
-            f"{left} images or videos of the batch have no placeholder in their prompts"
+            f"{unplaced} images or videos of the batch have no placeholder in their prompts"
         )
 
     def stack(name: str, filler: int = 0) -> Tensor:
-        found = [getattr(row, name) for row in rows]
-        width = max(len(one) for one in found)
-        padded = np.full((len(rows), width, *found[0].shape[1:]), filler, dtype=found[0].dtype)
-        for one, place in zip(found, padded, strict=True):
-            place[: len(one)] = one
+        columns = [getattr(row, name) for row in rows]
+        width = max(len(column) for column in columns)
+        padded = np.full((len(rows), width, *columns[0].shape[1:]), filler, dtype=columns[0].dtype)
+        for column, target in zip(columns, padded, strict=True):
+            target[: len(column)] = column
         return torch.from_numpy(padded).to(ids.device)
 
     return Layout(
@@ -69,7 +75,7 @@ def read_layout(
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _LayoutRow:
     """One row of a layout, before padding; arrays, because many small steps are several times faster on them."""
 
     length: int
@@ -91,14 +97,14 @@ def _row(
     queues: Mapping[int, deque[Item]],
     units: int,
     separators: Separators,
-) -> _Row:
+) -> _LayoutRow:
     """Take the row's images and videos off the queues and find their places."""
     placed: list[tuple[np.ndarray, Item]] = []
     words = valid
     for token, queue in queues.items():
-        holders = ids == token
-        words = words & ~holders
-        places = (holders & valid).nonzero()[0]
+        placeholder = ids == token
+        words = words & ~placeholder
+        places = (placeholder & valid).nonzero()[0]
         start = 0
         while queue and start + len(queue[0]) <= len(places) and start < len(places):
             item = queue.popleft()
@@ -110,15 +116,15 @@ def _row(
             )
     # Images come before videos in the queues; in the prompt they may alternate.
     placed.sort(key=lambda entry: int(entry[0][0]))
-    found = [item for _, item in placed]
+    row_items = [item for _, item in placed]
     grids, image = [np.zeros((0, 4), dtype=np.int64)], 0
     work = Work()
-    for item in found:
+    for item in row_items:
         grid = item.grid.numpy()
         grids.append(grid + np.array([image, 0, 0, 0]))
         image += int(grid[-1, 0]) + 1
         work = work.plus(item.work)
-    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, found)])
+    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, row_items)])
     if separators == "candidates":
         prunable[:] = True
 
@@ -126,21 +132,24 @@ def _row(
         joined: np.ndarray = np.concatenate([like, *parts])[prunable]
         return joined
 
-    none = np.zeros(0, dtype=np.int64)
-    tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in found]
-    return _Row(
+    no_slots = np.zeros(0, dtype=np.int64)
+    tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in row_items]
+    return _LayoutRow(
         length=int(valid.sum()),
         words=words.nonzero()[0],
-        visual=join([places for places, _ in placed], none),
+        visual=join([places for places, _ in placed], no_slots),
         grid=np.concatenate(grids)[prunable],
-        picture=join([np.full(len(item), n) for n, item in enumerate(found)], none),
-        tile=join([tile.numpy() for tile in tiles], none),
+        picture=join([np.full(len(item), n) for n, item in enumerate(row_items)], no_slots),
+        tile=join([tile.numpy() for tile in tiles], no_slots),
         source=join(
-            [_widened(item.source.numpy(), units) for item in found],
+            [_pad_units(item.source.numpy(), units) for item in row_items],
             np.zeros((0, units), dtype=np.int64),
         ),
-        share=join([_share(item, units) for item in found], np.zeros((0, units), dtype=np.float32)),
-        blended=any(item.share is not None for item in found),
+        share=join(
+            [_unit_weights(item, units) for item in row_items],
+            np.zeros((0, units), dtype=np.float32),
+        ),
+        blended=any(item.share is not None for item in row_items),
         work=work,
     )
 
@@ -148,18 +157,18 @@ def _row(
 def _prunable(item: Item) -> np.ndarray:
     if item.prunable is None:
         return np.ones(len(item), dtype=bool)
-    marked: np.ndarray = item.prunable.numpy()
-    return marked
+    prunable: np.ndarray = item.prunable.numpy()
+    return prunable
 
 
-def _widened(table: np.ndarray, units: int) -> np.ndarray:
+def _pad_units(table: np.ndarray, units: int) -> np.ndarray:
     if table.shape[1] == units:
         return table
     return np.pad(table, ((0, 0), (0, units - table.shape[1])))
 
 
-def _share(item: Item, units: int) -> np.ndarray:
+def _unit_weights(item: Item, units: int) -> np.ndarray:
     """Return the weights of an item's units; one unit each has weight 1."""
     if item.share is None:
-        return _widened(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
-    return _widened(item.share.float().numpy(), units)
+        return _pad_units(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
+    return _pad_units(item.share.float().numpy(), units)

@@ -37,11 +37,11 @@ class Pictures:
 
         Cost: O(pixels), and about as much memory again in fp32.
         """
-        found = [
-            _cells(self._luma(part), count, self.side)
-            for part, count in zip(self.pixels, self.cells, strict=True)
+        cells = [
+            _cells(self._luma(pixels), count, self.side)
+            for pixels, count in zip(self.pixels, self.cells, strict=True)
         ]
-        return torch.cat(found)
+        return torch.cat(cells)
 
     def _luma(self, pixels: Tensor) -> Tensor:
         """Return (n, H, W) luma of normalised pixels."""

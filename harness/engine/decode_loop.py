@@ -11,7 +11,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.text.generation_loop import Answered, AnswerLoop
+from espalier.harness.engine.text.generation_loop import AnswerLoop, LoopOutput
 from espalier.harness.engine.text.kv_cache import answer_cache
 from espalier.harness.specs.run_spec import DecodeLoop
 
@@ -25,44 +25,46 @@ LIBRARYS = (
 )
 
 
-def answered(
+def generate_answers(
     adapter: Parts,
-    this: Pass,
+    current_pass: Pass,
     inputs: Mapping[str, Any],
     generation: Mapping[str, Any],
-    asked: DecodeLoop,
-) -> tuple[Answered, DecodeLoop]:
+    decode: DecodeLoop,
+) -> tuple[LoopOutput, DecodeLoop]:
     """Say the answers of a batch.
 
     Args:
         adapter: the model.
-        this: the pass that is open around it.
+        current_pass: the pass that is open around it.
         inputs: of the batch.
         generation: arguments of `generate`.
-        asked: whose loop is to be taken where both can.
+        decode: whose loop is to be taken where both can.
 
     Returns:
         The answers, and whose loop said them.
     """
-    given = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
+    arguments = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
     config = _resolved(adapter, generation)
-    if asked == "loop" and _loops(config, generation):
-        this.completes = True
-        loop = AnswerLoop(adapter, this)
-        done: Answered = adapter.model.generate(
-            **{**given, **_stopping(config, generation)}, custom_generate=loop
+    if decode == "loop" and _loops(config, generation):
+        current_pass.completes = True
+        loop = AnswerLoop(adapter, current_pass)
+        result: LoopOutput = adapter.model.generate(
+            **{**arguments, **_stopping(config, generation)}, custom_generate=loop
         )
-        return done, "loop"
-    output = adapter.model.generate(**given, return_dict_in_generate=True)
+        return result, "loop"
+    output = adapter.model.generate(**arguments, return_dict_in_generate=True)
     ids = output.sequences[:, inputs["input_ids"].shape[1] :]
-    return Answered(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
+    return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
 
 
 def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
     """Return the settings as `generate` is going to resolve them."""
     settings = {name: value for name, value in generation.items() if name != "generation_config"}
-    own = generation.get("generation_config")
-    resolved: GenerationConfig = adapter.model._prepare_generation_config(own, **settings)[0]
+    generation_config = generation.get("generation_config")
+    resolved: GenerationConfig = adapter.model._prepare_generation_config(
+        generation_config, **settings
+    )[0]
     return resolved
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.masks import decode_mask, reference_mask
-from espalier.harness.engine.positions import rotary_at
-from espalier.harness.engine.sites.decode import Focus
+from espalier.harness.engine.positions import rotary_tables
+from espalier.harness.engine.sites.decode import DecodeStepMask
 from espalier.harness.engine.text.step_attention import NAME, RowMask
 
 
-class Steps:
+class DecodeSteps:
     """What decoding steps need of the stages that the prefill left.
 
     Args:
@@ -32,13 +32,13 @@ class Steps:
         config: Any,
         emulate: bool,
         embedding: Any = None,
-        focus: Focus | None = None,
+        step_mask: DecodeStepMask | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
         self._emulate = emulate
         self._embedding = embedding
-        self._focus = focus
+        self._step_mask = step_mask
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
@@ -53,7 +53,7 @@ class Steps:
     @property
     def masked(self) -> bool:
         """Whether steps need masks of ours, whoever counts the positions."""
-        if self._focus is not None:
+        if self._step_mask is not None:
             return True
         if len(self._stages) == 1:
             return False
@@ -83,9 +83,9 @@ class Steps:
         stage.move(hidden.device)
         corrected["attention_mask"] = None
         if stage.padded and self._folded:
-            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides=False)
+            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides_entries=False)
         elif stage.padded:
-            corrected["attention_mask"] = _longer(
+            corrected["attention_mask"] = _extend_valid(
                 stage.valid, cache.get_seq_length(0) + hidden.shape[1]
             )
         return corrected
@@ -95,10 +95,10 @@ class Steps:
     ) -> dict[str, Any] | None:
         """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
         stage = self.stage(layer)
-        hides = self._focus is not None and self._focus.hides(layer)
-        if stage is self._stages[0] and not hides:
+        hides_entries = self._step_mask is not None and self._step_mask.hides(layer)
+        if stage is self._stages[0] and not hides_entries:
             return None
-        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides)
+        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides_entries)
         changed = {**kwargs, "attention_mask": mask}
         if self._embedding is not None and stage.first > 0:
             changed["position_embeddings"] = self._rotary(stage, hidden)
@@ -107,37 +107,37 @@ class Steps:
     def _closed(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow on the tokens of a stage."""
         assert self._positions is not None  # `arguments` has read them
-        gone = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
-        shift = torch.tensor(gone, device=self._positions.device).unsqueeze(1)
+        dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
+        shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift
 
     def _rotary(self, stage: Stage, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return the rotary tables of a step, built once for each stage and device."""
         key = (id(stage), hidden.device)
         if key not in self._tables:
-            self._tables[key] = rotary_at(self._embedding, hidden, self._closed(stage))
+            self._tables[key] = rotary_tables(self._embedding, hidden, self._closed(stage))
         return self._tables[key]
 
     def _mask(
-        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides: bool
+        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides_entries: bool
     ) -> Tensor | None:
         """Return the mask of a step, built once for each stage and device, with and without hidden entries."""
-        key = (id(stage), hidden.device, hides)
+        key = (id(stage), hidden.device, hides_entries)
         if key in self._masks:
             return self._masks[key]
         stage.move(hidden.device)
         valid, padded = stage.valid, stage.padded
-        if hides:
-            assert self._focus is not None
-            valid, padded = self._focus.valid(stage), True
+        if hides_entries:
+            assert self._step_mask is not None
+            valid, padded = self._step_mask.valid(stage), True
         n_past = cache.get_seq_length(layer)
         mask: Tensor | None
         if self._folded:
             mask = None
             if padded or self._emulate:
-                mask = self._row_mask(stage, valid, hidden, hides).of(n_past + 1)
+                mask = self._row_mask(stage, valid, hidden, hides_entries).of(n_past + 1)
         elif self._emulate:
-            alive = _longer(valid, n_past + hidden.shape[1])
+            alive = _extend_valid(valid, n_past + hidden.shape[1])
             mask = reference_mask(self._config, hidden, alive, n_past)
         else:
             mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
@@ -149,10 +149,12 @@ class Steps:
         """Whether steps of one token run by folded heads, whose masks need nothing of the library."""
         return bool(self._config._attn_implementation == NAME)
 
-    def _row_mask(self, stage: Stage, valid: Tensor, hidden: Tensor, hides: bool) -> RowMask:
+    def _row_mask(
+        self, stage: Stage, valid: Tensor, hidden: Tensor, hides_entries: bool
+    ) -> RowMask:
         """Return the mask of a stage's steps, written once; that of a step which hides entries is its own."""
         groups = self._config.num_attention_heads // self._config.num_key_value_heads
-        if hides:
+        if hides_entries:
             return RowMask(valid, groups, hidden.dtype)
         key = (id(stage), hidden.device)
         if key not in self._rows:
@@ -160,6 +162,6 @@ class Steps:
         return self._rows[key]
 
 
-def _longer(valid: Tensor, keys: int) -> Tensor:
+def _extend_valid(valid: Tensor, keys: int) -> Tensor:
     """Return (B, keys): slots that may be seen, the tokens behind the prompt among them."""
     return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)

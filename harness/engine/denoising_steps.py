@@ -13,9 +13,9 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.merged_entries import Merging
-from espalier.harness.engine.positions import closed
-from espalier.harness.engine.prefix_cache import CachedPrompt, remembered, run_behind
+from espalier.harness.engine.merged_entries import EntryMerger
+from espalier.harness.engine.positions import closed_positions
+from espalier.harness.engine.prefix_cache import CachedPrompt, cache_prompt, run_answer
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import Record
 from espalier.harness.engine.session import Session
@@ -67,34 +67,34 @@ class DenoisingSession(Session):
             RuntimeError: outside the `with` block.
         """
         adapter, count = self.adapter, answer.ids.shape[1]
-        words = adapter.model.get_input_embeddings()(answer.ids)
-        embeddings = torch.cat([prompt.arguments["inputs_embeds"], words], 1)
-        layout = prompt.layout.followed_by(count)
+        answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
+        embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
+        layout = prompt.layout.extended_by(count)
         inputs: Mapping[str, Any] = {**prompt.inputs, DECIDERS: answer.deciders}
         # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
-        whole = replace(
+        sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
         )
-        start = self._start("denoise", whole)
+        start = self._start("denoise", sequence)
         setup = replace(self.setup, budget=budget)
         setup.signals.begin(inputs, prompt.signals)
         valid = layout.valid.to(embeddings.device)
         with (
-            Pass(setup, layout, tuple(samples), start.prompt, answer.step) as this,
-            self._current.running(this.clock, this),
+            Pass(setup, layout, tuple(samples), start.prompt, answer.step) as current_pass,
+            self._active.running(current_pass.clock, current_pass),
         ):
             hidden = adapter.decoder(
                 inputs_embeds=embeddings,
                 attention_mask=valid.long(),
-                position_ids=closed(valid),
+                position_ids=closed_positions(valid),
                 use_cache=False,
             ).last_hidden_state
             logits: Tensor = adapter.model.get_output_embeddings()(hidden[:, -count:])
-            records = this.step_records()
+            records = current_pass.step_records()
         _check_finite(logits, samples, answer.step)
         return logits, records
 
-    def remember(self, prompt: Prompt, samples: Sequence[str], places: int) -> CachedPrompt:
+    def remember(self, prompt: Prompt, samples: Sequence[str], answer_length: int) -> CachedPrompt:
         """Run prompts that see themselves alone, once for all steps of answers of `places` places.
 
         Raises:
@@ -102,42 +102,52 @@ class DenoisingSession(Session):
             RuntimeError: outside the `with` block.
         """
         self._start("remember", prompt)
-        return remembered(self.setup, self._current, prompt, samples, places)
+        return cache_prompt(self.setup, self._active, prompt, samples, answer_length)
 
     @torch.inference_mode()
     def denoise_behind(
-        self, held: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
+        self, cached_prompt: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
     ) -> tuple[Tensor, tuple[Record, ...]]:
         """Run one step of the answer's places against a cached prompt; arguments and result as of `denoise`.
 
         A method that merges entries does so by this step's deciders; what any other kept, it kept in the prompt's run.
         """
         adapter, count = self.adapter, answer.ids.shape[1]
-        words = adapter.model.get_input_embeddings()(answer.ids)
-        merging, depth = self._merging(held, answer, budget), len(adapter.decoder.layers)
-        if merging is None or merging.idle:
-            states, used = run_behind(self.setup, held, held.stages, held.cache, words), depth
+        answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
+        merger, depth = (
+            self._make_merger(cached_prompt, answer, budget),
+            len(adapter.decoder.layers),
+        )
+        stages, cache = cached_prompt.stages, cached_prompt.cache
+        if merger is None or merger.idle:
+            states = run_answer(self.setup, cached_prompt, stages, cache, answer_embeddings)
+            n_layers = depth
         else:
-            with AttentionTap([merging.watched]):
-                states = run_behind(self.setup, held, merging.stages(), merging.cache(), words)
-            used = merging.behind
-        held.cache.cut(count, used)
+            stages, merged_cache = merger.stages(), merger.cache()
+            with AttentionTap([merger.watched_attention]):
+                states = run_answer(
+                    self.setup, cached_prompt, stages, merged_cache, answer_embeddings
+                )
+            n_layers = merger.first_merged
+        cached_prompt.cache.cut(count, n_layers)
         logits: Tensor = adapter.model.get_output_embeddings()(states)
         _check_finite(logits, samples, answer.step)
-        return logits, held.step_records() if merging is None else merging.records()
+        return logits, cached_prompt.step_records() if merger is None else merger.records()
 
-    def _merging(self, held: CachedPrompt, answer: Answering, budget: Budget) -> Merging | None:
+    def _make_merger(
+        self, cached_prompt: CachedPrompt, answer: Answering, budget: Budget
+    ) -> EntryMerger | None:
         """Return what a step merges; None where the method never does."""
-        method, facts, layout = self.setup.method, self.adapter.facts, held.layout
+        method, facts, layout = self.setup.method, self.adapter.facts, cached_prompt.layout
         if as_denoiser(method) is None or not self.setup.sites:
             return None
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
-        return Merging(self.setup, held, answer.deciders, keep)
+        return EntryMerger(self.setup, cached_prompt, answer.deciders, keep)
 
 
 def _check_finite(logits: Tensor, samples: Sequence[str], step: int) -> None:
-    odd = (~logits.sum((1, 2), dtype=torch.float32).isfinite()).tolist()
-    for sample, bad in zip(samples, odd, strict=True):
-        if bad:
+    non_finite = (~logits.sum((1, 2), dtype=torch.float32).isfinite()).tolist()
+    for sample, row_non_finite in zip(samples, non_finite, strict=True):
+        if row_non_finite:
             raise NonFiniteLogits(sample, step)

@@ -13,30 +13,30 @@ from torch import Tensor
 from espalier.harness.engine.layout import Stage
 
 
-class Eviction(Protocol):
+class PassEviction(Protocol):
     """What happens to the cache of one pass."""
 
     @property
-    def held(self) -> Sequence[Sequence[int]]:
-        """Visual entries that each layer holds, for each row of the batch; filled by `carry_out`."""
+    def held_visual(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; filled by `shorten`."""
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
         """Newline and separator entries likewise; empty where they all stay."""
 
-    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
 
-    def carry_out(self, cache: Any) -> list[Stage]:
+    def shorten(self, cache: Any) -> list[Stage]:
         """Shorten the cache and return what decoding steps must know of each layer."""
 
 
-class Evicting(Protocol):
+class CacheEvictor(Protocol):
     """What a session evicts after each prefill."""
 
     @property
     def ratio(self) -> float:
         """Share of the candidates that goes; 0 leaves the cache alone."""
 
-    def begin(self, prefill: Any, depth: int) -> Eviction:
+    def begin(self, prefill: Any, depth: int) -> PassEviction:
         """Return what carries it out in one pass: a `Prefill` of a decoder of `depth` layers."""

@@ -68,32 +68,38 @@ class FiniteLogits:
         if not self._sums:
             return
         # (B, T): with beams, B rows come to each sample.
-        odd = ~torch.stack(self._sums, 1).isfinite().cpu()
-        for sample, rows, length in zip(samples, odd.chunk(len(samples)), lengths, strict=True):
+        non_finite = ~torch.stack(self._sums, 1).isfinite().cpu()
+        for sample, rows, length in zip(
+            samples, non_finite.chunk(len(samples)), lengths, strict=True
+        ):
             steps = rows[:, :length].any(0).nonzero()
             if len(steps):
                 raise NonFiniteLogits(sample, int(steps[0]))
 
 
-def origin_of(adapter: Parts, run: Callable[[], object]) -> str:
+def non_finite_origin(adapter: Parts, run: Callable[[], object]) -> str:
     """Run a prefill once more and say which module first put out values that are not finite."""
-    with watched_origin(adapter) as found, suppress(NonFiniteLogits):
+    with record_non_finite(adapter) as module_names, suppress(NonFiniteLogits):
         run()
-    return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
+    return (
+        f"they began in {module_names[0]}"
+        if module_names
+        else "every layer of the prefill is finite"
+    )
 
 
 @contextmanager
-def watched_origin(adapter: Parts) -> Iterator[list[str]]:
+def record_non_finite(adapter: Parts) -> Iterator[list[str]]:
     """Name the modules whose output is not finite, in the order of their work, while the block runs the model again.
 
     Cost: a look at every hidden state, and a wait for each.
     """
-    found: list[str] = []
+    module_names: list[str] = []
 
-    def look(name: str, value: Any) -> None:
-        tensor = value[0] if isinstance(value, tuple) else value
+    def look(name: str, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
         if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
-            found.append(name)
+            module_names.append(name)
 
     def after(name: str) -> Any:
         return lambda module, args, output: look(name, output)
@@ -115,7 +121,7 @@ def watched_origin(adapter: Parts) -> Iterator[list[str]]:
         adapter.model.get_output_embeddings().register_forward_hook(after("the output head")),
     ]
     try:
-        yield found
+        yield module_names
     finally:
         for handle in handles:
             handle.remove()

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.peak_memory import kv_bytes
-from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.layer_hooks import LayerHooks
@@ -21,12 +21,12 @@ from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Generated, Record, answer_lengths, ended
-from espalier.harness.engine.record_writer import Told, records_of, times_of
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.sites.decode import Focus
+from espalier.harness.engine.record import Generated, Record, answer_lengths, rows_ended
+from espalier.harness.engine.record_writer import RecordSummary, make_records, sample_times
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.sites.decode import DecodeStepMask
 from espalier.harness.engine.sites.site import Arguments
-from espalier.harness.engine.sites.site_table import opened, reads_features
+from espalier.harness.engine.sites.site_table import make_sites, reads_features
 from espalier.harness.engine.vision_pass import VisionSide
 
 
@@ -49,7 +49,7 @@ class Pass:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SessionSetup,
         layout: Layout,
         samples: tuple[str, ...],
         prompt: Prompt | None = None,
@@ -59,19 +59,19 @@ class Pass:
         self._decoder = setup.adapter.decoder
         self._prompt = prompt
         self._prefill = Prefill(setup, layout, samples, step)
-        self._sites = opened(self._prefill)
+        self._sites = make_sites(self._prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
         self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
-        self._steps: Steps
+        self._steps: DecodeSteps
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as the decoder was given them.
         self.positions: Tensor | None = None
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
         #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
-        self.focus: Focus | None = None
+        self.step_mask: DecodeStepMask | None = None
         #: Positions (..., B, 1) of the token that follows, before gaps are closed.
         self.following: Tensor
         #: Whether a loop hands steps to the decoder without masks of its own, which the pass then puts there.
@@ -125,12 +125,12 @@ class Pass:
 
     def prefill_stage(self) -> Stage | None:
         """Return the stage in force while a prefill runs, None outside one."""
-        return self._prefill.alive()
+        return self._prefill.active_stage()
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show what evicts queries and keys of a decoder layer."""
         if self._eviction is not None:
-            self._eviction.look(layer, query, key, scaling)
+            self._eviction.score_layer(layer, query, key, scaling)
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show the sites queries and keys of the tower's block that runs."""
@@ -145,7 +145,7 @@ class Pass:
             return args, self._steps.arguments(kwargs)
         self._check_order(kwargs)
         self.clock.start("prefill")
-        self._vision.over()
+        self._vision.stop_watching()
         features = self._vision.features()
         if self._prompt is not None:
             kwargs, features = self._prompt.enter(kwargs), self._prompt.features
@@ -177,25 +177,25 @@ class Pass:
         stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
         if self._eviction is not None:
             with self.clock.phase("select"):
-                stages = [*stages, *self._eviction.carry_out(cache)]
+                stages = [*stages, *self._eviction.shorten(cache)]
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
-        self.focus = self._focus_of_steps()
+        self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None
-        self._steps = Steps(stages, config, setup.emulate, embedding, self.focus)
+        self._steps = DecodeSteps(stages, config, setup.emulate, embedding, self.step_mask)
         if not self._steps.needed:
             _remove(self._handles)
             if not self.completes:
                 _remove(self._entry)
         self.clock.start("decode")
 
-    def _focus_of_steps(self) -> Focus | None:
+    def _make_step_mask(self) -> DecodeStepMask | None:
         """Return what asks the method at each decoding step; None if it has no decode site."""
         site = self._setup.decode_site
         if site is None:
             return None
         below = next(stage for stage in reversed(self._prefill.stages) if stage.first < site.layer)
-        return Focus(self._setup.method, site, self._prefill.layout, below)
+        return DecodeStepMask(self._setup.method, site, self._prefill.layout, below)
 
     # ------------------------------------------------------------------ the answer
 
@@ -217,17 +217,17 @@ class Pass:
 
         Time of steps is counted by whoever steps. A step caches nothing.
         """
-        rows, cached = self._prefill.layout.rows, bool(self._cache_lengths)
-        told = Told(
-            times_ms=times_of(self.clock.totals_ms(), rows, 1),
+        rows, has_cache = self._prefill.layout.rows, bool(self._cache_lengths)
+        summary = RecordSummary(
+            times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
             attended=[None] * rows,
             cache_bytes=self._cache_bytes,
             shared=("vision",),
-            held=None if cached else [[0] * rows] * len(self._decoder.layers),
+            held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
-        return records_of(self._prefill, self._sites, told)
+        return make_records(self._prefill, self._sites, summary)
 
     def finish(
         self,
@@ -251,19 +251,19 @@ class Pass:
         rows = self._prefill.layout.rows
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
-        ran = ids.shape[1] - 1 if steps is None else steps
-        told = Told(
-            times_ms=times_of(self.clock.totals_ms(), rows, ran),
+        n_steps = ids.shape[1] - 1 if steps is None else steps
+        summary = RecordSummary(
+            times_ms=sample_times(self.clock.totals_ms(), rows, n_steps),
             new_tokens=new_tokens,
-            ended=ended(ids, self._setup.adapter.end_ids),
-            attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
+            ended=rows_ended(ids, self._setup.adapter.end_ids),
+            attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
-            held=None if self._eviction is None else self._eviction.held,
+            held=None if self._eviction is None else self._eviction.held_visual,
             held_special=None if self._eviction is None else self._eviction.held_special,
             loop=loop,
         )
-        records = records_of(self._prefill, self._sites, told)
+        records = make_records(self._prefill, self._sites, summary)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, records, stacked, self._cache_lengths)
 

@@ -26,7 +26,7 @@ class IdleBlocks:
         """Put the short cut in the place of the blocks' own forward."""
         for block in self._blocks:
             self._saved.append((block, block.__dict__.get("forward")))
-            block.__dict__["forward"] = _hand_on
+            block.__dict__["forward"] = _pass_through
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -38,7 +38,7 @@ class IdleBlocks:
         self._saved.clear()
 
 
-def split_unread(
+def split_idle(
     unread: Sequence[nn.Module], watched: Iterable[nn.Module]
 ) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
     """Return (blocks that run, blocks that may idle) of those that the projector does not read.
@@ -47,13 +47,13 @@ def split_unread(
         unread: in their order in the tower.
         watched: modules whose inputs or outputs a method is shown; what comes before them has to run.
     """
-    looked_at = set(watched)
-    last = max(
-        (number for number, block in enumerate(unread) if looked_at & set(block.modules())),
+    watched_modules = set(watched)
+    last_watched = max(
+        (number for number, block in enumerate(unread) if watched_modules & set(block.modules())),
         default=-1,
     )
-    return unread[: last + 1], unread[last + 1 :]
+    return unread[: last_watched + 1], unread[last_watched + 1 :]
 
 
-def _hand_on(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _pass_through(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return hidden

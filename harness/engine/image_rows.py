@@ -13,7 +13,7 @@ from espalier.methods.base import MethodError
 
 
 @dataclass(frozen=True, eq=False)
-class Owners:
+class ImageOwners:
     """Whose the pictures of one call of the tower are.
 
     Attributes:
@@ -27,7 +27,7 @@ class Owners:
     lives: Tensor
 
 
-def owners_of(layout: Layout, first: int, n_pictures: int, n_units: int) -> Owners:
+def image_owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> ImageOwners:
     """Read off a layout whose the `n_pictures` of one call are; its first unit is number `first` of the batch.
 
     Raises:
@@ -48,7 +48,7 @@ def owners_of(layout: Layout, first: int, n_pictures: int, n_units: int) -> Owne
             rows[picture] = row
     table = lives.view(n_pictures, n_units)
     counts: list[int] = table.sum(1).tolist()
-    return Owners(rows, counts, table)
+    return ImageOwners(rows, counts, table)
 
 
 def row_units(layout: Layout, row: int) -> Tensor:
@@ -64,12 +64,12 @@ def picture_counts(
     counts: Sequence[int], rows: Sequence[int], keep: Sequence[int]
 ) -> dict[int, int]:
     """Share each row's `keep` out over its pictures, in proportion to their patches."""
-    found: dict[int, int] = {}
+    counts_kept: dict[int, int] = {}
     for row in sorted(set(rows)):
         members = [picture for picture, owner in enumerate(rows) if owner == row]
         shares = share_out([counts[picture] for picture in members], keep[row])
-        found.update(zip(members, shares, strict=True))
-    return found
+        counts_kept.update(zip(members, shares, strict=True))
+    return counts_kept
 
 
 def share_out(sizes: Sequence[int], total: int) -> list[int]:
@@ -80,8 +80,8 @@ def share_out(sizes: Sequence[int], total: int) -> list[int]:
     """
     size = torch.tensor(sizes)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), size)
-    seat = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
-    claim = size[owner].double() / (2 * seat + 1)
-    first = claim.argsort(descending=True, stable=True)[:total]
-    shares: list[int] = torch.bincount(owner[first], minlength=len(sizes)).tolist()
+    rank = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
+    quotient = size[owner].double() / (2 * rank + 1)
+    winners = quotient.argsort(descending=True, stable=True)[:total]
+    shares: list[int] = torch.bincount(owner[winners], minlength=len(sizes)).tolist()
     return shares

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.masks import reference_mask
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.sites.site import Arguments, Sites
@@ -25,19 +25,19 @@ class LayerHooks:
     """
 
     def __init__(
-        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], Steps]
+        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], DecodeSteps]
     ) -> None:
         self._prefill = prefill
         self._sites = sites
         self._steps = steps
-        self._acting = frozenset(layer for one in sites for layer in one.layers())
+        self._acting = frozenset(layer for group in sites for layer in group.layers())
 
     def install(self) -> list[RemovableHandle]:
         """Hook the decoder layers from the first that differs from the plain model; the caller removes the handles."""
         prefill, setup = self._prefill, self._prefill.setup
         decoder, handles = setup.adapter.decoder, []
         if prefill.deepstack is not None:
-            handles += prefill.deepstack.hook(decoder.layers, prefill.alive)
+            handles += prefill.deepstack.hook(decoder.layers, prefill.active_stage)
         layers = [*self._acting]
         if setup.decode_site is not None:
             layers.append(setup.decode_site.layer)
@@ -67,9 +67,9 @@ class LayerHooks:
                 hidden = sites.reach(layer, hidden, rotary)
         if not self._prefill.shortened:
             return ((hidden, *args[1:]), kwargs) if acts else None
-        return (hidden, *args[1:]), self._of_what_is_left(hidden, kwargs)
+        return (hidden, *args[1:]), self._stage_arguments(hidden, kwargs)
 
-    def _of_what_is_left(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
+    def _stage_arguments(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
         """Return the arguments of a layer with the tables and the mask of the stage in force."""
         setup = self._prefill.setup
         stage = self._prefill.stage.move(hidden.device)

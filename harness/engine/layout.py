@@ -62,35 +62,35 @@ class Layout:
         if times == 1:
             return self
         repeated: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for attribute in fields(self):
+            value = getattr(self, attribute.name)
             if isinstance(value, Tensor):
-                repeated[one.name] = value.repeat_interleave(times, 0)
+                repeated[attribute.name] = value.repeat_interleave(times, 0)
             elif value is not None:
-                repeated[one.name] = tuple(entry for entry in value for _ in range(times))
+                repeated[attribute.name] = tuple(entry for entry in value for _ in range(times))
         return replace(self, **repeated)
 
-    def pictured(self) -> Tensor:
+    def visual_mask(self) -> Tensor:
         """Return (B, L): which tokens are visual."""
-        marks = torch.zeros_like(self.valid)
+        is_visual = torch.zeros_like(self.valid)
         for row, count in enumerate(self.counts):
-            marks[row, self.visual[row, :count]] = True
-        return marks
+            is_visual[row, self.visual[row, :count]] = True
+        return is_visual
 
-    def followed_by(self, count: int) -> Layout:
+    def extended_by(self, count: int) -> Layout:
         """Return the layout of the same prompts with `count` tokens more behind each, which are text and no words."""
-        new = self.valid.new_ones(self.rows, count)
+        added = self.valid.new_ones(self.rows, count)
         text = tuple(number + count for number in self.text)
-        return replace(self, valid=torch.cat([self.valid, new], 1), text=text)
+        return replace(self, valid=torch.cat([self.valid, added], 1), text=text)
 
     def on(self, device: torch.device) -> Layout:
         """Return the layout with its tensors on `device`."""
         if self.valid.device == device:
             return self
         moved: dict[str, Any] = {
-            one.name: getattr(self, one.name).to(device)
-            for one in fields(self)
-            if isinstance(getattr(self, one.name), Tensor)
+            attribute.name: getattr(self, attribute.name).to(device)
+            for attribute in fields(self)
+            if isinstance(getattr(self, attribute.name), Tensor)
         }
         return replace(self, **moved)
 
@@ -149,10 +149,10 @@ class Stage:
     def move(self, device: torch.device) -> Stage:
         """Put the stage on `device`, where the hidden states are: a model may be spread over several devices."""
         if self.valid.device != device:
-            for one in fields(self):
-                value = getattr(self, one.name)
+            for attribute in fields(self):
+                value = getattr(self, attribute.name)
                 if isinstance(value, Tensor):
-                    setattr(self, one.name, value.to(device))
+                    setattr(self, attribute.name, value.to(device))
             if self.rotary is not None:
                 self.rotary = tuple(table.to(device) for table in self.rotary)
         return self
@@ -189,7 +189,7 @@ def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, b
 
 def groups(keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
     """Group row numbers by equal keys, in order of first appearance."""
-    found: dict[Key, list[int]] = {}
+    members: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
-        found.setdefault(key, []).append(row)
-    return list(found.items())
+        members.setdefault(key, []).append(row)
+    return list(members.items())

@@ -22,23 +22,23 @@ def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Te
     """
     mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
     if padded and mask is not None and mask.dim() == 4:
-        own = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
-        mask = _allow(mask, (~valid)[:, None, :, None] & own)
-    built: Tensor | None = mask
-    return built
+        diagonal = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
+        mask = _allow(mask, (~valid)[:, None, :, None] & diagonal)
+    result: Tensor | None = mask
+    return result
 
 
 def decode_mask(
     config: Any, hidden: Tensor, valid: Tensor, padded: bool, cache: Any, layer: int
 ) -> Tensor | None:
     """Return the mask of the new tokens of `hidden` (B, t, D) over layer `layer`'s own cache and themselves."""
-    seen = None
+    key_valid = None
     if padded:
         n_new = cache.get_seq_length(layer) + hidden.shape[1] - valid.shape[1]
-        seen = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
-    mask: Any = create_causal_mask(config, hidden, seen, cache, layer_idx=layer)
-    built: Tensor | None = mask
-    return built
+        key_valid = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
+    mask: Any = create_causal_mask(config, hidden, key_valid, cache, layer_idx=layer)
+    result: Tensor | None = mask
+    return result
 
 
 def reference_mask(
@@ -62,9 +62,9 @@ def reference_mask(
     n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
     key = torch.arange(n_keys, device=hidden.device)
     query = n_past + torch.arange(n_query, device=hidden.device)
-    own = key[None, :] == query[:, None]
-    seen = (visibility or visibility_of(config)).sees(query, n_keys)
-    mask = ((seen & alive[:, None, :]) | own)[:, None]
+    diagonal = key[None, :] == query[:, None]
+    visible = (visibility or visibility_of(config)).sees(query, n_keys)
+    mask = ((visible & alive[:, None, :]) | diagonal)[:, None]
     if name == "eager":
         zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
         return torch.where(mask, zero, torch.finfo(hidden.dtype).min)

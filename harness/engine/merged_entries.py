@@ -15,10 +15,10 @@ from transformers.cache_utils import Cache
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import attention_rows
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.positions import closed, rotary_at
+from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.record import Record
-from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.select.entries import Entries
@@ -45,7 +45,7 @@ class MergedLayer(IndexedLayer):
         return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
 
 
-class Merging:
+class EntryMerger:
     """One step's choice, and the layers that follow from it. The prompt's own cache is only read.
 
     Args:
@@ -56,122 +56,135 @@ class Merging:
     """
 
     def __init__(
-        self, setup: Setup, held: CachedPrompt, deciders: Tensor, keep: Sequence[int]
+        self,
+        setup: SessionSetup,
+        cached_prompt: CachedPrompt,
+        deciders: Tensor,
+        keep: Sequence[int],
     ) -> None:
         method = as_denoiser(setup.method)
         assert method is not None  # whoever merges is one
-        self._setup, self._held, self._deciders = setup, held, deciders
+        self._setup, self._prompt, self._deciders = setup, cached_prompt, deciders
         self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
         self._method = method
         #: First layer whose entries merge.
-        self.behind = setup.sites[0].layer + 1
+        self.first_merged = setup.sites[0].layer + 1
         self._keep = tuple(keep)
-        (self._whole,) = held.stages
+        (self._prompt_stage,) = cached_prompt.stages
         #: Whether every token of every row stays, so that there is nothing to do.
-        self.idle = self._keep == self._whole.counts
-        self._lengths = [n + text for n, text in zip(keep, held.layout.text, strict=True)]
+        self.idle = self._keep == self._prompt_stage.counts
+        self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
         #: (K,) of each row: which of its visual tokens stay, once the deciders' layer has run.
         self.kept: list[Tensor] = []
         self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
 
     @property
-    def watched(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
+    def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
         """The attention that the deciders look with, and what looks on."""
-        return self._setup.adapter.decoder.layers[self.behind - 1].self_attn, self._look
+        return self._setup.adapter.decoder.layers[self.first_merged - 1].self_attn, self._choose
 
     def stages(self) -> tuple[Stage, Stage]:
         """Return who is alive up to the deciders' layer and behind it; of the latter, all but which slots."""
-        whole, width = self._whole, max(self._lengths)
-        lengths = torch.tensor(self._lengths, device=whole.valid.device).unsqueeze(1)
-        valid = torch.arange(width, device=whole.valid.device) >= width - lengths
-        none = whole.slots[:, :0]
+        prompt_stage, width = self._prompt_stage, max(self._lengths)
+        lengths = torch.tensor(self._lengths, device=prompt_stage.valid.device).unsqueeze(1)
+        valid = torch.arange(width, device=prompt_stage.valid.device) >= width - lengths
+        empty = prompt_stage.slots[:, :0]
         padded = any(length != width for length in self._lengths)
-        return whole, Stage(self.behind, valid, padded, none, self._keep, none, none)
+        return prompt_stage, Stage(
+            self.first_merged, valid, padded, empty, self._keep, empty, empty
+        )
 
     def cache(self) -> Cache:
         """Return the cache of this step: the prompt's own layers, then merged ones."""
-        own, width = self._held.cache.indexed, max(self._lengths)
-        merged = [MergedLayer(partial(self._of, layer), width) for layer in own[self.behind :]]
-        return Cache(layers=[*own[: self.behind], *merged])
+        prompt_layers, width = self._prompt.cache.indexed, max(self._lengths)
+        merged = [
+            MergedLayer(partial(self._layer_entries, layer), width)
+            for layer in prompt_layers[self.first_merged :]
+        ]
+        return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
 
     def records(self) -> tuple[Record, ...]:
         """Return what the step left of each row."""
-        found: list[Record] = []
-        selecting = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
-        for row, (record, keep) in enumerate(zip(self._held.records, self._keep, strict=True)):
-            above = (keep,) * (len(record.entering) - self.behind)
+        step_records: list[Record] = []
+        select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
+        for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True)):
+            upper_layers = (keep,) * (len(record.entering) - self.first_merged)
             step = replace(
                 record,
                 requested=(keep,),
                 kept=(keep,),
-                entering=record.entering[: self.behind] + above,
+                entering=record.entering[: self.first_merged] + upper_layers,
                 held=record.entering,
                 origin=record.origin if self.idle else self.kept[row].cpu(),
-                times_ms={"select": selecting},
+                times_ms={"select": select_ms},
             )
-            found.append(step)
-        return tuple(found)
+            step_records.append(step)
+        return tuple(step_records)
 
-    def _look(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def _choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Choose in every row by what its deciders pay."""
         with self._clock.phase("select"):
-            stage = self._whole.move(query.device)
+            stage = self._prompt_stage.move(query.device)
             alive = torch.cat([stage.valid, stage.valid.new_ones(self._deciders.shape)], 1)
             rows = attention_rows(query, key, scaling, alive[:, None, None, :])
-            paid = (rows * self._deciders.to(rows.device).unsqueeze(2)).sum(1)
+            attention = (rows * self._deciders.to(rows.device).unsqueeze(2)).sum(1)
             for row, (count, keep) in enumerate(zip(stage.counts, self._keep, strict=True)):
-                scores = paid[row : row + 1, stage.slots[row, :count]]
+                scores = attention[row : row + 1, stage.slots[row, :count]]
                 chosen = self._method.chosen(scores, keep)[0] if count else stage.slots[row, :0]
                 self.kept.append(chosen)
 
-    def _of(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
+    def _layer_entries(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
         with self._clock.phase("select"):
-            stage, (keys, values) = self._whole, layer.held
+            stage, (keys, values) = self._prompt_stage, layer.entries
             stage.move(keys.device)
-            width, found = max(self._lengths), list[list[Tensor]]()
+            width, rows = max(self._lengths), list[list[Tensor]]()
             for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
                 start = keys.shape[2] - length - stage.counts[row] + keep
-                own = keys[row, :, start:], values[row, :, start:]
+                entries = keys[row, :, start:], values[row, :, start:]
                 if keep < stage.counts[row]:
-                    own = self._merged(row, start, *own)
-                found.append([pad(store, (0, 0, width - length, 0)) for store in own])
-            return torch.stack([k for k, _ in found]), torch.stack([v for _, v in found])
+                    entries = self._merge_row(row, start, *entries)
+                rows.append([pad(store, (0, 0, width - length, 0)) for store in entries])
+            return torch.stack([k for k, _ in rows]), torch.stack([v for _, v in rows])
 
-    def _merged(self, row: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _merge_row(
+        self, row: int, start: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return one row's merged keys and values (H_kv, S', D) in the model's type."""
-        stage, exact = self._whole, torch.promote_types(keys.dtype, torch.float32)
-        tables = [table[row, start:].to(exact) for table in self._rotary(keys)]
+        stage, dtype = self._prompt_stage, torch.promote_types(keys.dtype, torch.float32)
+        tables = [table[row, start:].to(dtype) for table in self._rotary(keys)]
         entries = Entries(
-            keys=unrotated(keys.to(exact), *tables),
-            values=values.to(exact),
+            keys=unrotate(keys.to(dtype), *tables),
+            values=values.to(dtype),
             visual=stage.slots[row, : stage.counts[row]] - start,
             kept=self.kept[row].to(keys.device),
         )
-        merged, beside = self._method.merged(entries)
+        merged_keys, merged_values = self._method.merged(entries)
         # Gaps are closed by counting from the first token on.
-        places = slice(0, merged.shape[1]) if self._setup.renumber else entries.left
-        turned = rotated(merged, *(table[places] for table in tables))
-        return turned.to(keys.dtype), beside.to(values.dtype)
+        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.left
+        rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
+        return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
 
     def _rotary(self, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the tables (B, S, D) of the prompt's positions, as the model has turned its keys by them."""
         if keys.device not in self._tables:
             embedding = self._setup.adapter.decoder.rotary_emb
-            at = closed(self._whole.valid.to(keys.device))
-            self._tables[keys.device] = rotary_at(embedding, keys, at)
+            positions = closed_positions(self._prompt_stage.valid.to(keys.device))
+            self._tables[keys.device] = rotary_tables(embedding, keys, positions)
         return self._tables[keys.device]
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return (..., S, D) turned by tables (S, d): pairs are d / 2 apart; what lies behind the first d stays."""
     width = cos.shape[-1]
-    turned, rest = x[..., :width], x[..., width:]
-    first, second = turned.chunk(2, -1)
-    return torch.cat([turned * cos + torch.cat([-second, first], -1) * sin, rest], -1)
+    rotated_part, unrotated_part = x[..., :width], x[..., width:]
+    first_half, second_half = rotated_part.chunk(2, -1)
+    return torch.cat(
+        [rotated_part * cos + torch.cat([-second_half, first_half], -1) * sin, unrotated_part], -1
+    )
 
 
-def unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return what `rotated` by the same tables makes `x` of, however they are scaled or rounded."""
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return what `rotate` by the same tables makes `x` of, however they are scaled or rounded."""
     scale = cos.square() + sin.square()
-    return rotated(x, cos / scale, -sin / scale)
+    return rotate(x, cos / scale, -sin / scale)

@@ -154,8 +154,8 @@ class Parts(ABC):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        ends = self.model.generation_config.eos_token_id
-        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+        end_ids = self.model.generation_config.eos_token_id
+        return () if end_ids is None else (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
 
     @property
     def device(self) -> torch.device:
@@ -166,5 +166,5 @@ class Parts(ABC):
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
         """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
-        found = dict.fromkeys(parameter.device for parameter in self.model.parameters())
-        return tuple(one for one in found if one.type == "cuda") or (self.device,)
+        devices = dict.fromkeys(parameter.device for parameter in self.model.parameters())
+        return tuple(device for device in devices if device.type == "cuda") or (self.device,)

@@ -37,9 +37,9 @@ def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
     """
     places = positions[-axes:]
     valid = layout.valid.to(places.device)
-    reached = places.amax(0).masked_fill(~valid, -1).cummax(1).values
-    expected = pad(reached[:, :-1] + 1, (1, 0))
-    text = valid & ~layout.pictured().to(places.device)
+    largest_so_far = places.amax(0).masked_fill(~valid, -1).cummax(1).values
+    expected = pad(largest_so_far[:, :-1] + 1, (1, 0))
+    text = valid & ~layout.visual_mask().to(places.device)
     misplaced = (places != expected).any(0) & text
     if not misplaced.any():
         return
@@ -73,12 +73,12 @@ def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts)
     return (method.positions(depth) if policy == "method" else policy) == "renumbered"
 
 
-def closed(valid: Tensor) -> Tensor:
+def closed_positions(valid: Tensor) -> Tensor:
     """Return (B, M) positions that count the valid slots from 0; slots that are not valid get any of them."""
     return (valid.long().cumsum(1) - 1).clamp(min=0)
 
 
-def rotary_at(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+def rotary_tables(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
     """Return the rotary tables of `positions` (B, t), on the device of the states `hidden` that they are for.
 
     Args:

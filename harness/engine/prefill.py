@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.deepstack import DeepStack, take_over
+from espalier.harness.engine.deepstack import DeepStack, extract_features
 from espalier.harness.engine.layout import Layout, Stage, take
 from espalier.harness.engine.reduce import (
     Decision,
-    Halves,
+    LayerHalves,
     TokensOf,
     decide,
     hide,
     row_generators,
     shrink,
 )
-from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.session_setup import SessionSetup
 
 
 class Prefill:
@@ -39,7 +39,7 @@ class Prefill:
     """
 
     def __init__(
-        self, setup: Setup, layout: Layout, samples: tuple[str, ...], step: int = 0
+        self, setup: SessionSetup, layout: Layout, samples: tuple[str, ...], step: int = 0
     ) -> None:
         self.setup = setup
         self.step = step
@@ -76,7 +76,7 @@ class Prefill:
         self.setup.signals.start(layout, hidden)
         self.stages = [Stage.initial(layout)]
         if self.setup.sites:
-            self.deepstack, arguments = take_over(arguments, layout)
+            self.deepstack, arguments = extract_features(arguments, layout)
         return arguments
 
     @property
@@ -88,7 +88,7 @@ class Prefill:
         """Return the tokens that entered a decoder layer."""
         return next(stage for stage in reversed(self.stages) if stage.first <= layer)
 
-    def alive(self) -> Stage | None:
+    def active_stage(self) -> Stage | None:
         """Return the tokens alive while the decoder stack is at work on the prompt, None before and afterwards."""
         return self.stage if self.running else None
 
@@ -107,7 +107,7 @@ class Prefill:
         number: int,
         tokens_of: TokensOf,
         merge_onto: TokensOf | None = None,
-        halves: Halves | None = None,
+        halves: LayerHalves | None = None,
     ) -> Decision:
         """Ask the method for its plans at site `number`, one for each row of the batch as it runs.
 
@@ -164,5 +164,5 @@ class Prefill:
         """Return for each row the tokens that only fill up, over all sites; None if the method never says."""
         if not self.spare:
             return [None] * self.layout.rows
-        told = torch.stack([site.cpu() for site in self.spare])
-        return list(told.clamp(min=0).sum(0).tolist())
+        site_spares = torch.stack([site.cpu() for site in self.spare])
+        return list(site_spares.clamp(min=0).sum(0).tolist())

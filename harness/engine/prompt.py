@@ -19,8 +19,8 @@ from transformers.cache_utils import Cache
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.shared_prefill import Arrived, Trunk
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.shared_prefill import StopForward, Trunk
 from espalier.harness.engine.sites.site_table import reads_features, tower_sites
 from espalier.harness.engine.vision_pass import VisionSide
 from espalier.harness.errors import UserError
@@ -64,11 +64,11 @@ class Prompt:
             UserError: beams, and the family hands over what has no row for each sample or visual token.
         """
         times = kwargs["inputs_embeds"].shape[0] // self.layout.rows
-        lacking = {
+        missing = {
             name: self._repeated(name, times) for name in self.arguments if kwargs.get(name) is None
         }
         embeddings = self._repeated("inputs_embeds", times)
-        return {**kwargs, **lacking, "inputs_embeds": embeddings}
+        return {**kwargs, **missing, "inputs_embeds": embeddings}
 
     def _repeated(self, name: str, times: int) -> Any:
         """Repeat an argument sample by sample, as `generate` does for beams."""
@@ -76,15 +76,15 @@ class Prompt:
         if times == 1:
             return value
         parts = value if isinstance(value, list | tuple) else (value,)
-        found = [_repeat(part, self.layout, times) for part in parts]
-        if any(part is None for part in found):
+        repeated = [_repeat(part, self.layout, times) for part in parts]
+        if any(part is None for part in repeated):
             raise UserError(
                 f"generation.num_beams={times}: a prompt cannot repeat the {name} of this family for beams; "
                 "valid: 1, or the inputs in place of the prompt"
             )
-        return type(value)(found) if isinstance(value, list | tuple) else found[0]
+        return type(value)(repeated) if isinstance(value, list | tuple) else repeated[0]
 
-    def check(self, setup: Setup) -> None:
+    def check(self, setup: SessionSetup) -> None:
         """Refuse a method that cannot start here.
 
         Raises:
@@ -94,7 +94,7 @@ class Prompt:
         name = type(setup.method).__name__
         if self.model is not setup.adapter.model:
             raise UserError("this prompt was made with another model; valid: a session of the same")
-        check_behind(setup.method, setup.sites)
+        refuse_tower_sites(setup.method, setup.sites)
         if reads_features(setup.sites) and not self.keeps_features:
             raise MethodError(
                 f"{name} acts on tower features, which this prompt was not asked to keep; "
@@ -108,7 +108,7 @@ class Prompt:
             )
 
 
-def check_behind(method: TokenReducer, sites: Sequence[Site]) -> None:
+def refuse_tower_sites(method: TokenReducer, sites: Sequence[Site]) -> None:
     """Refuse a method that acts in front of the place where prompts are kept.
 
     Raises:
@@ -121,7 +121,9 @@ def check_behind(method: TokenReducer, sites: Sequence[Site]) -> None:
         )
 
 
-def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: Clock) -> Prompt:
+def make_prompt(
+    setup: SessionSetup, inputs: Mapping[str, Any], layout: Layout, clock: Clock
+) -> Prompt:
     """Run a batch up to the decoder stack's entry and keep what arrives there.
 
     The caller has begun the signals, lets their watchers see, and counts their work on the same clock.
@@ -129,18 +131,18 @@ def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: 
     Raises:
         MethodError: the method acts inside the tower.
     """
-    check_behind(setup.method, setup.sites)
+    refuse_tower_sites(setup.method, setup.sites)
     adapter = setup.adapter
     arguments: dict[str, Any] = {}
 
     def arrive(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         arguments.update(kwargs)
-        raise Arrived
+        raise StopForward
 
     vision = VisionSide(setup, clock, reads_features(setup.sites))
     handle = adapter.decoder.register_forward_pre_hook(arrive, with_kwargs=True)
     try:
-        with vision, suppress(Arrived):
+        with vision, suppress(StopForward):
             adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
     finally:
         handle.remove()
@@ -160,9 +162,9 @@ def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: 
     )
 
 
-def _signals(setup: Setup, layout: Layout) -> dict[str, Tensor]:
+def _signals(setup: SessionSetup, layout: Layout) -> dict[str, Tensor]:
     if any(layout.counts):
-        return setup.signals.kept()
+        return setup.signals.kept_units()
     return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # nobody will look
 
 
@@ -173,5 +175,7 @@ def _repeat(value: Any, layout: Layout, times: int) -> Tensor | None:
     if value.shape[0] == layout.rows:
         return value.repeat_interleave(times, 0)
     if value.shape[0] == sum(layout.counts):
-        return torch.cat([own.repeat(times, 1) for own in value.split(list(layout.counts))])
+        return torch.cat(
+            [sample_values.repeat(times, 1) for sample_values in value.split(list(layout.counts))]
+        )
     return None

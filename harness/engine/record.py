@@ -94,13 +94,13 @@ def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
 
     Padding is not told by its own id: many checkpoints pad with the end of sequence.
     """
-    ended = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
-    before = ended.long().cumsum(1) - ended.long()
-    lengths: list[int] = (before == 0).sum(1).tolist()
+    is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    ends_before = is_end.long().cumsum(1) - is_end.long()
+    lengths: list[int] = (ends_before == 0).sum(1).tolist()
     return lengths
 
 
-def ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
+def rows_ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
     """Return whether each row of (B, T) holds an end of sequence."""
-    found: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
-    return found
+    row_ended: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
+    return row_ended

@@ -14,7 +14,7 @@ PHASES = ("vision", "select", "prefill", "decode")
 
 
 @dataclass(frozen=True)
-class Told:
+class RecordSummary:
     """What only the end of an answer tells.
 
     Attributes:
@@ -39,23 +39,27 @@ class Told:
     loop: str | None = None
 
 
-def times_of(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
+def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
     """Return each sample's part of a batch's time, and the time of one step."""
     times = {name: totals_ms.get(name, 0.0) / rows for name in PHASES}
     times["decode_per_token"] = times["decode"] / max(n_steps, 1)
     return times
 
 
-def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Record, ...]:
+def make_records(
+    prefill: Prefill, sites: Sequence[Sites], summary: RecordSummary
+) -> tuple[Record, ...]:
     """Return a record for each sample of the batch."""
-    layout, beams, last = prefill.layout, prefill.beams, prefill.stage
+    layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     records = []
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
         entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
-        held = entering if told.held is None else tuple(layer[beam] for layer in told.held)
-        special = tuple(layer[beam] for layer in told.held_special or ())
+        held_entries = (
+            entering if summary.held is None else tuple(layer[beam] for layer in summary.held)
+        )
+        held_special = tuple(layer[beam] for layer in summary.held_special or ())
         record = Record(
             sample=sample,
             visual=layout.counts[row],
@@ -65,18 +69,18 @@ def records_of(prefill: Prefill, sites: Sequence[Sites], told: Told) -> tuple[Re
             requested=prefill.requested[row],
             kept=tuple(kept[row] for kept in prefill.kept),
             entering=entering,
-            kv_entries=sum(held),
-            held=None if told.held is None else held,
-            held_special=special or None,
-            kv_bytes=told.cache_bytes // (layout.rows * beams),
-            new_tokens=told.new_tokens[row],
-            ended=told.ended[row],
-            attended=told.attended[row],
+            kv_entries=sum(held_entries),
+            held=None if summary.held is None else held_entries,
+            held_special=held_special or None,
+            kv_bytes=summary.cache_bytes // (layout.rows * beams),
+            new_tokens=summary.new_tokens[row],
+            ended=summary.ended[row],
+            attended=summary.attended[row],
             spare=spare[row],
-            times_ms=told.times_ms,
-            shared=told.shared,
-            loop=told.loop,
-            origin=last.origin[beam, : last.counts[beam]].cpu(),
+            times_ms=summary.times_ms,
+            shared=summary.shared,
+            loop=summary.loop,
+            origin=last_stage.origin[beam, : last_stage.counts[beam]].cpu(),
         )
         records.append(record)
     return tuple(records)
@@ -90,6 +94,6 @@ def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
         extra_tokens=extra * work.tokens,
         extra_pairs=extra * work.pairs,
     )
-    for one in sites:
-        work = work.plus(one.work(row))
+    for group in sites:
+        work = work.plus(group.work(row))
     return work

@@ -1,4 +1,4 @@
-"""Asking a method for its plan and turning the plan into the next stage."""
+"""TowerPlanner a method for its plan and turning the plan into the next stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TokensOf = Callable[[Rows, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Halves:
+class LayerHalves:
     """Where a layer runs in halves: the visual tokens as they entered it, and what its attention put out for them."""
 
     entering: TokensOf
@@ -31,7 +31,7 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedTokens:
     """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
 
     `merge` made them. `features` says that they are features, still to be projected.
@@ -57,7 +57,7 @@ class Decision:
 
     kept: Tensor
     counts: tuple[int, ...]
-    merged: tuple[Merged, ...]
+    merged: tuple[MergedTokens, ...]
     spare: Tensor | None = None
 
     def keeps_all(self, stage: Stage) -> bool:
@@ -76,7 +76,7 @@ def decide(
     tokens_of: TokensOf,
     merge_onto: TokensOf | None = None,
     step: int = 0,
-    halves: Halves | None = None,
+    halves: LayerHalves | None = None,
 ) -> Decision:
     """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
 
@@ -100,17 +100,17 @@ def decide(
     """
     n_rows = len(keep)
     counts = [0] * n_rows
-    merged: list[Merged] = []
+    merged: list[MergedTokens] = []
     spare: Tensor | None = None
     pieces: list[tuple[Rows, Tensor]] = []
     # By row, not by batch: no row may depend on its neighbours.
     features = [merge_onto is not None and not blended for blended in layout.blended]
-    alone = range(n_rows) if method.adaptive else (0,) * n_rows
-    found = groups(list(zip(stage.counts, keep, features, alone, strict=True)))
-    for (n_tokens, n_keep, of_features, _), members in found:
+    group_keys = range(n_rows) if method.adaptive else (0,) * n_rows
+    row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
+    for (n_tokens, n_keep, of_features, _), members in row_groups:
         if n_tokens == 0:
             continue
-        rows: Rows = slice(None) if len(found) == 1 else members
+        rows: Rows = slice(None) if len(row_groups) == 1 else members
         origin = stage.origin[rows][:, :n_tokens]
         view = View(
             site=site,
@@ -136,13 +136,13 @@ def decide(
             values = plan.merge.apply(tokens, plan.kept.shape[1])
             if plan.entering and halves is not None:
                 values = values + take(halves.put_out(rows, n_tokens), plan.kept, -2)
-            merged.append(Merged(rows, plan.kept, values, plan.merge, of_features))
+            merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
     if len(pieces) == 1 and isinstance(pieces[0][0], slice):
         kept = pieces[0][1]
     else:
         kept = stage.slots.new_zeros(n_rows, max(counts))
-        for rows, part in pieces:
-            kept[rows, : part.shape[1]] = part
+        for rows, row_kept in pieces:
+            kept[rows, : row_kept.shape[1]] = row_kept
     return Decision(kept, tuple(counts), tuple(merged), spare)
 
 
@@ -151,10 +151,10 @@ def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:
     if not decision.merged:
         return hidden
     hidden = hidden.clone()
-    for part in decision.merged:
-        index = take(slots[part.rows], part.kept, -1)
-        rows = torch.arange(hidden.shape[0], device=hidden.device)[part.rows]
-        hidden[rows[:, None], index] = part.values.to(hidden.dtype)
+    for merged in decision.merged:
+        index = take(slots[merged.rows], merged.kept, -1)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)[merged.rows]
+        hidden[rows[:, None], index] = merged.values.to(hidden.dtype)
     return hidden
 
 
@@ -198,8 +198,8 @@ def shrink(
     new_slot = alive.long().cumsum(1) + offset.unsqueeze(1)
     slots = take(new_slot, take(stage.slots, decision.kept, -1), -1).clamp(min=0)
     origin = take(stage.origin, decision.kept, -1)
-    moved = take(new_slot, stage.words.clamp(min=0), -1)
-    words = torch.where(stage.words < 0, stage.words, moved)
+    new_words = take(new_slot, stage.words.clamp(min=0), -1)
+    words = torch.where(stage.words < 0, stage.words, new_words)
     return Stage(first, valid, padded, slots, decision.counts, origin, words), index
 
 
@@ -213,10 +213,10 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
 
 def row_generators(seed: int, samples: Sequence[str], site: int) -> list[torch.Generator]:
     """Return one CPU generator for each row, seeded by (run seed, sample id, site number)."""
-    found = []
+    generators = []
     for sample in samples:
         digest = hashlib.sha256(f"{seed}\0{sample}\0{site}".encode()).digest()
         generator = torch.Generator()
         generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        found.append(generator)
-    return found
+        generators.append(generator)
+    return generators

@@ -15,24 +15,24 @@ from transformers.cache_utils import Cache, DynamicCache
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
-from espalier.harness.engine.decode_loop import answered
+from espalier.harness.engine.decode_loop import generate_answers
 from espalier.harness.engine.engine_guards import check_generation, check_text_config
-from espalier.harness.engine.evictor import Evicting
-from espalier.harness.engine.finite_logits import NonFiniteLogits, origin_of
+from espalier.harness.engine.evictor import CacheEvictor
+from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.prompt import Prompt, make_prompt
 from espalier.harness.engine.record import Generated
-from espalier.harness.engine.shared_prefill import Replay, untouched
-from espalier.harness.engine.signal_watchers import Current, install
+from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
+from espalier.harness.engine.signal_watchers import ActivePass, install
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Separators
 from espalier.methods.base import MethodError, TokenReducer
 
 
 @dataclass(frozen=True)
-class Prefilled:
+class PrefillResult:
     """A prompt that has been run: `logits` (V,) behind it, the `next` position (..., 1), and how its record is closed.
 
     Logits and position are on the device that inputs go to.
@@ -46,7 +46,7 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """What a run begins with: what the model is given, its layout, and the prompt that stands for the vision side."""
 
     inputs: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Session:
         positions: PositionPolicy = "original",
         prior: Prior | None = None,
         timed: bool = True,
-        evicting: Evicting | None = None,
+        evicting: CacheEvictor | None = None,
         decode: DecodeLoop = "loop",
         separators: Separators = "keep",
     ) -> None:
@@ -112,7 +112,7 @@ class Session:
         self.budget = budget
         self._decode = decode
         self._separators = separators
-        self._current = Current()
+        self._active = ActivePass()
         self.setup, self._tap = install(
             adapter,
             method,
@@ -122,7 +122,7 @@ class Session:
             positions=positions,
             prior=prior,
             timed=timed,
-            current=self._current,
+            active=self._active,
             evicting=evicting if evicting is not None and evicting.ratio > 0 else None,
         )
         self._open = False
@@ -176,16 +176,20 @@ class Session:
         try:
             return self._generate(start, names, generation)
         except NonFiniteLogits as error:
-            short = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
-            error.origin = origin_of(self.adapter, lambda: self._generate(start, names, short))
+            first_token = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
+            error.origin = non_finite_origin(
+                self.adapter, lambda: self._generate(start, names, first_token)
+            )
             raise
 
     def _generate(
-        self, start: Start, names: tuple[str, ...], generation: Mapping[str, Any]
+        self, start: RunStart, names: tuple[str, ...], generation: Mapping[str, Any]
     ) -> Generated:
-        with self._run(start, names) as this:
-            done, loop = answered(self.adapter, this, start.inputs, generation, self._decode)
-            return this.finish(done.ids, done.logits, done.steps, loop)
+        with self._run(start, names) as current_pass:
+            result, loop = generate_answers(
+                self.adapter, current_pass, start.inputs, generation, self._decode
+            )
+            return current_pass.finish(result.ids, result.logits, result.steps, loop)
 
     @torch.inference_mode()
     def prompt(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -205,7 +209,7 @@ class Session:
         start = self._start("prompt", inputs)
         clock = Clock(*self.adapter.devices, enabled=self.setup.timed)
         self.setup.signals.begin(inputs)
-        with self._current.running(clock):
+        with self._active.running(clock):
             return make_prompt(self.setup, inputs, start.layout, clock)
 
     @torch.inference_mode()
@@ -222,13 +226,13 @@ class Session:
             ValueError: several prompts, whose padding steps of one's own would have to mask.
             RuntimeError: outside the `with` block, or the method chooses anew at each decoding step.
         """
-        done = self.prefilled(inputs, cache, sample)
-        return done.logits, done.next
+        result = self.prefilled(inputs, cache, sample)
+        return result.logits, result.next
 
     @torch.inference_mode()
     def prefilled(
         self, inputs: Mapping[str, Any] | Prompt, cache: Cache, sample: str = "0"
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """Do what `prefill` does, and keep what the record of the sample needs.
 
         Raises:
@@ -238,38 +242,40 @@ class Session:
         if start.layout.rows != 1:
             raise ValueError(f"{start.layout.rows} prompts; a prefill by itself takes one")
         try:
-            return self._prefilled(start, cache, sample)
+            return self._run_prefill(start, cache, sample)
         except NonFiniteLogits as error:
-            error.origin = origin_of(
-                self.adapter, lambda: self._prefilled(start, DynamicCache(), sample)
+            error.origin = non_finite_origin(
+                self.adapter, lambda: self._run_prefill(start, DynamicCache(), sample)
             )
             raise
 
-    def _prefilled(self, start: Start, cache: Cache, sample: str) -> Prefilled:
+    def _run_prefill(self, start: RunStart, cache: Cache, sample: str) -> PrefillResult:
         inputs = start.inputs
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         axes = self.adapter.facts.rotary_axes
         # On several axes the model derives the positions from the pictures, where there are any.
         if axes == 1 or not any(start.layout.counts):
-            counted = inputs["attention_mask"].long().cumsum(1) - 1
-            arguments["position_ids"] = counted if axes == 1 else counted.expand(axes, -1, -1)
-        with self._run(start, (sample,)) as this:
+            token_positions = inputs["attention_mask"].long().cumsum(1) - 1
+            arguments["position_ids"] = (
+                token_positions if axes == 1 else token_positions.expand(axes, -1, -1)
+            )
+        with self._run(start, (sample,)) as current_pass:
             output = self.adapter.model(**arguments)
-            if this.needs_steps:
+            if current_pass.needs_steps:
                 raise RuntimeError("this method or backend needs the engine in every step")
-            this.check_finite((1,))
-        assert this.positions is not None  # the decoder has run
+            current_pass.check_finite((1,))
+        assert current_pass.positions is not None  # the decoder has run
         # Wherever a spread model ends, what goes on from here begins on its first device.
-        following = this.positions.amax().to(self.adapter.device) + 1
-        return Prefilled(
+        next_position = current_pass.positions.amax().to(self.adapter.device) + 1
+        return PrefillResult(
             logits=output.logits[0, -1].to(self.adapter.device),
-            next=following.expand(*this.positions.shape[:-1], 1),
-            finish=lambda ids: this.finish(ids, None),
+            next=next_position.expand(*current_pass.positions.shape[:-1], 1),
+            finish=lambda ids: current_pass.finish(ids, None),
         )
 
     # ------------------------------------------------------------------ one run
 
-    def _start(self, name: str, inputs: Mapping[str, Any] | Prompt) -> Start:
+    def _start(self, name: str, inputs: Mapping[str, Any] | Prompt) -> RunStart:
         """Return what a run begins with.
 
         Raises:
@@ -280,23 +286,23 @@ class Session:
         if not self._open:
             raise RuntimeError(f"Session.{name} was called outside its `with` block")
         if not isinstance(inputs, Prompt):
-            return Start(inputs, self.layout(inputs))
+            return RunStart(inputs, self.layout(inputs))
         inputs.check(self.setup)
-        return Start(inputs.inputs, inputs.layout, inputs)
+        return RunStart(inputs.inputs, inputs.layout, inputs)
 
     @contextmanager
-    def _run(self, start: Start, samples: tuple[str, ...]) -> Iterator[Pass]:
+    def _run(self, start: RunStart, samples: tuple[str, ...]) -> Iterator[Pass]:
         """Install the hooks of one pass and let the watchers see it."""
         self.setup.signals.begin(start.inputs, start.prompt.signals if start.prompt else None)
         with (
-            Pass(self.setup, start.layout, samples, start.prompt) as this,
-            self._current.running(this.clock, this),
+            Pass(self.setup, start.layout, samples, start.prompt) as current_pass,
+            self._active.running(current_pass.clock, current_pass),
             self._replay(start.prompt),
         ):
-            yield this
+            yield current_pass
 
-    def _replay(self, prompt: Prompt | None) -> Replay:
+    def _replay(self, prompt: Prompt | None) -> TrunkReplay:
         """Return what puts a prompt's layers in the place of those that the method leaves as they are."""
         layers, setup = self.adapter.decoder.layers, self.setup
-        count = 0 if setup.emulate else untouched(setup.sites, len(layers))
-        return Replay(None if prompt is None else prompt.trunk, layers[:count], self._tap)
+        count = 0 if setup.emulate else unreduced_layers(setup.sites, len(layers))
+        return TrunkReplay(None if prompt is None else prompt.trunk, layers[:count], self._tap)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.evictor import Evicting
+from espalier.harness.engine.evictor import CacheEvictor
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.signals import Signals
 from espalier.methods.base import Site, TokenReducer
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class SessionSetup:
     """One method on one model, the same for all passes of a session.
 
     Attributes:
@@ -46,4 +46,4 @@ class Setup:
     signals: Signals
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
-    evicting: Evicting | None = None
+    evicting: CacheEvictor | None = None

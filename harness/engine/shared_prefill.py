@@ -21,7 +21,7 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import Site
 
 
-class Arrived(BaseException):
+class StopForward(BaseException):
     """A model has run as far as it was wanted. No error: nothing may catch it on its way out of the model."""
 
 
@@ -46,16 +46,16 @@ class Trunk:
     def bytes(self) -> int:
         """Bytes held. Keys that are read are those of the cache."""
         queries = (query for query, _, _ in self.heads)
-        pairs = (part for pair in self.cached for part in pair)
-        return sum(one.nbytes for one in (*self.outputs, *queries, *pairs))
+        entries = (entry for pair in self.cached for entry in pair)
+        return sum(tensor.nbytes for tensor in (*self.outputs, *queries, *entries))
 
 
-def untouched(sites: Sequence[Site], depth: int) -> int:
+def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
     """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
     return min((site.shortens or 0 for site in sites), default=depth)
 
 
-class Growing:
+class TrunkRecorder:
     """Hooks that fill a trunk while the unreduced model runs, and end the run behind its last layer.
 
     Args:
@@ -69,23 +69,25 @@ class Growing:
         # Behind the last layer stands the final norm.
         self._modules = [*decoder.layers, decoder.norm][: depth + 1]
         self._depth, self._room = depth, room
-        seen = decoder.config._attn_implementation != "eager"
-        layers = self._modules[:depth] if seen else []
-        self._tap = AttentionTap([(layer.self_attn, self._look) for layer in layers])
+        readable = decoder.config._attn_implementation != "eager"
+        layers = self._modules[:depth] if readable else []
+        self._tap = AttentionTap([(layer.self_attn, self._record_heads) for layer in layers])
         self._open = ExitStack()
 
-    def __enter__(self) -> Growing:
+    def __enter__(self) -> TrunkRecorder:
         """Install the hooks."""
         with ExitStack() as opening:
             opening.enter_context(self._tap)
             for number, module in enumerate(self._modules):
-                before = module.register_forward_pre_hook(partial(self._before, number))
-                opening.callback(before.remove)
+                before_handle = module.register_forward_pre_hook(
+                    partial(self._before_layer, number)
+                )
+                opening.callback(before_handle.remove)
                 if number < self._depth:
-                    behind = module.register_forward_hook(
-                        partial(self._behind, number), with_kwargs=True
+                    after_handle = module.register_forward_hook(
+                        partial(self._after_layer, number), with_kwargs=True
                     )
-                    opening.callback(behind.remove)
+                    opening.callback(after_handle.remove)
             self._open = opening.pop_all()
         return self
 
@@ -97,16 +99,16 @@ class Growing:
     ) -> bool:
         """Remove them; the end of the run is no error."""
         self._open.close()
-        return isinstance(error, Arrived)
+        return isinstance(error, StopForward)
 
-    def _before(self, number: int, module: nn.Module, args: Any) -> None:
+    def _before_layer(self, number: int, module: nn.Module, args: Any) -> None:
         if number == self._depth or (number and self.trunk.bytes >= self._room):
-            raise Arrived
+            raise StopForward
 
-    def _look(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def _record_heads(self, query: Tensor, key: Tensor, scaling: float) -> None:
         self.trunk.heads.append((query, key, scaling))
 
-    def _behind(
+    def _after_layer(
         self, number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
     ) -> None:
         layer = kwargs["past_key_values"].layers[number]
@@ -114,7 +116,7 @@ class Growing:
         self.trunk.cached.append((layer.keys, layer.values))
 
 
-class Replay:
+class TrunkReplay:
     """Puts what a trunk kept in the place of the first layers' forward, for one prefill.
 
     Args:
@@ -129,7 +131,7 @@ class Replay:
         self._tap = tap
         self._saved: list[tuple[nn.Module, Any]] = []
 
-    def __enter__(self) -> Replay:
+    def __enter__(self) -> TrunkReplay:
         """Replace the layers' forward."""
         for number, layer in enumerate(self._layers):
             self._saved.append((layer, layer.__dict__.get("forward")))

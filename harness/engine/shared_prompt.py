@@ -10,9 +10,9 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.prompt import Prompt, check_behind
+from espalier.harness.engine.prompt import Prompt, refuse_tower_sites
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.shared_prefill import Growing
+from espalier.harness.engine.shared_prefill import TrunkRecorder
 from espalier.harness.engine.signals.table import BEFORE_DECODER
 from espalier.harness.engine.sites.site_table import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
@@ -20,7 +20,7 @@ from espalier.methods.none import NoReduction
 
 
 @dataclass(frozen=True)
-class Reader(TokenReducer):
+class PromptReader(TokenReducer):
     """Reads before the decoder what others read there, and would keep every token.
 
     Attributes:
@@ -32,7 +32,7 @@ class Reader(TokenReducer):
     features: bool = False
 
     @classmethod
-    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> Reader:
+    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> PromptReader:
         """Return what reads for all of the methods.
 
         Raises:
@@ -42,7 +42,7 @@ class Reader(TokenReducer):
         features = False
         for method in methods:
             sites = method.all_sites(adapter.facts.tower.layers, adapter.facts.text.layers)
-            check_behind(method, sites)
+            refuse_tower_sites(method, sites)
             features |= reads_features(sites)
             needs = (need for site in sites for need in method.needs(site))
             wanted |= dict.fromkeys(need for need in needs if need.signal in BEFORE_DECODER)
@@ -74,7 +74,7 @@ def shared_prompt(
     Raises:
         MethodError: a method acts inside the vision tower, or reads what the model does not have.
     """
-    reader = Reader.of(adapter, methods)
+    reader = PromptReader.of(adapter, methods)
     with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
         return session.prompt(inputs)
 
@@ -98,7 +98,7 @@ def carried_on(
     nothing = Budget("kept", 0.0)
     with (
         Session(adapter, NoReduction(), nothing, timed=False) as session,
-        Growing(adapter.decoder, depth, room) as growing,
+        TrunkRecorder(adapter.decoder, depth, room) as recorder,
     ):
         session.generate(prompt, **generation)
-    return replace(prompt, trunk=growing.trunk)
+    return replace(prompt, trunk=recorder.trunk)

@@ -75,8 +75,8 @@ class Prefix(Visibility):
 
     def gathered(self, index: Tensor, valid: Tensor) -> Prefix:
         """Return the prefix of a shortened batch that holds the slots `index` (B, M), those real that are `valid`."""
-        behind = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
-        return Prefix(index.shape[1] - behind.sum(1))
+        after_prefix = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
+        return Prefix(index.shape[1] - after_prefix.sum(1))
 
 
 #: What a text stack does unless its configuration says otherwise.

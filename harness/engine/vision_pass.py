@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.idle_blocks import IdleBlocks
-from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.session_setup import SessionSetup
 
 
 class VisionSide:
@@ -23,7 +23,7 @@ class VisionSide:
         keeps_features: whether what goes into the projector is wanted.
     """
 
-    def __init__(self, setup: Setup, clock: Clock, keeps_features: bool) -> None:
+    def __init__(self, setup: SessionSetup, clock: Clock, keeps_features: bool) -> None:
         self._setup = setup
         self._clock = clock
         self._keeps_features = keeps_features
@@ -50,10 +50,10 @@ class VisionSide:
         trace: TracebackType | None,
     ) -> None:
         """Remove what is left."""
-        self.over()
+        self.stop_watching()
         self._idle.__exit__()
 
-    def over(self) -> None:
+    def stop_watching(self) -> None:
         """Look no longer: whatever goes through the projector from here on is the engine's own."""
         for handle in self._handles:
             handle.remove()

@@ -161,9 +161,9 @@ def test_the_cache_keeps_every_entry_and_records_say_what_was_attended_to(load):
     assert record.kept == record.requested == ()
     assert record.entering == (16,) * DEPTH
     assert got.cache_lengths == (16 + record.text,) * DEPTH
-    untouched = run(adapter, Scatter(()), one).records[0]
-    assert record.kv_bytes == untouched.kv_bytes
-    assert untouched.attended is None
+    unreduced_layers = run(adapter, Scatter(()), one).records[0]
+    assert record.kv_bytes == unreduced_layers.kv_bytes
+    assert unreduced_layers.attended is None
 
 
 def test_an_answer_of_one_token_has_no_steps(load):

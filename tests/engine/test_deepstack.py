@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, take_over
+from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, extract_features
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
@@ -187,7 +187,7 @@ def test_features_matter() -> None:
 def test_a_decoder_without_features_is_left_alone() -> None:
     layout = Tiny("llava").adapter.layout(Tiny("llava").inputs())
     for arguments in ({}, {FEATURES: None, MASK: None}, {FEATURES: [], MASK: None}):
-        stack, same = take_over(arguments, layout)
+        stack, same = extract_features(arguments, layout)
         assert stack is None
         assert same is arguments
 

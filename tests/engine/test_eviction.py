@@ -66,15 +66,15 @@ def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
 @contextmanager
 def noted(monkeypatch):
     """The layers' keys and values as they are after eviction."""
-    found, original = [], ScoredEviction.carry_out
+    found, original = [], ScoredEviction.shorten
 
-    def carry_out(self, held):
+    def shorten(self, held):
         stages = original(self, held)
         found.append([(layer.keys.clone(), layer.values.clone()) for layer in held.layers])
         return stages
 
     with monkeypatch.context() as patch:
-        patch.setattr(ScoredEviction, "carry_out", carry_out)
+        patch.setattr(ScoredEviction, "shorten", shorten)
         yield found
 
 
@@ -211,9 +211,9 @@ def test_in_single_precision_every_row_of_several_media_equals_the_hidden_refere
 
 
 def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
-    adapter, sizes, original = load("llava"), [], ScoredEviction.carry_out
+    adapter, sizes, original = load("llava"), [], ScoredEviction.shorten
 
-    def carry_out(self, held):
+    def shorten(self, held):
         stages = original(self, held)
         stores = {
             store.untyped_storage() for one in held.layers for store in (one.keys, one.values)
@@ -221,7 +221,7 @@ def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
         sizes.append(sum(store.nbytes() for store in stores))
         return stages
 
-    monkeypatch.setattr(ScoredEviction, "carry_out", carry_out)
+    monkeypatch.setattr(ScoredEviction, "shorten", shorten)
     got = run(adapter, built("aircache"), FAMILIES["llava"].chats[:1], ratio=0.8)
     text, record = adapter.decoder.config, got.records[0]
     slots = record.kv_entries + record.text * len(record.held)

@@ -216,7 +216,7 @@ def test_one_race_is_what_the_library_draws_by() -> None:
         wanted = torch.multinomial(probabilities, num_samples=1).squeeze(1)
         after = torch.rand(())
         torch.manual_seed(rows)
-        assert torch.equal(loop.drawn(probabilities), wanted)
+        assert torch.equal(loop.draw_ids(probabilities), wanted)
         assert torch.equal(torch.rand(()), after)
 
 

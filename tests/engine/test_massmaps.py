@@ -7,7 +7,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.received_max import received_max, words_behind
+from espalier.harness.engine.signals.received_max import received_max, words_after_image
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
@@ -64,7 +64,7 @@ def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(sd
     words, last = layout.words[0], int(layout.visual.max())
     between = (words > int(layout.visual[0, 15])) & (words < last)
     assert int(between.sum()) >= 2
-    assert torch.equal(words_behind(layout)[0], words > last)
+    assert torch.equal(words_after_image(layout)[0], words > last)
     for signal in MASSES:
         assert torch.allclose(fast[1].signals[signal], slow[1].signals[signal], atol=1e-12)
 

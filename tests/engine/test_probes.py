@@ -8,8 +8,8 @@ import torch
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import (
     mean_logits,
-    received_everywhere,
     received_mean,
+    received_unmasked,
     word_rows,
 )
 from espalier.harness.engine.idle_blocks import IdleBlocks
@@ -95,7 +95,7 @@ def test_probes_equal_whole_maps_written_out():
     torch.testing.assert_close(rows[0], maps[0, [2, 10]])
     torch.testing.assert_close(rows[1], torch.stack([maps[1, 7], torch.zeros(11).double()]))
     torch.testing.assert_close(mean_logits(query, key, 0.3), logits.mean((1, 2)))
-    everywhere = received_everywhere(query, key, 0.3, block=3)
+    everywhere = received_unmasked(query, key, 0.3, block=3)
     torch.testing.assert_close(everywhere, logits.softmax(-1).mean((1, 2)))
 
 

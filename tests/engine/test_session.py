@@ -67,10 +67,10 @@ def test_merging_without_dropping_is_applied(double, where):
     """At ratio 0 nothing moves, but merged values (here: halved ones) still arrive."""
     fast = run(double, Scatter(where, merge=True), NONE)
     slow = run(double, Scatter(where, merge=True), NONE, backend="emulate")
-    _, untouched = plain(double, double.encode(CHATS))
+    _, unreduced_layers = plain(double, double.encode(CHATS))
     assert torch.equal(fast.ids, slow.ids)
     assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
-    assert (fast.logits[:, 0] - untouched[:, 0]).abs().max() > 1e-2
+    assert (fast.logits[:, 0] - unreduced_layers[:, 0]).abs().max() > 1e-2
 
 
 def test_merging_before_the_decoder_computes_the_plan(double):

@@ -92,9 +92,9 @@ def test_beams_change_places() -> None:
     layer = IndexedLayer(room=0, step=4)
     layer.update(drawn(3, 2, 5, 8), drawn(3, 2, 5, 8))
     layer.update(drawn(3, 2, 1, 8), drawn(3, 2, 1, 8))
-    before = layer.held[0].clone()
+    before = layer.entries[0].clone()
     layer.reorder_cache(torch.tensor([2, 0, 0]))
-    assert torch.equal(layer.held[0], before[[2, 0, 0]])
+    assert torch.equal(layer.entries[0], before[[2, 0, 0]])
     assert torch.equal(layer.keys, before[[2, 0, 0]])
 
 

@@ -15,12 +15,12 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import tower_flops
 from espalier.harness.engine.batch_layout import read_layout
-from espalier.harness.engine.image_rows import Owners, share_out
+from espalier.harness.engine.image_rows import ImageOwners, share_out
 from espalier.harness.engine.rollout import rollout
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.text_rollout import rollout_of_words
 from espalier.harness.engine.signals.tower_states import TowerStates
-from espalier.harness.engine.tower.tower_views import Asking
+from espalier.harness.engine.tower.tower_views import TowerPlanner
 from espalier.harness.engine.visual_items import Item, rectangle
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
@@ -266,8 +266,8 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
 
 def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
     """Not by its place in the batch, or no row would get what it gets alone."""
-    run = object.__new__(Asking)
-    run._owners = Owners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
+    run = object.__new__(TowerPlanner)
+    run._owners = ImageOwners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generator_of = lambda row, picture, site: (row, picture, site)
     drawn = [run._generator(picture, 5) for picture in range(4)]
     assert drawn == [(0, 0, 5), (1, 0, 5), (1, 1, 5), (2, 0, 5)]

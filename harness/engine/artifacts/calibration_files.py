@@ -70,16 +70,16 @@ class Artifact:
 
         What was made there with other weights gives way to what was shipped for these.
         """
-        return self._found(None)
+        return self._existing_path(None)
 
-    def _found(self, digests: Digests | None) -> Path:
-        places = self._places()
-        there = [place for place in places if place.is_file()]
-        if len(there) > 1 and not self._belongs(there[0], digests):
-            return there[1]
-        return next(iter(there), places[0])
+    def _existing_path(self, digests: Digests | None) -> Path:
+        places = self._paths()
+        existing = [place for place in places if place.is_file()]
+        if len(existing) > 1 and not self._belongs(existing[0], digests):
+            return existing[1]
+        return next(iter(existing), places[0])
 
-    def _places(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         suffix = "" if self.model.weights == "trained" else f"-{self.model.weights}"
         name = f"{self.model.name}{suffix}_{self.part}.safetensors"
         shipped = [SHIPPED / name] if is_shipped(self.model) else []
@@ -106,7 +106,7 @@ class Artifact:
         Raises:
             UserError: a file is missing, edited or made with other weights; the line prints the command.
         """
-        path = self._found(digests)
+        path = self._existing_path(digests)
         described_in = path.with_suffix(".json")
         if not path.is_file() or not described_in.is_file():
             raise UserError(
@@ -128,14 +128,14 @@ class Artifact:
         """Return the tensor, on the CPU; arguments and errors as in `describe`."""
         described = self.describe(method, digests)
         try:
-            with safe_open(self._found(digests), framework="pt") as stream:
-                found: Tensor = stream.get_tensor(self.tensor)
+            with safe_open(self._existing_path(digests), framework="pt") as stream:
+                tensor_read: Tensor = stream.get_tensor(self.tensor)
                 key = (stream.metadata() or {}).get("key")
         except BROKEN as error:
             raise self.broken(f"does not open ({first_words(error)})", method) from error
         if key != described["key"]:
             raise self.broken("does not belong to the .json file beside it", method)
-        return found
+        return tensor_read
 
     def save(self, tensor: Tensor, made_from: Mapping[str, Any]) -> Path:
         """Write the tensor with its description to the store and return its path. A file appears whole or not at all.
@@ -149,7 +149,7 @@ class Artifact:
         """
         described = {**self._identity(None), "dtype": self.model.dtype, **made_from}
         described["key"] = _key(described)
-        path = self._places()[0]
+        path = self._paths()[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {self.tensor: tensor.contiguous().cpu()}
         durable.replace(path, save(tensors, metadata={"key": described["key"]}))

@@ -62,5 +62,7 @@ def save_scheme(
     model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any], store: Path | None = None
 ) -> Path:
     """Store a scheme with its description and return its path; see `Artifact.save`."""
-    made = {"alphas": len(scheme), **made_from}
-    return scheme_artifact(model, store).save(torch.tensor(scheme, dtype=torch.float64), made)
+    description = {"alphas": len(scheme), **made_from}
+    return scheme_artifact(model, store).save(
+        torch.tensor(scheme, dtype=torch.float64), description
+    )

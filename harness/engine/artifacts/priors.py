@@ -54,13 +54,13 @@ def artifact_path(model: ModelSpec, layer: int, store: Path | None = None) -> Pa
 
 def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
     """Return the decoder layers whose prior the method needs on a model of `depth` layers, ascending."""
-    found = {
+    layers = {
         site.layer - 1 if need.layer is None else need.layer
         for site in method.sites(depth)
         for need in method.needs(site)
         if need.signal == "prior"
     }
-    return tuple(sorted(found))
+    return tuple(sorted(layers))
 
 
 def require_prior(
@@ -146,11 +146,11 @@ def save_prior(
         made_from: what else identifies it: prompt, number and hash of the images.
         store: the run store that it is written to.
     """
-    grids = [list(one.shape) for one in prior]
+    grids = [list(view_map.shape) for view_map in prior]
     artifact = prior_artifact(model, layer, store)
     if len(prior) == 1:
         return artifact.save(prior[0].float(), {"grid": grids[0], **made_from})
-    flat = torch.cat([one.float().flatten() for one in prior])
+    flat = torch.cat([view_map.float().flatten() for view_map in prior])
     return artifact.save(flat, {"format": FORMAT, "grids": grids, **made_from})
 
 
@@ -177,25 +177,29 @@ def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
         )
     tiles = Tiles.of(grid)
     sizes = (tiles.of_token(tiles.height), tiles.of_token(tiles.width))
-    found = _resized(prior[0], grid, sizes)
+    resized = _resized(prior[0], grid, sizes)
     for number, values in enumerate(prior[1:], 1):
-        found = torch.where(view >= number, _resized(values, grid, sizes), found)
-    return found
+        resized = torch.where(view >= number, _resized(values, grid, sizes), resized)
+    return resized
 
 
 def _resized(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tensor:
     """Return a map (h, w) at the place of each token of grid (B, N, 4) whose views have `sizes`, (B, N) each."""
-    (top, bottom, down), (left, right, across) = (
+    (top_row, bottom_row, row_weight), (left_column, right_column, column_weight) = (
         _between(grid[..., 2 + axis], sizes[axis], values.shape[axis]) for axis in (0, 1)
     )
     values = values.float()
-    upper = torch.lerp(values[top, left], values[top, right], across)
-    lower = torch.lerp(values[bottom, left], values[bottom, right], across)
-    return torch.lerp(upper, lower, down)
+    upper_values = torch.lerp(
+        values[top_row, left_column], values[top_row, right_column], column_weight
+    )
+    lower_values = torch.lerp(
+        values[bottom_row, left_column], values[bottom_row, right_column], column_weight
+    )
+    return torch.lerp(upper_values, lower_values, row_weight)
 
 
 def _between(place: Tensor, length: Tensor, source: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the two source indices around each place of an axis and the weight of the second."""
-    at = ((place + 0.5) * (source / length.clamp(min=1)) - 0.5).clamp(0, source - 1)
-    low = at.floor().long()
-    return low, (low + 1).clamp(max=source - 1), at - low
+    position = ((place + 0.5) * (source / length.clamp(min=1)) - 0.5).clamp(0, source - 1)
+    low = position.floor().long()
+    return low, (low + 1).clamp(max=source - 1), position - low

@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, attention_rows
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder
-from espalier.harness.engine.signals.states import Reached
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+from espalier.harness.engine.signals.states import ReachedStates
 from espalier.methods.base import MethodError
 
 #: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
 DECIDERS = "deciders"
 
 
-def places_behind(inputs: Mapping[str, Any]) -> int:
+def answer_length(inputs: Mapping[str, Any]) -> int:
     """Return how many places of an answer stand behind the prompt: none outside denoising steps."""
     deciders: Tensor | None = inputs.get(DECIDERS)
     return 0 if deciders is None else deciders.shape[1]
 
 
-class DeciderAttention(InDecoder):
+class DeciderAttention(DecoderSignal):
     """From the tokens unveiled in the step before, summed up."""
 
     _deciders: Tensor | None = None
@@ -43,7 +43,7 @@ class DeciderAttention(InDecoder):
         index = self.site.layer if self.need.layer is None else self.need.layer
         return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the rows of the answer's tokens, and add up those that decide."""
         if self._deciders is None:
             raise MethodError("decider_attention is there in denoising steps alone")
@@ -55,19 +55,19 @@ class DeciderAttention(InDecoder):
         rows = attention_rows(query[:, :, first:], key, scaling, visible)
         return self.per_token(stage, (rows * deciders.unsqueeze(2)).sum(1))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
-class LayerNormed(Reached):
+class LayerNormed(ReachedStates):
     """Visual tokens after the layer's own input norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Take the visual tokens and norm them."""
         layer = self.context.parts.decoder.layers[self.site.layer]
-        self._found = layer.input_layernorm(self.per_token(stage, hidden))
+        self._captured = layer.input_layernorm(self.per_token(stage, hidden))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, D)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)

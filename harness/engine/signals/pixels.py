@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.signals.producer import Producer, ViewRequest
 
 
 class Luma(Producer):
@@ -30,9 +30,9 @@ class Luma(Producer):
             self._luma = self.context.parts.pictures(self._inputs).luma()
         return self._luma
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, h + 2, w + 2)."""
-        luma = self.units() if self.given is None else self.given
+        luma = self.units() if self.kept_units is None else self.kept_units
         # Such tokens are one unit.
-        unit = take(asked.layout.source[asked.rows], asked.origin, -2)[..., 0]
+        unit = take(request.layout.source[request.rows], request.origin, -2)[..., 0]
         return luma[unit.to(luma.device)]

@@ -45,7 +45,7 @@ class Context:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ViewRequest:
     """Whose signals a view is to hold.
 
     Attributes:
@@ -58,13 +58,13 @@ class Asked:
     origin: Tensor
     rows: list[int] | slice
 
-    def chosen(self, table: Tensor) -> Tensor:
+    def select(self, table: Tensor) -> Tensor:
         """Return (b, n, ...): of (B, N, ...) values of all original visual tokens, those of the view."""
         values, index = table[self.rows], self.origin.to(table.device)
         if values.dim() == 2:
             return take(values, index, -1)
-        found = take(values.flatten(2), index, -2)
-        return found.view(*found.shape[:2], *values.shape[2:])
+        view_values = take(values.flatten(2), index, -2)
+        return view_values.view(*view_values.shape[:2], *values.shape[2:])
 
     @property
     def real(self) -> Tensor:
@@ -78,7 +78,7 @@ class Producer(ABC):
     """Makes one signal for one site, or for all sites at once. Whatever it has no use for stays as it is here.
 
     In a pass the engine calls `begin`, then `enter` when the decoder is entered, then `reach` when states come to the
-    site, then `hand_over` for each view; watchers and hooks look whenever their modules run.
+    site, then `view_values` for each view; watchers and hooks look whenever their modules run.
 
     Args:
         context: of the session.
@@ -90,7 +90,7 @@ class Producer(ABC):
     shared: ClassVar[bool] = False
 
     #: What a kept prompt holds of it, in place of a capture of its own.
-    given: Tensor | None = None
+    kept_units: Tensor | None = None
 
     def __init__(self, context: Context, site: Site, need: Need) -> None:
         self.context = context
@@ -128,14 +128,14 @@ class Producer(ABC):
         del stage, hidden, rotary
 
     @abstractmethod
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return the signal in the shape that `espalier.methods.base.SIGNALS` says."""
 
 
-class InDecoder(Producer):
+class DecoderSignal(Producer):
     """Base of what a decoder layer's attention tells while it runs: the layer before the site, or the one named."""
 
-    _found: Tensor | None = None
+    _captured: Tensor | None = None
     _width = 0
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
@@ -146,25 +146,25 @@ class InDecoder(Producer):
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         stage = self.context.stage()
         if stage is not None:
-            self._found = self.look(stage.move(query.device), query, key, scaling)
+            self._captured = self.capture(stage.move(query.device), query, key, scaling)
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Return what to keep of (B, H, S, Dh) queries and (B, H_kv, S, Dh) keys of a prefill."""
         raise NotImplementedError
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Forget what was kept."""
-        self._found = None
+        self._captured = None
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Note how many visual tokens the longest row has."""
         self._width = layout.visual.shape[1]
 
     @property
-    def found(self) -> Tensor:
+    def captured(self) -> Tensor:
         """What was kept in this pass."""
-        assert self._found is not None  # the layer runs before the site is asked
-        return self._found
+        assert self._captured is not None  # the layer runs before the site is asked
+        return self._captured
 
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Return (B, S, ...) per original visual token, so that a later site finds its own whatever is gone by then."""
@@ -175,7 +175,7 @@ class InDecoder(Producer):
         return table.view(*table.shape[:2], *values.shape[2:])
 
 
-def of_words(states: Tensor, words: Tensor) -> Tensor:
+def word_states(states: Tensor, words: Tensor) -> Tensor:
     """Return the (B, ..., T, D) states in the slots `words` (B, T) of (B, ..., M, D); words are never dropped."""
     real = (words >= 0).view(words.shape[0], *[1] * (states.dim() - 3), -1, 1)
     return take(states, words.clamp(min=0), -2) * real

@@ -9,48 +9,48 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.engine.attention_probe import asked_rows
+from espalier.harness.engine.attention_probe import query_rows
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
-class VisualReceivedMax(InDecoder):
+class VisualReceivedMax(DecoderSignal):
     """From the visual tokens that are left."""
 
-    def asking(self, stage: Stage) -> Tensor:
+    def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
         counts = torch.tensor(stage.counts, device=stage.slots.device).unsqueeze(1)
         place = torch.arange(stage.slots.shape[1], device=stage.slots.device)
         return torch.where(place < counts, stage.slots, -1)
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the asked rows."""
-        slots, seen = self.asking(stage), self.context.visibility
-        paid = received_max(query, key, scaling, stage.valid, slots, visibility=seen)
-        return self.per_token(stage, paid)
+        slots, visibility = self.query_slots(stage), self.context.visibility
+        received = received_max(query, key, scaling, stage.valid, slots, visibility=visibility)
+        return self.per_token(stage, received)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
 class TextReceivedMax(VisualReceivedMax):
     """From the words behind the image."""
 
-    _behind: Tensor
+    _answer_length: Tensor
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Note which words they are, while all visual tokens are there."""
         super().enter(layout, hidden)
-        self._behind = words_behind(layout)
+        self._answer_length = words_after_image(layout)
 
-    def asking(self, stage: Stage) -> Tensor:
+    def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
-        return torch.where(self._behind.to(stage.words.device), stage.words, -1)
+        return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
 
 
-def words_behind(layout: Layout) -> Tensor:
+def words_after_image(layout: Layout) -> Tensor:
     """Return (B, T): which words stand behind the last visual token of their row, dropped since or not."""
     # A batch may be of words alone.
     last = pad(layout.visual, (1, 0), value=-1).amax(dim=1, keepdim=True)
@@ -68,10 +68,10 @@ def received_max(
 ) -> Tensor:
     """Return (B, S): the largest attention over heads that each key receives, mean over the asked queries.
 
-    Arguments and cost are those of `asked_rows`; a row that nobody asks in receives 0. FitPrune (arXiv 2409.10197).
+    Arguments and cost are those of `query_rows`; a row that nobody asks in receives 0. FitPrune (arXiv 2409.10197).
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
     total = torch.zeros(valid.shape, dtype=accumulator, device=key.device)
-    for weights, real in asked_rows(query, key, scaling, valid, slots, block, visibility):
+    for weights, real in query_rows(query, key, scaling, valid, slots, block, visibility):
         total += (weights.amax(dim=1) * real).sum(dim=1)
     return total / (slots >= 0).sum(dim=1, keepdim=True).clamp(min=1)

@@ -16,31 +16,31 @@ from espalier.harness.engine.attention_probe import (
     Watcher,
     attention_rows,
     mean_logits,
-    received_everywhere,
+    received_unmasked,
 )
 from espalier.harness.engine.layout import mix, take
-from espalier.harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.signals.producer import Producer, ViewRequest
 
 
-class OfUnits(Producer):
+class UnitSignal(Producer):
     """Base of what the tower tells about each unit that goes into the projector; the same at every site."""
 
     shared = True
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n) or (b, n, D)."""
-        units = self.units() if self.given is None else self.given
-        units, layout = units.to(asked.origin.device), asked.layout
-        source = take(layout.source[asked.rows], asked.origin, -2)
+        units = self.units() if self.kept_units is None else self.kept_units
+        units, layout = units.to(request.origin.device), request.layout
+        source = take(layout.source[request.rows], request.origin, -2)
         share = None
         if layout.share is not None:
-            share = take(layout.share[asked.rows], asked.origin, -2)
+            share = take(layout.share[request.rows], request.origin, -2)
         if units.dim() == 1:
             return mix(units.unsqueeze(-1), source, share).squeeze(-1)
         return mix(units, source, share)
 
 
-class TowerAttention(OfUnits):
+class TowerAttention(UnitSignal):
     """Reads queries and keys of one attention module of the tower."""
 
     _parts: Sequence[Tensor] = ()
@@ -91,8 +91,8 @@ class ClassLogits(TowerAttention):
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Return (P, N), from the one query of a picture, or from all where it has none."""
         averaged = self.context.parts.facts.class_attention == "mean"
-        asked = query if averaged else query[:, :, :1]
-        return mean_logits(asked, key, scaling)[:, self.context.class_tokens :]
+        class_query = query if averaged else query[:, :, :1]
+        return mean_logits(class_query, key, scaling)[:, self.context.class_tokens :]
 
 
 class ClassAttention(TowerAttention):
@@ -103,7 +103,7 @@ class ClassAttention(TowerAttention):
         if self.context.parts.facts.class_attention in ("token", "probe"):
             rows = attention_rows(query[:, :, :1], key, scaling, None)
             return rows[:, 0, self.context.class_tokens :]
-        return received_everywhere(query, key, scaling)
+        return received_unmasked(query, key, scaling)
 
 
 def _one_head(states: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.signals.producer import Context
-from espalier.harness.engine.signals.tower_attention import OfUnits
+from espalier.harness.engine.signals.tower_attention import UnitSignal
 from espalier.methods.base import Need, Site
 
 
-class TowerStates(OfUnits):
+class TowerStates(UnitSignal):
     """Adds up states as they come.
 
     With hidden state 0 what enters layer 0 and hidden state i what layer i - 1 returns, the states from 2 n / 3 to n of

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import Halves
-from espalier.harness.engine.sites.layer import shortened
-from espalier.harness.engine.sites.site import Numbered, Sites
+from espalier.harness.engine.reduce import LayerHalves
+from espalier.harness.engine.sites.layer import shorten_states
+from espalier.harness.engine.sites.site import NumberedSite, Sites
 from espalier.methods.base import MethodError
 
 #: What a layer must hold to be run in halves.
@@ -26,7 +26,7 @@ PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 class BlockSites(Sites):
     """The method sees the states behind the attention."""
 
-    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         super().__init__(prefill, sites)
         layers = prefill.setup.adapter.decoder.layers
         self._numbers = {site.layer: number for number, site in sites}
@@ -67,8 +67,8 @@ class BlockSites(Sites):
         module, prefill = self._modules[layer], self.prefill
         put_out, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **kwargs)
         attended = hidden + put_out
-        halves = Halves(prefill.tokens(hidden), prefill.tokens(put_out))
+        halves = LayerHalves(prefill.tokens(hidden), prefill.tokens(put_out))
         decision = prefill.decide(self._numbers[layer], prefill.tokens(attended), halves=halves)
-        attended = shortened(prefill, layer + 1, decision, attended, self._rotary)
-        behind: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
-        return behind
+        attended = shorten_states(prefill, layer + 1, decision, attended, self._rotary)
+        output: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
+        return output

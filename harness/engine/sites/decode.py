@@ -16,7 +16,7 @@ from espalier.methods.plans import check_attended
 STEP_NEEDS = frozenset({Need("last_attention")})
 
 
-class Focus:
+class DecodeStepMask:
     """Asks a method at every decoding step, and turns its answers into the slots that are hidden.
 
     Nothing leaves the cache, since a later step may want any entry again: masks hide what a step leaves out.
@@ -35,24 +35,24 @@ class Focus:
         self._keys = tuple(need.key for need in method.needs(site))
         self._shape = layout.visual.shape
         self._groups: list[tuple[Rows, int, Tensor]] = []
-        found = groups(stage.counts)
-        for n_tokens, members in found:
+        row_groups = groups(stage.counts)
+        for n_tokens, members in row_groups:
             if n_tokens:
-                rows: Rows = slice(None) if len(found) == 1 else members
+                rows: Rows = slice(None) if len(row_groups) == 1 else members
                 grid = layout.on(stage.origin.device).grid[rows]
                 self._groups.append(
                     (rows, n_tokens, take(grid, stage.origin[rows][:, :n_tokens], -2))
                 )
-        self._last: list[Attended | None] = [None] * len(self._groups)
+        self._last_answers: list[Attended | None] = [None] * len(self._groups)
         self._slots: dict[int, Tensor] = {}
-        self._seen: Tensor | None = None
+        self._attended: Tensor | None = None
         self._counts: list[Tensor] = []
 
     def hides(self, layer: int) -> bool:
         """Return whether a decoder layer may have to leave out entries at this step."""
-        return layer >= self._site.layer and self._seen is not None
+        return layer >= self._site.layer and self._attended is not None
 
-    def look(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Ask the method, from what the layer below its site just computed for the new token.
 
         Args:
@@ -63,40 +63,47 @@ class Focus:
         Cost: O(H S Dh) and the method's own.
         """
         stage = self._stage.move(query.device)
-        new = stage.valid.new_ones(key.shape[0], key.shape[2] - stage.valid.shape[1])
-        paid = last_row(query, key, scaling, torch.cat([stage.valid, new], 1))
-        paid = take(paid, stage.slots, -1)
-        seen = torch.ones(self._shape, dtype=torch.bool, device=paid.device)
-        counts = torch.zeros(self._shape[0], dtype=torch.long, device=paid.device)
+        new_valid = stage.valid.new_ones(key.shape[0], key.shape[2] - stage.valid.shape[1])
+        attention = last_row(query, key, scaling, torch.cat([stage.valid, new_valid], 1))
+        attention = take(attention, stage.slots, -1)
+        attended = torch.ones(self._shape, dtype=torch.bool, device=attention.device)
+        counts = torch.zeros(self._shape[0], dtype=torch.long, device=attention.device)
         for number, (rows, n_tokens, grid) in enumerate(self._groups):
-            now = paid[rows][:, :n_tokens]
-            none = now.new_zeros(*now.shape, 0)
-            view = View(self._site, none, grid.to(now.device), dict.fromkeys(self._keys, now))
+            token_attention = attention[rows][:, :n_tokens]
+            no_tokens = token_attention.new_zeros(*token_attention.shape, 0)
+            view = View(
+                self._site,
+                no_tokens,
+                grid.to(token_attention.device),
+                dict.fromkeys(self._keys, token_attention),
+            )
             with Blame(self._method, "attend", self._site):
-                answer = self._method.attend(view, self._last[number])
+                answer = self._method.attend(view, self._last_answers[number])
                 check_attended(answer, view)
-            self._last[number] = answer
+            self._last_answers[number] = answer
             if answer.entries is None:
                 counts[rows] = n_tokens
                 continue
             counts[rows] = answer.entries.sum(dim=1)
-            seen[rows] = seen[rows].scatter(1, stage.origin[rows][:, :n_tokens], answer.entries)
-        everything = all(last is not None and last.entries is None for last in self._last)
-        self._seen = None if everything else seen
+            attended[rows] = attended[rows].scatter(
+                1, stage.origin[rows][:, :n_tokens], answer.entries
+            )
+        attends_all = all(last is not None and last.entries is None for last in self._last_answers)
+        self._attended = None if attends_all else attended
         self._counts.append(counts)
 
     def valid(self, stage: Stage) -> Tensor:
         """Return (B, M): the slots of a stage that this step attends to. Cost: O(B M), no synchronisation."""
-        assert self._seen is not None  # asked only if `hides`
+        assert self._attended is not None  # asked only if `hides`
         n_slots, device = stage.valid.shape[1], stage.valid.device
         if id(stage) not in self._slots:
             place = torch.arange(stage.slots.shape[1], device=device)
             real = place < torch.tensor(stage.counts, device=device).unsqueeze(1)
             # Right-padded entries must not touch a real slot: they go to one extra column that is cut off again.
             self._slots[id(stage)] = torch.where(real, stage.slots, n_slots)
-        seen = take(self._seen.to(device), stage.origin, -1)
+        attended = take(self._attended.to(device), stage.origin, -1)
         slots = self._slots[id(stage)].to(device)
-        return torch.nn.functional.pad(stage.valid, (0, 1)).scatter(1, slots, seen)[:, :n_slots]
+        return torch.nn.functional.pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
 
     def means(self, new_tokens: list[int]) -> list[float | None]:
         """Return the mean entries attended to over each row's steps; None for an answer of a single token.
@@ -106,7 +113,7 @@ class Focus:
         """
         if not self._counts:
             return [None] * len(new_tokens)
-        counts = torch.stack([some.cpu() for some in self._counts]).double()
+        counts = torch.stack([step_counts.cpu() for step_counts in self._counts]).double()
         return [
             float(counts[: length - 1, row].mean()) if length > 1 else None
             for row, length in enumerate(new_tokens)

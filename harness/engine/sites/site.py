@@ -14,7 +14,7 @@ from espalier.methods.base import Site
 Arguments = dict[str, Any]
 
 #: A site and its number among all of the method's.
-Numbered = tuple[int, Site]
+NumberedSite = tuple[int, Site]
 
 
 class Sites:
@@ -30,7 +30,7 @@ class Sites:
     #: Whether the kind acts before there is a prompt to keep (harness/engine/prompt.py).
     in_tower = False
 
-    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         self.prefill = prefill
         self.sites = sites
 

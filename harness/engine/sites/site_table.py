@@ -24,7 +24,7 @@ KINDS: Mapping[str, type[Sites]] = {
 }
 
 
-def check_carried(method: TokenReducer, sites: Sequence[Site]) -> None:
+def check_site_kinds(method: TokenReducer, sites: Sequence[Site]) -> None:
     """Refuse sites that nothing carries out.
 
     Raises:
@@ -38,7 +38,7 @@ def check_carried(method: TokenReducer, sites: Sequence[Site]) -> None:
             )
 
 
-def opened(prefill: Prefill) -> list[Sites]:
+def make_sites(prefill: Prefill) -> list[Sites]:
     """Return what carries out the sites of a pass, neighbours of one kind together, in their order."""
     numbered = enumerate(prefill.setup.sites)
     return [

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from espalier.harness.cost.row_work import NO_WORK, Work
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import Decision, row_generators
-from espalier.harness.engine.sites.prefix import gathered
-from espalier.harness.engine.sites.site import Arguments, Numbered, Sites
+from espalier.harness.engine.sites.prefix import gather_arguments
+from espalier.harness.engine.sites.site import Arguments, NumberedSite, Sites
 from espalier.harness.engine.tower.tower_run import TowerRun
 
 
@@ -29,7 +29,7 @@ class TowerSites(Sites):
 
     in_tower = True
 
-    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         super().__init__(prefill, sites)
         #: What runs the tower's blocks; None if nothing is to go inside it.
         self.run: TowerRun | None = None
@@ -72,14 +72,14 @@ class TowerSites(Sites):
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
         """Drop the tokens of the patches that went inside the tower."""
         prefill = self.prefill
-        whole = [torch.arange(count) for count in prefill.layout.counts]
-        kept = whole if self.run is None else self.run.kept()
+        all_tokens = [torch.arange(count) for count in prefill.layout.counts]
+        kept = all_tokens if self.run is None else self.run.kept()
         for number in range(len(self.sites) - 1):
             prefill.kept.append(tuple(counts[number] for counts in prefill.requested))
         index = pad_sequence(kept, batch_first=True)
         index = index.repeat_interleave(prefill.beams, 0).to(prefill.stage.valid.device)
-        counts = tuple(len(own) for own in kept for _ in range(prefill.beams))
-        return gathered(prefill, Decision(index, counts, ()), kwargs)
+        counts = tuple(len(row_kept) for row_kept in kept for _ in range(prefill.beams))
+        return gather_arguments(prefill, Decision(index, counts, ()), kwargs)
 
     def work(self, row: int) -> Work:
         """Return what the row's pictures did not cost."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.harness.engine.layout import mix
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.reduce import Decision, Rows
-from espalier.harness.engine.sites.prefix import gathered
+from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Arguments, Sites
 
 
@@ -43,23 +43,23 @@ class VisionSites(Sites):
             share = None if layout.share is None else layout.share[rows][:, :n]
             return mix(units, layout.source[rows][:, :n], share)
 
-        onto = prefill.tokens(kwargs["inputs_embeds"])
-        decision = prefill.decide(number, blended, onto)
+        projected = prefill.tokens(kwargs["inputs_embeds"])
+        decision = prefill.decide(number, blended, projected)
         if decision.merged:
             decision = _projected(prefill.setup.adapter, decision)
             counts = zip(decision.counts, layout.blended, strict=True)
-            again = tuple(0 if mixed else count for count, mixed in counts)
-            prefill.reprojected = again[:: prefill.beams]
-        return gathered(prefill, decision, kwargs)
+            reprojected = tuple(0 if mixed else count for count, mixed in counts)
+            prefill.reprojected = reprojected[:: prefill.beams]
+        return gather_arguments(prefill, decision, kwargs)
 
 
 def _projected(adapter: Parts, decision: Decision) -> Decision:
     """Return the decision with merged features as wide as the decoder."""
-    parts = tuple(
-        replace(part, values=_project(adapter, part.values)) if part.features else part
-        for part in decision.merged
+    merged = tuple(
+        replace(group, values=_project(adapter, group.values)) if group.features else group
+        for group in decision.merged
     )
-    return replace(decision, merged=parts)
+    return replace(decision, merged=merged)
 
 
 def _project(adapter: Parts, features: Tensor) -> Tensor:

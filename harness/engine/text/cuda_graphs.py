@@ -72,23 +72,23 @@ class CudaGraphs:
         return replay
 
 
-def graphs_for(adapter: Parts, asked: bool | None) -> Graphs | None:
+def graphs_for(adapter: Parts, requested: bool | None) -> Graphs | None:
     """Return what records steps of a loaded model; None where nothing does.
 
     Args:
         adapter: the model.
-        asked: `engine.graphs`; None: where it can be done.
+        requested: `engine.graphs`; None: where it can be done.
 
     Raises:
         Refused: it is asked for and cannot be done.
     """
-    if asked is False:
+    if requested is False:
         return None
-    why = obstacle(adapter.spec) or _obstacle_inside(adapter)
-    if why is None:
+    reason = obstacle(adapter.spec) or _obstacle_inside(adapter)
+    if reason is None:
         return CudaGraphs(adapter.device)
-    if asked:
-        raise refused(why)
+    if requested:
+        raise refused(reason)
     return None
 
 
@@ -117,6 +117,6 @@ def _obstacle_inside(adapter: Parts) -> str | None:
     return None
 
 
-def refused(why: str) -> Refused:
+def refused(reason: str) -> Refused:
     """Return the error of `engine.graphs=true`."""
-    return Refused(f"engine.graphs=true records steps on one GPU, and {why}; valid: false, auto")
+    return Refused(f"engine.graphs=true records steps on one GPU, and {reason}; valid: false, auto")

@@ -21,7 +21,7 @@ BUCKET = 256
 
 
 @dataclass(frozen=True)
-class Text:
+class TextForward:
     """What a token goes through: embedding, layers, head."""
 
     embed: nn.Module
@@ -41,7 +41,7 @@ class Text:
         return logits
 
     @classmethod
-    def of(cls, adapter: Parts) -> Text:
+    def of(cls, adapter: Parts) -> TextForward:
         """Return the text stack of a loaded model."""
         model = adapter.model
         return cls(model.get_input_embeddings(), adapter.decoder, model.get_output_embeddings())
@@ -52,7 +52,7 @@ class FixedCache(Cache):
 
     def __init__(self, cache: IndexedCache, slot: Tensor, keys: int) -> None:
         super().__init__(layers=cache.layers)
-        self._storage, self._slot, self._shown = cache.storage, slot, keys
+        self._storage, self._slot, self._n_keys = cache.storage, slot, keys
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -61,7 +61,7 @@ class FixedCache(Cache):
         keys, values = self._storage[layer_idx]
         keys.index_copy_(2, self._slot, key_states)
         values.index_copy_(2, self._slot, value_states)
-        return keys[:, :, : self._shown], values[:, :, : self._shown]
+        return keys[:, :, : self._n_keys], values[:, :, : self._n_keys]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FixedStep:
         keys: slots that the step attends to.
     """
 
-    text: Text
+    text: TextForward
     cache: IndexedCache
     following: Tensor
     groups: int
@@ -110,7 +110,7 @@ class FixedSteps:
 
     def __init__(
         self,
-        text: Text,
+        text: TextForward,
         cache: IndexedCache,
         following: Tensor,
         shape: tuple[int, torch.dtype],

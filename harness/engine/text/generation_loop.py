@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.text.fixed_steps import Text
+from espalier.harness.engine.text.fixed_steps import TextForward
 from espalier.harness.engine.text.step_attention import attention_configs, folded
 
 #: Tokens between two looks at whether a GPU has said the last end: each look waits for all that was launched.
-LAZY = 8
+END_CHECK_INTERVAL = 8
 
 
-class Behind(Protocol):
+class PrefillState(Protocol):
     """What the prefill leaves behind, known once it has run."""
 
     following: Tensor
@@ -34,7 +34,7 @@ class Behind(Protocol):
 
 
 @dataclass(frozen=True)
-class Answered:
+class LoopOutput:
     """What a loop said: `ids` (B, T), the logits (B, V) of each token if asked for, and the steps that it took."""
 
     ids: Tensor
@@ -50,10 +50,10 @@ class AnswerLoop:
         behind: sees the prefill, and completes what the decoder stack is given at each step.
     """
 
-    def __init__(self, adapter: Parts, behind: Behind) -> None:
+    def __init__(self, adapter: Parts, prefill: PrefillState) -> None:
         self._adapter = adapter
-        self._behind = behind
-        self._text = Text.of(adapter)
+        self._prefill = prefill
+        self._text = TextForward.of(adapter)
 
     def __call__(
         self,
@@ -63,7 +63,7 @@ class AnswerLoop:
         stopping_criteria: Any,
         generation_config: Any,
         **model_kwargs: Any,
-    ) -> Answered:
+    ) -> LoopOutput:
         """Run the prompt and say the answers; the arguments are those of the library's own loop.
 
         Raises:
@@ -77,35 +77,35 @@ class AnswerLoop:
             **model_kwargs,
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
-        said = _Said(input_ids, logits_processor, stopping_criteria, generation_config)
+        answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
         del inputs
-        following = self._behind.following
+        following = self._prefill.following
         with model._optimize_model_for_decode(), folded(attention_configs(self._adapter.decoder)):
-            while not said.ended(logits):
-                positions = following + (said.count - 1)
-                logits = self._text(said.last, positions, None, cache)[:, -1]
-        if said.drew_nothing:
-            self._behind.check_finite([said.needed] * len(input_ids))
+            while not answer.extend(logits):
+                positions = following + (answer.count - 1)
+                logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
+        if answer.sampling_failed:
+            self._prefill.check_finite([answer.needed] * len(input_ids))
             raise RuntimeError("no token has a probability: the processors left none to draw")
-        return said.answered()
+        return answer.output()
 
 
 def interval(device: torch.device) -> int:
     """Return the tokens between two looks at whether all rows have ended."""
-    return 1 if device.type == "cpu" else LAZY
+    return 1 if device.type == "cpu" else END_CHECK_INTERVAL
 
 
-def drawn(probabilities: Tensor) -> Tensor:
+def draw_ids(probabilities: Tensor) -> Tensor:
     """Draw one id (B,) a row from probabilities (B, V), without waiting for the device.
 
     torch.multinomial draws one sample by this very race, so the same seed draws the same ids; on a GPU it waits twice,
     to check what it was given.
     """
-    race = torch.empty_like(probabilities).exponential_(1)
-    return torch.div(probabilities, race, out=race).argmax(-1)
+    noise = torch.empty_like(probabilities).exponential_(1)
+    return torch.div(probabilities, noise, out=noise).argmax(-1)
 
 
-class _Said:
+class _GeneratedAnswer:
     """The tokens said so far, and which rows go on."""
 
     def __init__(self, prompt: Tensor, processors: Any, criteria: Any, config: Any) -> None:
@@ -117,8 +117,8 @@ class _Said:
         self._end = self._start
         self._unfinished = torch.ones(rows, dtype=torch.long, device=prompt.device)
         self._needed = self._unfinished.new_zeros(())
-        self._odd = self._unfinished.new_zeros((), dtype=torch.bool)
-        self._pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        self._has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
         self._interval = interval(prompt.device)
 
@@ -128,18 +128,18 @@ class _Said:
         return self._end - self._start
 
     @property
-    def last(self) -> Tensor:
+    def last_tokens(self) -> Tensor:
         """The latest tokens (B, 1)."""
         return self._ids[:, self._end - 1 : self._end]
 
-    def ended(self, logits: Tensor) -> bool:
+    def extend(self, logits: Tensor) -> bool:
         """Say one more token to each row, from logits (B, V), and return whether all rows are known to have ended."""
         # A copy in fp32, which processors may write to, as in the library's loop.
         logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
         scores = self._processors(self._ids[:, : self._end], logits)
         if self._logits is not None:
             self._logits.append(logits)
-        tokens = self._chosen(scores)
+        tokens = self._choose(scores)
         if self._pads:
             pad = self._config._pad_token_tensor.to(tokens.device)
             tokens = tokens * self._unfinished + pad * (1 - self._unfinished)
@@ -151,25 +151,25 @@ class _Said:
             return True
         return self.count % self._interval == 0 and not bool(self._unfinished.any())
 
-    def _chosen(self, scores: Tensor) -> Tensor:
+    def _choose(self, scores: Tensor) -> Tensor:
         if not self._config.do_sample:
             return scores.argmax(-1)
         probabilities = scores.softmax(-1)
-        self._odd |= probabilities.isnan().any()
-        return drawn(probabilities)
+        self._has_nan |= probabilities.isnan().any()
+        return draw_ids(probabilities)
 
     @property
-    def drew_nothing(self) -> bool:
+    def sampling_failed(self) -> bool:
         """Whether a row had no probabilities to draw from. Cost: waits for the device."""
-        return bool(self._odd)
+        return bool(self._has_nan)
 
     @property
     def needed(self) -> int:
         """Tokens until the last row ended. Cost: waits for the device."""
         return int(self._needed)
 
-    def answered(self) -> Answered:
+    def output(self) -> LoopOutput:
         """Return the answers without what was said behind the end of all rows."""
         ids = self._ids[:, self._start : self._start + self.needed].clone()
         logits = None if self._logits is None else tuple(self._logits[: self.needed])
-        return Answered(ids, logits, self.count - 1)
+        return LoopOutput(ids, logits, self.count - 1)

@@ -46,7 +46,7 @@ class IndexedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write behind what is there and return views of all. Cost: the new tokens only.
 
-        Heads stay grouped, unless what is held has been replaced by copies for every query head.
+        LayerHeads stay grouped, unless what is held has been replaced by copies for every query head.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -60,13 +60,13 @@ class IndexedLayer(CacheLayerMixin):
             if not self._step:
                 room = self._keys.shape[2]
                 raise RuntimeError(f"the cache has room for {room} tokens, {end} came")
-            self._keys = self._moved(self._keys, end + self._step)
-            self._values = self._moved(self._values, end + self._step)
+            self._keys = self._enlarge(self._keys, end + self._step)
+            self._values = self._enlarge(self._values, end + self._step)
         self._keys.narrow(2, self._length, count).copy_(key_states)
         self._values.narrow(2, self._length, count).copy_(value_states)
-        return self._show(end)
+        return self._set_length(end)
 
-    def _moved(self, store: Tensor, capacity: int) -> Tensor:
+    def _enlarge(self, store: Tensor, capacity: int) -> Tensor:
         """Return larger storage with the tokens held."""
         larger = store.new_empty(*store.shape[:2], capacity, store.shape[3])
         larger.narrow(2, 0, self._length).copy_(store.narrow(2, 0, self._length))
@@ -75,13 +75,13 @@ class IndexedLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let each row go on from another one, as beams do. Cost: one copy of the tokens held."""
         for store in (self._keys, self._values):
-            held = store.narrow(2, 0, self._length)
-            held.copy_(held.index_select(0, beam_idx.to(store.device)))
+            entries = store.narrow(2, 0, self._length)
+            entries.copy_(entries.index_select(0, beam_idx.to(store.device)))
 
     def crop(self, max_length: int) -> None:
         """Forget all but the first `max_length` tokens; nothing moves."""
         if max_length < self._length:
-            self._show(max_length)
+            self._set_length(max_length)
 
     def keep(self, last: int, kept: Tensor) -> None:
         """Keep of the last `last` tokens those at `kept` (K,), ascending from 0, moved together. Cost: those alone."""
@@ -89,15 +89,15 @@ class IndexedLayer(CacheLayerMixin):
         stop = start + len(kept)
         for store in (self._keys, self._values):
             store[:, :, start:stop] = store[:, :, start:end].index_select(2, kept.to(store.device))
-        self._show(stop)
+        self._set_length(stop)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
         """Hold these keys and values (B, H_kv, S, D) and no room; whatever was held is let go."""
         self._keys, self._values = keys, values
-        self._show(keys.shape[2])
+        self._set_length(keys.shape[2])
 
     @property
-    def held(self) -> tuple[Tensor, Tensor]:
+    def entries(self) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H_kv, S, D) of the tokens held, as views."""
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
@@ -108,9 +108,9 @@ class IndexedLayer(CacheLayerMixin):
 
     def grow(self) -> None:
         """Count one token more as held, which was written into the storage."""
-        self._show(self._length + 1)
+        self._set_length(self._length + 1)
 
-    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+    def _set_length(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
         self.keys, self.values = self._keys.narrow(2, 0, length), self._values.narrow(2, 0, length)
         return self.keys, self.values
@@ -140,10 +140,10 @@ class IndexedCache(Cache):
         """The layers, for those who read one at a time."""
         return tuple(self._indexed)
 
-    def cut(self, gone: int, layers: int | None = None) -> None:
+    def cut(self, count: int, layers: int | None = None) -> None:
         """Take the last `gone` tokens off every layer, or the first `layers`, however long each is."""
         for layer in self._indexed[:layers]:
-            layer.crop(layer.get_seq_length() - gone)
+            layer.crop(layer.get_seq_length() - count)
 
     def keep(self, last: int, kept: Tensor) -> None:
         """Keep of the last `last` tokens of every layer those at `kept` (K,), ascending from 0."""
@@ -152,16 +152,16 @@ class IndexedCache(Cache):
 
     def copy(self, other: IndexedCache, before: int, length: int) -> None:
         """Append what `other` holds of `length` tokens, in every layer `before` tokens away from its end."""
-        for layer, theirs in zip(self._indexed, other._indexed, strict=True):
-            start = theirs.get_seq_length() - before
-            keys, values = theirs.held
+        for layer, source in zip(self._indexed, other._indexed, strict=True):
+            start = source.get_seq_length() - before
+            keys, values = source.entries
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
     def gather(self, other: IndexedCache, slots: Tensor) -> None:
         """Begin with the tokens `slots` (layers, M) of each layer of `other`; the one copy this cache ever costs."""
         pairs = zip(self._indexed, other._indexed, slots, strict=True)
-        for layer, theirs, chosen in pairs:
-            keys, values = theirs.held
+        for layer, source, chosen in pairs:
+            keys, values = source.entries
             index = chosen.to(keys.device)
             layer.update(keys.index_select(2, index), values.index_select(2, index))
 

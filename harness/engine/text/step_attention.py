@@ -43,7 +43,7 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
         yield False
         return
     changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
-    announce()
+    register_folded()
     try:
         for config in changed:
             config._attn_implementation = NAME
@@ -53,7 +53,7 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
             config._attn_implementation = "sdpa"
 
 
-def announce() -> None:
+def register_folded() -> None:
     """Let transformers find the function below by its name; whoever watches sdpa has to watch this name, too."""
     if NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(NAME, folded_attention)
@@ -62,8 +62,8 @@ def announce() -> None:
 
 def attention_configs(decoder: Any) -> list[Any]:
     """Return the configurations that name the attention of a text stack, each once."""
-    found = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
-    return list({id(config): config for config in found}.values())
+    configs = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
+    return list({id(config): config for config in configs}.values())
 
 
 def folded_attention(
@@ -130,19 +130,19 @@ def _fold(mask: Tensor, groups: int, length: int) -> Tensor:
     return mask.reshape(mask.shape[0], -1, groups * length, mask.shape[3])
 
 
-def window_mask(seen: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
+def window_mask(visible: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
     """Return the mask (1, 1, groups * t, keys) of t new tokens, to be added to the logits of every layer.
 
     Built once for all layers, in the model's own type: a boolean mask would be turned into one in each of them.
 
     Args:
-        seen: (t, s) which of the last s keys each token sees; it sees all those before.
+        visible: (t, s) which of the last s keys each token sees; it sees all those before.
         keys: of the layer that holds most.
         groups: query heads that share a key head, 1 for attention that does not fold.
         dtype: of the queries.
     """
-    mask = torch.zeros(seen.shape[0], keys, dtype=dtype, device=seen.device)
-    mask[:, keys - seen.shape[1] :].masked_fill_(~seen, float("-inf"))
+    mask = torch.zeros(visible.shape[0], keys, dtype=dtype, device=visible.device)
+    mask[:, keys - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
     return _for_groups(mask, groups)
 
 
@@ -159,9 +159,9 @@ def step_mask(slot: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tenso
 
     Which keys it hides follows from the tensor alone, so that recorded operations hide others when the slot moves on.
     """
-    behind = torch.arange(keys, device=slot.device) > slot
+    hidden = torch.arange(keys, device=slot.device) > slot
     mask = torch.zeros(1, keys, dtype=dtype, device=slot.device)
-    return _for_groups(mask.masked_fill_(behind, float("-inf")), groups)
+    return _for_groups(mask.masked_fill_(hidden, float("-inf")), groups)
 
 
 def _for_groups(mask: Tensor, groups: int) -> Tensor:

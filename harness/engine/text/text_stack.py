@@ -10,7 +10,7 @@ from torch import Tensor
 
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.text.cuda_graphs import Graphs
-from espalier.harness.engine.text.fixed_steps import FixedSteps, Text
+from espalier.harness.engine.text.fixed_steps import FixedSteps, TextForward
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.engine.text.step_attention import (
     attention_configs,
@@ -41,7 +41,7 @@ class TextStack:
         self._configs = attention_configs(self._decoder)
         text = self._decoder.config
         self._groups = text.num_attention_heads // text.num_key_value_heads
-        self._text = Text.of(adapter)
+        self._text = TextForward.of(adapter)
         self._dtype = adapter.model.get_input_embeddings().weight.dtype
         self._graphs = graphs
         self._steps: FixedSteps | None = None
@@ -52,35 +52,43 @@ class TextStack:
         """Return `folded` for this model; opened around several calls of `run` it spares each its own."""
         return folded(self._configs)
 
-    def run(self, ids: Tensor, places: Sequence[int], seen: Tensor | None = None) -> Tensor:
+    def run(self, ids: Tensor, places: Sequence[int], visible: Tensor | None = None) -> Tensor:
         """Run new tokens and return the logits (t, V) behind each, on the device that inputs go to.
 
         Args:
             ids: (t,) behind whatever the cache holds.
             places: of each in the answer.
-            seen: (t, s) which of the last s keys, their own included, each sees; None: all before it and itself.
+            visible: (t, s) which of the last s keys, their own included, each sees; None: all before it and itself.
 
         Raises:
             UserError: tokens that branch, on attention that takes no mask, or in layers of different lengths.
         """
-        with self.folding() as strong:
+        with self.folding() as folds_heads:
             lengths, count = self.cache.lengths, len(places)
             keys = max(lengths) + count
             ragged = min(lengths) < max(lengths)
             mask = None
-            if self._graphs is not None and count == 1 and seen is None and strong and not ragged:
+            if (
+                self._graphs is not None
+                and count == 1
+                and visible is None
+                and folds_heads
+                and not ragged
+            ):
                 return self._fixed(self._graphs).run(ids, places[0])
-            if seen is not None:
-                if not strong:
+            if visible is not None:
+                if not folds_heads:
                     self._check_branches(ragged)
-                groups = self._groups if strong else 1
-                mask = window_mask(seen.to(self.device), keys, groups, self._dtype)
-            elif count > 1 and strong:
+                groups = self._groups if folds_heads else 1
+                mask = window_mask(visible.to(self.device), keys, groups, self._dtype)
+            elif count > 1 and folds_heads:
                 mask = chain_mask(count, keys, self._groups, self._dtype, self.device)
             elif count > 1 and ragged:
                 # The one mask that the stack builds for itself does not fit all layers.
-                alone = [self._forward(ids[n : n + 1], [places[n]], None) for n in range(count)]
-                return torch.cat(alone)
+                token_logits = [
+                    self._forward(ids[n : n + 1], [places[n]], None) for n in range(count)
+                ]
+                return torch.cat(token_logits)
             return self._forward(ids, places, mask)
 
     def _check_branches(self, ragged: bool) -> None:

@@ -1,4 +1,4 @@
-"""Pictures on their way through the tower, and what is done to their slots."""
+"""TowerImages on their way through the tower, and what is done to their slots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.rollout import Heads
+from espalier.harness.engine.rollout import LayerHeads
 from espalier.methods.base import Assignment, Plan
 
 
 @dataclass(frozen=True)
-class Towering:
+class SlotPolicy:
     """How slots are kept.
 
     Attributes:
@@ -29,8 +29,8 @@ class Towering:
 
 
 @dataclass(eq=False)
-class Pictures:
-    """Pictures with equally many slots, on their way through the blocks.
+class TowerImages:
+    """TowerImages with equally many slots, on their way through the blocks.
 
     Attributes:
         members: their numbers over the whole batch.
@@ -46,10 +46,10 @@ class Pictures:
     origin: Tensor
     sizes: Tensor
     order: Tensor
-    heads: list[Heads]
+    heads: list[LayerHeads]
 
     @classmethod
-    def whole(cls, hidden: Tensor, extra: int) -> Pictures:
+    def all_alive(cls, hidden: Tensor, extra: int) -> TowerImages:
         """Every patch of (P, E + N, D) alive, each for itself."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - extra
         origin = torch.arange(n_units, device=hidden.device).expand(n_pictures, -1)
@@ -60,42 +60,44 @@ class Pictures:
         """Return (P, n) where the slots alive stand behind the class token."""
         if emulate:
             return self.origin
-        own = torch.arange(self.origin.shape[1], device=self.origin.device)
-        return own.expand_as(self.origin)
+        indices = torch.arange(self.origin.shape[1], device=self.origin.device)
+        return indices.expand_as(self.origin)
 
-    def bias(self, how: Towering) -> Tensor | None:
+    def bias(self, policy: SlotPolicy) -> Tensor | None:
         """Return what is added to the logits: log-sizes if keys count by them, -inf where emulation hides."""
-        if not how.weighed and not how.emulate:
+        if not policy.weighed and not policy.emulate:
             return None
         bias = self.hidden.new_zeros(self.hidden.shape[:2])
-        logs = self.sizes.log() if how.weighed else torch.zeros_like(self.sizes)
-        if how.emulate:
-            bias[:, how.extra :] = -torch.inf
-        bias[:, how.extra :].scatter_(1, self.slots(how.emulate), logs.to(bias.dtype))
+        logs = self.sizes.log() if policy.weighed else torch.zeros_like(self.sizes)
+        if policy.emulate:
+            bias[:, policy.extra :] = -torch.inf
+        bias[:, policy.extra :].scatter_(1, self.slots(policy.emulate), logs.to(bias.dtype))
         return bias[:, None, None]
 
 
-def put_back(found: Sequence[Pictures], like: Tensor, how: Towering) -> tuple[Tensor, Tensor]:
+def restore_grids(
+    groups: Sequence[TowerImages], like: Tensor, policy: SlotPolicy
+) -> tuple[Tensor, Tensor]:
     """Put slots back on the grids (P, E + N, D) of `like`, zero where a patch is gone.
 
     Returns:
         whole: (P, E + N, D).
         alive: (P, N) which patches are.
     """
-    extra = how.extra
+    extra = policy.extra
     n_units = like.shape[1] - extra
-    whole = torch.zeros_like(like)
+    grids = torch.zeros_like(like)
     alive = torch.zeros(like.shape[0], n_units, dtype=torch.bool, device=like.device)
-    for pictures in found:
-        place = torch.tensor(pictures.members, device=like.device)
-        values = take(pictures.hidden[:, extra:], pictures.slots(how.emulate), -2)
-        grid = values.new_zeros(len(place), n_units, values.shape[2])
+    for pictures in groups:
+        members = torch.tensor(pictures.members, device=like.device)
+        values = take(pictures.hidden[:, extra:], pictures.slots(policy.emulate), -2)
+        grid = values.new_zeros(len(members), n_units, values.shape[2])
         grid.scatter_(1, pictures.origin.unsqueeze(-1).expand_as(values), values)
-        whole[place] = torch.cat([pictures.hidden[:, :extra], grid], dim=1)
-        alive[place] = alive[place].scatter(
+        grids[members] = torch.cat([pictures.hidden[:, :extra], grid], dim=1)
+        alive[members] = alive[members].scatter(
             1, pictures.origin, torch.ones_like(pictures.origin, dtype=torch.bool)
         )
-    return whole, alive
+    return grids, alive
 
 
 def new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
@@ -103,6 +105,6 @@ def new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
     if plan.merge is None:
         return take(sizes, plan.kept, -1)
     if isinstance(plan.merge, Assignment):
-        whole = Assignment(plan.merge.slot, torch.ones_like(sizes))
-        return whole.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
+        summed = Assignment(plan.merge.slot, torch.ones_like(sizes))
+        return summed.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
     return plan.merge.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)

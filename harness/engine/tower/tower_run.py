@@ -17,11 +17,11 @@ from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.image_rows import Owners, owners_of, row_units
+from espalier.harness.engine.image_rows import ImageOwners, image_owners, row_units
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.rollout import Heads
-from espalier.harness.engine.tower.tower_images import Pictures, Towering, put_back
-from espalier.harness.engine.tower.tower_views import Asking
+from espalier.harness.engine.rollout import LayerHeads
+from espalier.harness.engine.tower.tower_images import SlotPolicy, TowerImages, restore_grids
+from espalier.harness.engine.tower.tower_views import TowerPlanner
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.methods.base import MethodError, Site, TokenReducer
 
@@ -61,18 +61,23 @@ class TowerRun:
                 f"{type(method).__name__} acts inside the tower and needs tokens that are its patches; this sample's "
                 "are blends of several patches (pooled frames, shrunk crops)"
             )
-        self._how = Towering(extra, emulate, method.proportional)
+        self._policy = SlotPolicy(extra, emulate, method.proportional)
         self._site_at = {site.layer: number for number, site in enumerate(sites)}
-        self._ask = partial(
-            Asking, method, sites, requested=requested, generator_of=generator_of, how=self._how
+        self._make_planner = partial(
+            TowerPlanner,
+            method,
+            sites,
+            requested=requested,
+            generator_of=generator_of,
+            policy=self._policy,
         )
         self._blocks = blocks
         self._layout = layout
         self._clock = clock
-        self._batch: list[Pictures] = []
-        self._owners: Owners
-        self._asking: Asking
-        self._seen: Heads | None = None
+        self._batch: list[TowerImages] = []
+        self._owners: ImageOwners
+        self._planner: TowerPlanner
+        self._block_heads: LayerHeads | None = None
         self._first_unit = 0
         self._alive: list[Tensor] = []
         self._ran = [[0, 0, 0] for _ in range(layout.rows)]
@@ -98,7 +103,7 @@ class TowerRun:
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Note queries and keys of the block that runs."""
-        self._seen = (query, key, scaling)
+        self._block_heads = (query, key, scaling)
 
     # ------------------------------------------------------------------ blocks
 
@@ -117,51 +122,51 @@ class TowerRun:
 
     def _start(self, hidden: Tensor) -> None:
         """Enter with (P, E + N, D) patch embeddings; which picture is whose is read off the layout."""
-        n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._how.extra
-        self._owners = owners_of(self._layout, self._first_unit, n_pictures, n_units)
-        self._asking = self._ask(owners=self._owners)
+        n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._policy.extra
+        self._owners = image_owners(self._layout, self._first_unit, n_pictures, n_units)
+        self._planner = self._make_planner(owners=self._owners)
         n_slots, blocks = hidden.shape[1], len(self._blocks)
         for row in self._owners.rows:
-            for place, cost in enumerate((n_slots, n_slots, n_slots**2)):
-                self._full[row][place] += blocks * cost
-        self._batch = [Pictures.whole(hidden, self._how.extra)]
+            for index, cost in enumerate((n_slots, n_slots, n_slots**2)):
+                self._full[row][index] += blocks * cost
+        self._batch = [TowerImages.all_alive(hidden, self._policy.extra)]
 
-    def _run(self, number: int, pictures: Pictures, kwargs: dict[str, Any]) -> list[Pictures]:
+    def _run(self, number: int, pictures: TowerImages, kwargs: dict[str, Any]) -> list[TowerImages]:
         block = self._blocks[number]
-        self._seen = None
-        hidden = block.attend(pictures.hidden, pictures.bias(self._how), **kwargs)
+        self._block_heads = None
+        hidden = block.attend(pictures.hidden, pictures.bias(self._policy), **kwargs)
         self._count(pictures, attended=True)
         pictures = replace(pictures, hidden=hidden)
-        if self._seen is not None:
-            pictures.heads.append(self._seen)
-        found = [pictures]
+        if self._block_heads is not None:
+            pictures.heads.append(self._block_heads)
+        groups = [pictures]
         if number in self._site_at:
             with self._clock.phase("select"):
-                found = self._asking.reduce(self._site_at[number], pictures)
-        for one in found:
-            self._count(one, attended=False)
-            one.hidden = block.transform(one.hidden)
-        return found
+                groups = self._planner.reduce(self._site_at[number], pictures)
+        for group in groups:
+            self._count(group, attended=False)
+            group.hidden = block.transform(group.hidden)
+        return groups
 
     def _finish(self, like: Tensor) -> Tensor:
         """Put the slots back on the grids (P, E + N, D) of `like`."""
-        whole, alive = put_back(self._batch, like, self._how)
+        grids, alive = restore_grids(self._batch, like, self._policy)
         self._alive.append(alive.flatten())
         self._first_unit += alive.numel()
         self._batch = []
-        return whole
+        return grids
 
     # ------------------------------------------------------------------ what came of it
 
     def kept(self) -> list[Tensor]:
         """Return for each row the indices of the visual tokens whose patches are alive, ascending."""
-        alive = torch.cat([some.cpu() for some in self._alive])
+        alive = torch.cat([call_alive.cpu() for call_alive in self._alive])
         units = (row_units(self._layout, row).cpu() for row in range(self._layout.rows))
-        return [alive[own].nonzero()[:, 0] for own in units]
+        return [alive[row_indices].nonzero()[:, 0] for row_indices in units]
 
-    def _count(self, pictures: Pictures, attended: bool) -> None:
+    def _count(self, pictures: TowerImages, attended: bool) -> None:
         """Note for each row the slots that a half of a block runs on."""
-        n_slots = pictures.origin.shape[1] + self._how.extra
+        n_slots = pictures.origin.shape[1] + self._policy.extra
         for member in pictures.members:
             ran = self._ran[self._owners.rows[member]]
             if attended:
