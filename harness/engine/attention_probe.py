@@ -1,4 +1,4 @@
-"""Attention scores beside the fused kernel: only the asked query rows are ever computed, in at least fp32."""
+"""Attention scores alongside the fused kernel: only the required query rows are computed, in at least fp32."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Watcher = Callable[[Tensor, Tensor, float], None]
 
 
 class AttentionTap:
-    """Lets watchers see the queries and keys of chosen attention modules while their own kernel runs unchanged.
+    """Shows watchers the queries and keys of chosen attention modules while the modules' kernel runs unchanged.
 
-    The attention functions in use are wrapped under their own names, so mask creation and kernel choice stay as they
-    are, and are put back on exit. torch's own attention module, as in pooling heads, is watched by a hook on its input.
+    The attention functions in use are wrapped under their own names, so mask creation and kernel choice do not change,
+    and are restored on exit. torch's attention module, as in pooling heads, is watched by a hook on its input.
 
     Raises:
         UserError: a watched module runs eager attention, which transformers does not dispatch through its table.
@@ -70,12 +70,12 @@ class AttentionTap:
         self._handles.clear()
 
     def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show whoever watches a module the queries and keys of a run of it that has been kept."""
+        """Show a module's watchers the queries and keys of a stored run."""
         for watcher in self._watchers.get(module, ()):
             watcher(query, key, scaling)
 
     def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
-        """Project what the module is called with (batch first) to the queries and keys of its heads."""
+        """Project the module's inputs (batch first) to the queries and keys of its heads."""
         states: list[Tensor] = []
         weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
         for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True):
@@ -104,7 +104,7 @@ class AttentionTap:
 def _segments(
     query: Tensor, key: Tensor, boundaries: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut a packed call (flash attention over several images at once) into what attends to itself."""
+    """Split a packed call (flash attention over several images at once) into sequences that attend to themselves."""
     if boundaries is None:
         yield query, key
         return
@@ -121,7 +121,7 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
     """Return the attention probabilities of a few query rows in every head.
 
     Args:
-        query: (B, H, R, Dh) the asked rows, rotary positions applied.
+        query: (B, H, R, Dh) the query rows, rotary positions applied.
         key: (B, H_kv, S, Dh) all keys; query head h reads key head h // (H / H_kv).
         scaling: factor of the logits.
         visible: boolean, broadcastable to (B, 1, R, S), which keys each row may see; None for all.
@@ -140,9 +140,9 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
 
 
 def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real.
+    """Return (B, S): attention of the last query to each key; batches are left-padded, so the last slot is real.
 
-    The last slot sees every valid key, whoever else sees whom.
+    The last slot sees every valid key under any visibility.
     """
     visible = valid[:, None, None, :]
     return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
@@ -158,7 +158,7 @@ def received_mean(
 ) -> Tensor:
     """Return (B, S): attention each key receives, mean over heads and the real queries that may see it.
 
-    The map is built in blocks of `block` rows, so memory is O(H block S) and not O(H S^2).
+    The map is built in blocks of `block` rows, so memory is O(H block S) instead of O(H S^2).
     """
     n_slots = key.shape[2]
     slot = torch.arange(n_slots, device=key.device)
@@ -182,19 +182,19 @@ def query_rows(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the queries in some slots pay each key, `block` of them at a time.
+    """Yield the attention of the queries in some slots to each key, `block` of them at a time.
 
     Args:
         query: (B, H, S, Dh) rotary positions applied.
         key: (B, H_kv, S, Dh).
         scaling: factor of the logits.
-        valid: (B, S) which slots may be attended to.
-        slots: (B, R) slots of the asked queries, -1 where a row has fewer.
+        valid: (B, S) slots that may be attended to.
+        slots: (B, R) slots of the queries, -1 where a row has fewer.
         block: queries at a time.
-        visibility: who sees whom.
+        visibility: attention visibility.
 
     Yields:
-        weights: (B, H, r, S) in at least fp32; what stands in rows that are not real means nothing.
+        weights: (B, H, r, S) in at least fp32; values of rows that are not real are meaningless.
         real: (B, r, 1) which rows are real.
 
     Cost: O(H R S Dh); memory O(H block S).
@@ -216,7 +216,7 @@ def word_rows(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key, 0 where the slot is -1.
+    """Return (B, T, S): attention of the queries in the slots `words` (B, T) to each key, 0 where the slot is -1.
 
     The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
     """

@@ -1,4 +1,4 @@
-"""From a batch of prompts and what stands in them to the layout that the engine works on."""
+"""Compute the layout of a batch from its prompts and their images and videos."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def read_layout(
         ids: (B, L) prompts.
         valid: (B, L) False for padding.
         items: for each placeholder id, the batch's images or videos in the order of their placeholders.
-        separators: whether newline and separator tokens stay, or count as visual tokens like any other.
+        separators: whether newline and separator tokens stay, or count as ordinary visual tokens.
 
     Raises:
-        UserError: a row whose placeholders do not add up to whole images or videos.
+        UserError: a row with placeholders that do not add up to complete images or videos.
 
     Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
     """
@@ -76,7 +76,7 @@ def read_layout(
 
 @dataclass(frozen=True, eq=False)
 class _LayoutRow:
-    """One row of a layout, before padding; arrays, because many small steps are several times faster on them."""
+    """One row of a layout, before padding; in numpy arrays, which are several times faster for many small steps."""
 
     length: int
     words: np.ndarray
@@ -98,7 +98,7 @@ def _row(
     units: int,
     separators: Separators,
 ) -> _LayoutRow:
-    """Take the row's images and videos off the queues and find their places."""
+    """Take the row's images and videos from the queues and find their positions."""
     placed: list[tuple[np.ndarray, Item]] = []
     words = valid
     for token, queue in queues.items():

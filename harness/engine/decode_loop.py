@@ -1,4 +1,4 @@
-"""Who says an ordinary answer: the engine's own loop, or the library's where that is asked for or the loop cannot."""
+"""Generate ordinary answers: by the engine's loop, or by the library's if requested or if the loop does not apply."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from espalier.harness.engine.text.generation_loop import AnswerLoop, LoopOutput
 from espalier.harness.engine.text.kv_cache import answer_cache
 from espalier.harness.specs.run_spec import DecodeLoop
 
-#: What the loop says. Beams, and whatever else the library knows, are the library's.
+#: Modes of the engine's loop. Beams and all other modes are left to the library.
 LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
-#: Arguments of `generate` that mean nothing outside the library's own loops.
+#: Arguments of `generate` that only the library's loops support.
 LIBRARYS = (
     *("streamer", "synced_gpus", "custom_generate"),
     *("output_scores", "output_attentions", "output_hidden_states"),
@@ -32,17 +32,17 @@ def generate_answers(
     generation: Mapping[str, Any],
     decode: DecodeLoop,
 ) -> tuple[LoopOutput, DecodeLoop]:
-    """Say the answers of a batch.
+    """Generate the answers of a batch.
 
     Args:
         adapter: the model.
-        current_pass: the pass that is open around it.
+        current_pass: the open pass.
         inputs: of the batch.
         generation: arguments of `generate`.
-        decode: whose loop is to be taken where both can.
+        decode: the loop to use where both apply.
 
     Returns:
-        The answers, and whose loop said them.
+        The answers, and the loop that generated them.
     """
     arguments = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
     config = _resolved(adapter, generation)
@@ -59,7 +59,7 @@ def generate_answers(
 
 
 def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
-    """Return the settings as `generate` is going to resolve them."""
+    """Return the settings as `generate` will resolve them."""
     settings = {name: value for name, value in generation.items() if name != "generation_config"}
     generation_config = generation.get("generation_config")
     resolved: GenerationConfig = adapter.model._prepare_generation_config(
@@ -69,16 +69,16 @@ def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig
 
 
 def _loops(config: GenerationConfig, generation: Mapping[str, Any]) -> bool:
-    """Return whether the engine's loop can honour what is asked for."""
+    """Return whether the engine's loop supports these settings."""
     if any(generation.get(name) or getattr(config, name, None) for name in LIBRARYS):
         return False
     return config.get_generation_mode() in LOOPED
 
 
 def _stopping(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stop strings become: `generate` does not hand its tokenizer on to a loop of the caller's own."""
+    """Return stop strings as criteria: `generate` does not pass its tokenizer on to a custom loop."""
     tokenizer = generation.get("tokenizer")
-    if config.stop_strings is None or tokenizer is None:  # without one it says so itself
+    if config.stop_strings is None or tokenizer is None:  # without a tokenizer `generate` raises
         return {}
     strings = StopStringCriteria(stop_strings=config.stop_strings, tokenizer=tokenizer)
     criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), strings])

@@ -1,4 +1,4 @@
-"""Decoding steps after a shortened prefill: positions, and a mask for each layer's own cache length."""
+"""Decoding steps after a shortened prefill: positions, and a mask for each layer's cache length."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from espalier.harness.engine.text.step_attention import NAME, RowMask
 
 
 class DecodeSteps:
-    """What decoding steps need of the stages that the prefill left.
+    """Arguments of decoding steps, derived from the stages of the prefill.
 
     Args:
         stages: of the prefill, first to last.
         config: text configuration.
         emulate: whether dropped tokens are still in the caches and have to be hidden.
-        embedding: the decoder's rotary embedding where gaps are closed after each site; None: positions stay.
-        focus: chooses at each step which visual entries the upper layers attend to, or None.
+        embedding: the decoder's rotary embedding if gaps are closed after each site; None: positions stay.
+        step_mask: chooses at each step which visual entries the upper layers attend to, or None.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class DecodeSteps:
         self._step_mask = step_mask
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
-        #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
+        #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
         self._positions: Tensor | None = None
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
 
     @property
     def needed(self) -> bool:
-        """Whether steps need masks or positions of ours; most batches do not."""
+        """Whether steps need masks or positions from here; most batches do not."""
         return self.masked or (self._embedding is not None and len(self._stages) > 1)
 
     @property
     def masked(self) -> bool:
-        """Whether steps need masks of ours, whoever counts the positions."""
+        """Whether steps need masks from here, regardless of who counts the positions."""
         if self._step_mask is not None:
             return True
         if len(self._stages) == 1:
@@ -62,7 +62,7 @@ class DecodeSteps:
 
     @property
     def staggered(self) -> bool:
-        """Whether a new token has other positions in later layers than in the first."""
+        """Whether a new token has different positions in later layers than in the first."""
         return self._embedding is not None and self._stages[-1].first > 0
 
     def stage(self, layer: int) -> Stage:
@@ -70,14 +70,14 @@ class DecodeSteps:
         return next(stage for stage in reversed(self._stages) if stage.first <= layer)
 
     def arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Correct the arguments that a step hands to the decoder stack."""
+        """Correct the arguments that a step passes to the decoder stack."""
         self._masks.clear()
         self._tables.clear()
         corrected = dict(kwargs)
         if self._embedding is not None:
             self._positions = kwargs["position_ids"]
             corrected["position_ids"] = self._closed(self.stage(0))
-        # Where tokens are hidden, the layers' own masks do that.
+        # If tokens are hidden, the layers' masks hide them.
         stage = self._stages[0] if self._emulate else self.stage(0)
         hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
         stage.move(hidden.device)
@@ -93,7 +93,7 @@ class DecodeSteps:
     def layer_arguments(
         self, layer: int, hidden: Tensor, kwargs: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
+        """Return a decoder layer's arguments for new tokens `hidden` (B, t, D); None if they need no change."""
         stage = self.stage(layer)
         hides_entries = self._step_mask is not None and self._step_mask.hides(layer)
         if stage is self._stages[0] and not hides_entries:
@@ -105,7 +105,7 @@ class DecodeSteps:
         return changed
 
     def _closed(self, stage: Stage) -> Tensor:
-        """Return (B, t): the positions that follow on the tokens of a stage."""
+        """Return (B, t): the positions that follow the tokens of a stage."""
         assert self._positions is not None  # `arguments` has read them
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
         shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
@@ -146,13 +146,13 @@ class DecodeSteps:
 
     @property
     def _folded(self) -> bool:
-        """Whether steps of one token run by folded heads, whose masks need nothing of the library."""
+        """Whether steps of one token use folded heads, with masks that need nothing from the library."""
         return bool(self._config._attn_implementation == NAME)
 
     def _row_mask(
         self, stage: Stage, valid: Tensor, hidden: Tensor, hides_entries: bool
     ) -> RowMask:
-        """Return the mask of a stage's steps, written once; that of a step which hides entries is its own."""
+        """Return the mask of a stage's steps, built once; a step that hides entries gets a new one."""
         groups = self._config.num_attention_heads // self._config.num_key_value_heads
         if hides_entries:
             return RowMask(valid, groups, hidden.dtype)
@@ -163,5 +163,5 @@ class DecodeSteps:
 
 
 def _extend_valid(valid: Tensor, keys: int) -> Tensor:
-    """Return (B, keys): slots that may be seen, the tokens behind the prompt among them."""
+    """Return (B, keys): slots that may be seen, including the tokens after the prompt."""
     return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)

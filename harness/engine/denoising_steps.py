@@ -1,4 +1,4 @@
-"""Denoising steps: prompt and answer run through the decoder stack together, or the answer behind a cached prompt."""
+"""Denoising steps: prompt and answer run through the decoder stack together, or the answer after a cached prompt."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Answering:
     """An answer between two steps.
 
     Attributes:
-        ids: (B, G) what stands in each place, masks where nothing has been said.
-        deciders: (B, G) booleans, the places unveiled in the step before.
-        step: number of the step to come.
+        ids: (B, G) token at each position, masks where none has been unveiled.
+        deciders: (B, G) booleans, the positions unveiled in the previous step.
+        step: number of the next step.
     """
 
     ids: Tensor
@@ -39,9 +39,9 @@ class Answering:
 
 
 class DenoisingSession(Session):
-    """Runs single steps of a model that denoises, with visual tokens reduced anew in each.
+    """Runs single steps of a denoising model, with visual tokens reduced again in each.
 
-    Arguments are those of `Session`; its budget is that of steps whose own is not given.
+    Arguments are those of `Session`; its budget is used where a step has none of its own.
     """
 
     steps: ClassVar[bool] = True
@@ -54,15 +54,15 @@ class DenoisingSession(Session):
 
         Args:
             prompt: of the batch, as `prompt` made it.
-            answer: as it stands.
+            answer: its current state.
             samples: one id for each row.
             budget: of this step.
 
         Returns:
-            The logits (B, G, V) of the answer's places, and for each row what was kept and how long it took.
+            The logits (B, G, V) of the answer's positions, and each row's record.
 
         Raises:
-            NonFiniteLogits: the logits hold NaN or infinity.
+            NonFiniteLogits: the logits contain NaN or infinity.
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
@@ -71,7 +71,7 @@ class DenoisingSession(Session):
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
         layout = prompt.layout.extended_by(count)
         inputs: Mapping[str, Any] = {**prompt.inputs, DECIDERS: answer.deciders}
-        # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
+        # A denoising stack takes no other argument of the family than the embeddings.
         sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
         )
@@ -95,7 +95,7 @@ class DenoisingSession(Session):
         return logits, records
 
     def remember(self, prompt: Prompt, samples: Sequence[str], answer_length: int) -> CachedPrompt:
-        """Run prompts that see themselves alone, once for all steps of answers of `places` places.
+        """Run prompts that see only themselves, once for all steps of answers of `answer_length` positions.
 
         Raises:
             BudgetError: the budget cannot be met.
@@ -108,9 +108,9 @@ class DenoisingSession(Session):
     def denoise_behind(
         self, cached_prompt: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
     ) -> tuple[Tensor, tuple[Record, ...]]:
-        """Run one step of the answer's places against a cached prompt; arguments and result as of `denoise`.
+        """Run one step of the answer's positions against a cached prompt; arguments and result as in `denoise`.
 
-        A method that merges entries does so by this step's deciders; what any other kept, it kept in the prompt's run.
+        A method that merges entries does so by this step's deciders; any other method has acted in the prompt's run.
         """
         adapter, count = self.adapter, answer.ids.shape[1]
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
@@ -137,7 +137,7 @@ class DenoisingSession(Session):
     def _make_merger(
         self, cached_prompt: CachedPrompt, answer: Answering, budget: Budget
     ) -> EntryMerger | None:
-        """Return what a step merges; None where the method never does."""
+        """Return the merger of a step; None if the method never merges."""
         method, facts, layout = self.setup.method, self.adapter.facts, cached_prompt.layout
         if as_denoiser(method) is None or not self.setup.sites:
             return None

@@ -1,4 +1,4 @@
-"""Cache eviction: layers are scored as the prompt runs, and shortened when it has run, each to its own budget."""
+"""Cache eviction: layers are scored as the prompt runs, and shortened afterwards, each to its own budget."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from espalier.methods.blame import Blame
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.plans import require_tensor
 
-#: Ratios are decimal: a count this close to a half is one.
+#: Ratios are decimal: a count this close to a half is rounded as a half.
 TIE = 1e-9
 
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """Implements CacheEvictor: a compressor and the share of the cache that it may not keep.
+    """Implements CacheEvictor: a compressor and the share of the cache to evict.
 
     Attributes:
         compressor: scores entries and splits the budget over layers.
-        ratio: share of the candidates that goes, on average over layers; 0 leaves the cache alone.
+        ratio: share of the candidates to evict, on average over layers; 0 leaves the cache unchanged.
     """
 
     compressor: CacheCompressor
     ratio: float
 
     def total(self, candidates: Sequence[int]) -> int:
-        """Return the entries that all layers keep together: the share (1 - ratio), half up, one a layer at least."""
+        """Return the entries kept over all layers: the share (1 - ratio), rounded half up, at least one per layer."""
         rounded = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
         return max(rounded, len(candidates))
 
     def begin(self, prefill: Prefill, depth: int) -> ScoredEviction:
-        """Return what scores and evicts in one pass."""
+        """Return the eviction of one pass."""
         return ScoredEviction(self, prefill, depth)
 
 
 @dataclass(frozen=True)
 class RowSlots:
-    """Where a sample's tokens are in a left-padded batch: slots from its first token on, counted from there.
+    """Slots of a sample's tokens in a left-padded batch, counted from its first token.
 
     Attributes:
         start: slot of its first token.
         candidates, visual, words, between, pictures: as in `CacheView`.
-        special: slots of newline and separator tokens that are no visual tokens, where all of the prompt may go.
+        special: slots of newline and separator tokens that are not visual tokens, if the whole prompt may be evicted.
     """
 
     start: int
@@ -70,7 +70,7 @@ class ScoredEviction:
     """Implements PassEviction: scores and evicts the cache of one pass.
 
     Args:
-        evicting: method and ratio.
+        evicting: compressor and ratio.
         prefill: the batch.
         depth: decoder layers.
     """
@@ -79,7 +79,7 @@ class ScoredEviction:
         self._evicting = evicting
         self._prefill = prefill
         self._depth = depth
-        #: (H, N) of each layer and row; None of a row without candidates.
+        #: (H, N) of each layer and row; None for a row without candidates.
         self._scores: list[list[Tensor | None]] = []
         self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
         self._layer_rows: list[list[RowSlots]] = []
@@ -94,7 +94,7 @@ class ScoredEviction:
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
-        """Newline and separator entries that each layer holds, likewise; empty where they are no candidates."""
+        """Newline and separator entries that each layer holds, for each row; empty if they are not candidates."""
         return self._held_special if self._evicting.compressor.scope == "prompt" else ()
 
     def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -137,7 +137,7 @@ class ScoredEviction:
         return scores
 
     def _rows_of(self, stage: Stage, device: torch.device) -> list[RowSlots]:
-        """Return where the tokens of each row are, read off a stage once."""
+        """Return the slots of each row's tokens, computed once for each stage and device."""
         key = (id(stage), device)
         if key not in self._rows:
             layout = self._prefill.layout.repeat(self._prefill.beams)
@@ -164,8 +164,8 @@ class ScoredEviction:
         name = f"sample {self._prefill.samples[number // self._prefill.beams]}"
         if len(words) == 0:
             raise UserError(
-                f"{name}: no word stands behind the picture, "
-                "so that nothing asks what its cache entries are worth; valid: a prompt that ends in text"
+                f"{name}: no word follows the image, so that no query can score its cache entries; "
+                "valid: a prompt that ends in text"
             )
         candidates = visual
         if self._evicting.compressor.scope == "prompt":
@@ -175,18 +175,18 @@ class ScoredEviction:
             )
             if len(candidates) == 0:
                 raise UserError(
-                    f"{name}: none of its {length} prompt tokens may go, since the first {exempt_first} "
-                    f"and the last {exempt_last} never do; "
+                    f"{name}: none of its {length} prompt tokens may be evicted, since the first {exempt_first} "
+                    f"and the last {exempt_last} always stay; "
                     "valid: method.params.scope=visual, or a smaller method.params.window or recent"
                 )
         return RowSlots(start, candidates, visual, words, between, pictures, special)
 
-    # ------------------------------------------------------------------ when the prompt has run
+    # ------------------------------------------------------------------ after the prefill
 
     def shorten(self, cache: Any) -> list[Stage]:
-        """Shorten the cache, layer by layer, and return what decoding steps must know of each layer.
+        """Shorten the cache, layer by layer, and return each layer's stage for the decoding steps.
 
-        Keys and values are gathered into new storage and the old is let go before the next layer's turn.
+        Keys and values are gathered into new storage, and the old is released before the next layer is shortened.
 
         Raises:
             UserError: a cache of a class that cannot be shortened.
@@ -199,7 +199,7 @@ class ScoredEviction:
         return stages
 
     def _budgets(self) -> list[list[int]]:
-        """Return the candidates that each row keeps in each layer."""
+        """Return the number of candidates that each row keeps in each layer."""
         budgets = []
         for number in range(len(self._layer_rows[0])):
             scores = [layer[number] for layer in self._scores]
@@ -219,7 +219,7 @@ class ScoredEviction:
         return budgets
 
     def _evict(self, layer: int, cache_layer: Any, budgets: Sequence[int]) -> Stage:
-        """Shorten one layer; `budgets` has the candidates that each row keeps."""
+        """Shorten one layer; `budgets` is the number of candidates that each row keeps."""
         rows, scores = self._layer_rows[layer], self._scores[layer]
         keys, values = cache_layer.keys, cache_layer.values
         n_rows, kv_heads, width, _ = keys.shape
@@ -277,11 +277,11 @@ class ScoredEviction:
         """Return keys and values with a copy for each query head.
 
         Raises:
-            UserError: decoding steps of the library, which would repeat them once more.
+            UserError: decoding steps of the library, which would repeat them again.
         """
         if self._prefill.beams > 1 or not isinstance(cache_layer, IndexedLayer):
             raise UserError(
-                "a cache with a copy for every query head is read by the engine's own loop alone; valid: "
+                "a cache with a copy for every query head can only be read by the engine's own loop; valid: "
                 "engine.decode=loop, generation.num_beams=1"
             )
         keys, values = (entries.repeat_interleave(copies, dim=1) for entries in cache_layer.entries)
@@ -289,10 +289,10 @@ class ScoredEviction:
 
 
 def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:
-    """Let a cache layer hold these keys and values (B, H_kv, S, D) instead of its own.
+    """Replace the contents of a cache layer by these keys and values (B, H_kv, S, D).
 
     Raises:
-        UserError: a layer that keeps its entries in another form (quantised, offloaded, of fixed size).
+        UserError: a layer that stores its entries in another form (quantised, offloaded, of fixed size).
     """
     if isinstance(cache_layer, IndexedLayer):
         cache_layer.replace(keys, values)
@@ -312,7 +312,7 @@ def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) 
         store: (H_kv, L, D) keys or values of one sample.
         candidates: (N,) slots.
         onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
-        shift: slots before a candidate that goes at which what is averaged in its place lies, the first slot at least.
+        shift: for an evicted candidate, the entry `shift` slots before it is averaged instead (at least slot 0).
     """
     dtype = torch.promote_types(store.dtype, torch.float32)
     averaged = store[:, candidates].to(dtype)

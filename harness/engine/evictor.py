@@ -1,6 +1,7 @@
-"""What a pass calls where cache entries are to go; harness/engine/eviction.py does it.
+"""Protocols of cache eviction, implemented by harness/engine/eviction.py.
 
-The engine holds on to these protocols alone, so that the code of eviction belongs to runs that evict and to no others.
+The engine depends on these protocols only, so that the code of eviction is part of the runs that evict, and of no
+others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from espalier.harness.engine.layout import Stage
 
 
 class PassEviction(Protocol):
-    """What happens to the cache of one pass."""
+    """Eviction from the cache of one pass."""
 
     @property
     def held_visual(self) -> Sequence[Sequence[int]]:
@@ -22,21 +23,21 @@ class PassEviction(Protocol):
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
-        """Newline and separator entries likewise; empty where they all stay."""
+        """Newline and separator entries that each layer holds, for each row; empty if all of them stay."""
 
     def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
 
     def shorten(self, cache: Any) -> list[Stage]:
-        """Shorten the cache and return what decoding steps must know of each layer."""
+        """Shorten the cache and return each layer's stage for the decoding steps."""
 
 
 class CacheEvictor(Protocol):
-    """What a session evicts after each prefill."""
+    """Cache eviction of a session, after each prefill."""
 
     @property
     def ratio(self) -> float:
-        """Share of the candidates that goes; 0 leaves the cache alone."""
+        """Share of the candidates to evict; 0 leaves the cache unchanged."""
 
     def begin(self, prefill: Any, depth: int) -> PassEviction:
-        """Return what carries it out in one pass: a `Prefill` of a decoder of `depth` layers."""
+        """Return the eviction of one pass: a `Prefill` of a decoder of `depth` layers."""

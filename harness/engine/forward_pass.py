@@ -1,4 +1,4 @@
-"""One run of a prompt and the answer behind it: the sites act in their order, and what follows stays consistent."""
+"""One run of a prompt and its answer: the sites act in order, and later layers and steps stay consistent with them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from espalier.harness.engine.vision_pass import VisionSide
 
 
 class Pass:
-    """Carries a batch from the tower, or from a kept prompt, to the last decoding step.
+    """Runs a batch from the tower, or from a stored prompt, to the last decoding step.
 
-    What a site does is in harness/engine/sites; a pass calls the sites before the model runs, where the decoder stack
-    is entered and in front of its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or
-    if the back end wants explicit masks; otherwise all hooks but the one that looks whether logits are finite are gone
-    after the prefill. Several passes over one prompt, each with its step number, are a denoising run: these keep no
-    cache, and end with the decoder stack.
+    Sites are implemented in harness/engine/sites; a pass calls them before the model runs, at the input of the decoder
+    stack and before its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or if the
+    back end needs explicit masks; otherwise the prefill removes all hooks except the check for finite logits. A
+    denoising run is several passes over one prompt, each with its step number; they keep no cache, and end with the
+    decoder stack.
 
     Args:
         setup: method, model and settings.
@@ -66,15 +66,15 @@ class Pass:
         self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
         self._steps: DecodeSteps
         self._finite: FiniteLogits
-        #: Positions (..., L) of the prompt as the decoder was given them.
+        #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
-        #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
+        #: Chooses the entries that decoding steps attend to, after the prefill; None without a decode site.
         self.step_mask: DecodeStepMask | None = None
-        #: Positions (..., B, 1) of the token that follows, before gaps are closed.
+        #: Positions (..., B, 1) of the next token, before gaps are closed.
         self.following: Tensor
-        #: Whether a loop hands steps to the decoder without masks of its own, which the pass then puts there.
+        #: Whether the loop's steps come without masks, so that the pass adds them.
         self.completes = False
         self._entry: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
@@ -128,12 +128,12 @@ class Pass:
         return self._prefill.active_stage()
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show what evicts queries and keys of a decoder layer."""
+        """Pass queries and keys of a decoder layer to the cache eviction."""
         if self._eviction is not None:
             self._eviction.score_layer(layer, query, key, scaling)
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show the sites queries and keys of the tower's block that runs."""
+        """Pass queries and keys of the running tower block to the sites."""
         for sites in self._sites:
             sites.watch(query, key, scaling)
 
@@ -160,7 +160,7 @@ class Pass:
         return args, kwargs
 
     def _check_order(self, kwargs: Arguments) -> None:
-        """Hold positions on several axes to the rule of the released models; outside every phase that is timed."""
+        """Check positions on several axes against the released models' rule, outside every timed phase."""
         axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
         if axes > 1:
             layout = self._prefill.layout
@@ -190,7 +190,7 @@ class Pass:
         self.clock.start("decode")
 
     def _make_step_mask(self) -> DecodeStepMask | None:
-        """Return what asks the method at each decoding step; None if it has no decode site."""
+        """Return the mask of the decoding steps; None if the method has no decode site."""
         site = self._setup.decode_site
         if site is None:
             return None
@@ -201,21 +201,21 @@ class Pass:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether decoding steps are wrong without the pass, even for a caller who counts the positions."""
+        """Whether decoding steps are wrong without the pass, even for a caller that counts the positions."""
         return self._steps.masked or self._steps.staggered
 
     def check_finite(self, lengths: Sequence[int]) -> None:
-        """Check the logits behind the first `lengths` tokens of each row.
+        """Check the logits after the first `lengths` tokens of each row.
 
         Raises:
-            NonFiniteLogits: they hold NaN or infinity.
+            NonFiniteLogits: they contain NaN or infinity.
         """
         self._finite.check(self._prefill.samples, lengths)
 
     def step_records(self) -> tuple[Record, ...]:
-        """Return what a denoising step, or the pass of a prompt in front of all steps, did to each row.
+        """Return each row's record of a denoising step, or of the run of a prompt before all steps.
 
-        Time of steps is counted by whoever steps. A step caches nothing.
+        The caller counts the time of steps. A step caches nothing.
         """
         rows, has_cache = self._prefill.layout.rows, bool(self._cache_lengths)
         summary = RecordSummary(
@@ -236,16 +236,16 @@ class Pass:
         steps: int | None = None,
         loop: str | None = None,
     ) -> Generated:
-        """Close the clock and say what happened to each row.
+        """Stop the clock and return the answers with each row's record.
 
         Args:
             ids: (B, T) the new tokens.
-            logits: of each, (B, V), if they were asked for.
+            logits: of each, (B, V), if requested.
             steps: decoding steps that were run; None: T - 1.
             loop: as in `Record`.
 
         Raises:
-            NonFiniteLogits: an answer was chosen by logits that hold NaN or infinity.
+            NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
         """
         self.clock.stop("decode")
         rows = self._prefill.layout.rows

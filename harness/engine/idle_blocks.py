@@ -1,4 +1,4 @@
-"""Blocks of the tower behind the one that the projector reads: they run only if a method looks at them."""
+"""Tower blocks after the one that the projector reads: they run only if a method reads them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class IdleBlocks:
-    """Lets blocks hand on what comes in, for one pass.
+    """Makes blocks return their input, for one pass.
 
-    CLIP's last block makes a state that LLaVA's projector, which reads the last but one, never sees. The library runs
-    it all the same; without it every state that is read stays what it is, to the last bit.
+    CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
+    runs it anyway; skipping it leaves every state that is used bit-identical.
 
     Args:
-        blocks: the blocks to leave out.
+        blocks: the blocks to skip.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -23,14 +23,14 @@ class IdleBlocks:
         self._saved: list[tuple[nn.Module, Any]] = []
 
     def __enter__(self) -> IdleBlocks:
-        """Put the short cut in the place of the blocks' own forward."""
+        """Replace the blocks' forward by the identity."""
         for block in self._blocks:
             self._saved.append((block, block.__dict__.get("forward")))
             block.__dict__["forward"] = _pass_through
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give the blocks their own forward back."""
+        """Restore the blocks' forward."""
         for block, forward in self._saved:
             del block.__dict__["forward"]
             if forward is not None:
@@ -41,11 +41,11 @@ class IdleBlocks:
 def split_idle(
     unread: Sequence[nn.Module], watched: Iterable[nn.Module]
 ) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
-    """Return (blocks that run, blocks that may idle) of those that the projector does not read.
+    """Return (blocks that run, blocks that may idle) among those that the projector does not read.
 
     Args:
         unread: in their order in the tower.
-        watched: modules whose inputs or outputs a method is shown; what comes before them has to run.
+        watched: modules with inputs or outputs that a method reads; the blocks before them have to run.
     """
     watched_modules = set(watched)
     last_watched = max(

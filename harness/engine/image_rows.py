@@ -1,4 +1,4 @@
-"""Whose the pictures of a batch are, and how a row's budget is shared out over its pictures."""
+"""Map images to batch rows and split each row's budget over its images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from espalier.methods.base import MethodError
 
 @dataclass(frozen=True, eq=False)
 class ImageOwners:
-    """Whose the pictures of one call of the tower are.
+    """Batch rows of the images of one tower call.
 
     Attributes:
-        rows: batch row of each picture.
-        counts: patches of each picture that tokens are made of.
-        lives: (P, N) which.
+        rows: batch row of each image.
+        counts: number of patches of each image that tokens are made of.
+        lives: (P, N) mask of these patches.
     """
 
     rows: list[int]
@@ -28,10 +28,16 @@ class ImageOwners:
 
 
 def image_owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> ImageOwners:
-    """Read off a layout whose the `n_pictures` of one call are; its first unit is number `first` of the batch.
+    """Return the owners of one call's `n_pictures` images, read from a layout.
+
+    Args:
+        layout: of the batch.
+        first: number of the call's first unit in the batch.
+        n_pictures: images of the call.
+        n_units: projector units of each image.
 
     Raises:
-        MethodError: a row has pictures in this call and in another.
+        MethodError: a row has images in this call and in another.
     """
     rows = [0] * n_pictures
     lives = torch.zeros(n_pictures * n_units, dtype=torch.bool)
@@ -40,7 +46,7 @@ def image_owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> I
         inside = (units >= 0) & (units < len(lives))
         if not inside.all() and inside.any():
             raise MethodError(
-                "tower sites need all pictures of a sample in one call of the tower; this model makes several"
+                "tower sites need all images of a sample in one call of the tower; this model makes several"
             )
         units = units[inside]
         lives[units] = True
@@ -52,7 +58,7 @@ def image_owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> I
 
 
 def row_units(layout: Layout, row: int) -> Tensor:
-    """Return (n,) the projector unit of each visual token of a row whose tokens are single units."""
+    """Return (n,) the projector unit of each visual token of a row with tokens that are single units."""
     source = layout.source[row, : layout.counts[row]]
     if layout.share is None:
         return source[:, 0]
@@ -63,7 +69,7 @@ def row_units(layout: Layout, row: int) -> Tensor:
 def picture_counts(
     counts: Sequence[int], rows: Sequence[int], keep: Sequence[int]
 ) -> dict[int, int]:
-    """Share each row's `keep` out over its pictures, in proportion to their patches."""
+    """Split each row's `keep` over its images, in proportion to their patches."""
     counts_kept: dict[int, int] = {}
     for row in sorted(set(rows)):
         members = [picture for picture, owner in enumerate(rows) if owner == row]
@@ -73,9 +79,9 @@ def picture_counts(
 
 
 def share_out(sizes: Sequence[int], total: int) -> list[int]:
-    """Split `total` in proportion to `sizes`, none above its size (Webster's rule; ties go to the first).
+    """Split `total` in proportion to `sizes`, with no share above its size (Webster's rule; ties go to the first).
 
-    A divisor rule never gives less where `total` grows, so a schedule that falls from site to site falls everywhere.
+    A divisor rule never gives less if `total` grows, so a schedule that falls from site to site falls in every image.
     Cost: O(N log N).
     """
     size = torch.tensor(sizes)

@@ -1,4 +1,4 @@
-"""Hooks in front of the decoder's layers: sites act, and later layers get tables and masks of what is left."""
+"""Hooks before the decoder's layers: sites act, and later layers get tables and masks of the remaining tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class LayerHooks:
-    """Carries the stages of a prefill through the layers, and those of decoding steps.
+    """Applies the stages of a prefill, and later of decoding steps, to the layers.
 
     Args:
         prefill: the batch.
         sites: of the method.
-        steps: returns what decoding steps need; asked once the prefill is over.
+        steps: returns the decoding steps; called once the prefill is over.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LayerHooks:
             layers.append(0)
         if not layers:
             return handles
-        # Behind the last layer stands the final norm: whoever only looks may look there too.
+        # The final norm follows the last layer; sites that only read may act before it.
         modules = [*decoder.layers, decoder.norm]
         last = max(len(decoder.layers), *(layer + 1 for layer in layers))
         return handles + [
@@ -70,7 +70,7 @@ class LayerHooks:
         return (hidden, *args[1:]), self._stage_arguments(hidden, kwargs)
 
     def _stage_arguments(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
-        """Return the arguments of a layer with the tables and the mask of the stage in force."""
+        """Return a layer's arguments with the tables and the mask of the current stage."""
         setup = self._prefill.setup
         stage = self._prefill.stage.move(hidden.device)
         if setup.emulate:

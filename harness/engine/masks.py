@@ -1,6 +1,6 @@
-"""Attention masks of a shortened batch, in whatever form the model's own attention back end expects.
+"""Attention masks of a shortened batch, in the form that the model's attention back end expects.
 
-Who sees whom is said in `espalier.harness.engine.visibility`; the library builds the masks that it knows itself.
+Visibility is defined in `espalier.harness.engine.visibility`; the library builds the masks that it supports.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from espalier.harness.errors import UserError
 
 
 def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:
-    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, of a stack that is not causal too.
+    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, also for a stack that is not causal.
 
-    Padding queries are allowed to see themselves, so that no softmax row is empty.
+    Padding queries may see themselves, so that no softmax row is empty.
     """
     mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
     if padded and mask is not None and mask.dim() == 4:
@@ -44,14 +44,14 @@ def decode_mask(
 def reference_mask(
     config: Any, hidden: Tensor, alive: Tensor, n_past: int, visibility: Visibility | None = None
 ) -> Tensor:
-    """Return the explicit (B, 1, Q, S) mask of new tokens: who sees whom, of the keys that are alive, and each itself.
+    """Return the explicit (B, 1, Q, S) mask of new tokens: visible keys among those alive, and each token itself.
 
     Args:
         config: text configuration; eager attention takes an additive mask, sdpa a boolean one.
         hidden: (B, Q, D) new hidden states, for shape, type and device.
         alive: (B, n_past + Q) keys that may be seen.
         n_past: keys already cached.
-        visibility: who sees whom; None: what the configuration says.
+        visibility: attention visibility; None: as in the configuration.
 
     Raises:
         UserError: the back end takes no mask.

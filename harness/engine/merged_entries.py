@@ -1,4 +1,4 @@
-"""Entries of a cached prompt that merge in a denoising step, behind the layer in which its deciders look at them."""
+"""Merge entries of a cached prompt in a denoising step, in the layers after the one where its deciders score them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from espalier.methods.select.entries import Entries
 
 
 class MergedLayer(IndexedLayer):
-    """A layer of one step: entries that are made when the layer is reached, and the answer's places behind them.
+    """A layer of one step: entries computed when the layer is reached, followed by the answer's positions.
 
     Args:
         make: returns keys and values (B, H_kv, S', D).
@@ -40,17 +40,17 @@ class MergedLayer(IndexedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the entries with the new tokens behind them; nothing is kept."""
+        """Return the entries followed by the new tokens; nothing is stored."""
         keys, values = self._make()
         return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
 
 
 class EntryMerger:
-    """One step's choice, and the layers that follow from it. The prompt's own cache is only read.
+    """One step's choice, and the layers that follow from it. The prompt's cache is only read.
 
     Args:
         setup: of the session; its method merges entries.
-        held: the prompt.
+        cached_prompt: the prompt.
         deciders: (B, G) booleans.
         keep: visual tokens that stay, for each row.
     """
@@ -63,28 +63,28 @@ class EntryMerger:
         keep: Sequence[int],
     ) -> None:
         method = as_denoiser(setup.method)
-        assert method is not None  # whoever merges is one
+        assert method is not None  # only denoisers merge
         self._setup, self._prompt, self._deciders = setup, cached_prompt, deciders
         self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
         self._method = method
-        #: First layer whose entries merge.
+        #: First layer with merged entries.
         self.first_merged = setup.sites[0].layer + 1
         self._keep = tuple(keep)
         (self._prompt_stage,) = cached_prompt.stages
-        #: Whether every token of every row stays, so that there is nothing to do.
+        #: Whether every token of every row stays.
         self.idle = self._keep == self._prompt_stage.counts
         self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
-        #: (K,) of each row: which of its visual tokens stay, once the deciders' layer has run.
+        #: (K,) kept visual tokens of each row, once the deciders' layer has run.
         self.kept: list[Tensor] = []
         self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
 
     @property
     def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
-        """The attention that the deciders look with, and what looks on."""
+        """The attention module of the deciders' layer, and its watcher."""
         return self._setup.adapter.decoder.layers[self.first_merged - 1].self_attn, self._choose
 
     def stages(self) -> tuple[Stage, Stage]:
-        """Return who is alive up to the deciders' layer and behind it; of the latter, all but which slots."""
+        """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
         lengths = torch.tensor(self._lengths, device=prompt_stage.valid.device).unsqueeze(1)
         valid = torch.arange(width, device=prompt_stage.valid.device) >= width - lengths
@@ -95,7 +95,7 @@ class EntryMerger:
         )
 
     def cache(self) -> Cache:
-        """Return the cache of this step: the prompt's own layers, then merged ones."""
+        """Return the cache of this step: the prompt's layers, then merged ones."""
         prompt_layers, width = self._prompt.cache.indexed, max(self._lengths)
         merged = [
             MergedLayer(partial(self._layer_entries, layer), width)
@@ -104,7 +104,7 @@ class EntryMerger:
         return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
 
     def records(self) -> tuple[Record, ...]:
-        """Return what the step left of each row."""
+        """Return each row's record of the step."""
         step_records: list[Record] = []
         select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
         for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True)):
@@ -122,7 +122,7 @@ class EntryMerger:
         return tuple(step_records)
 
     def _choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Choose in every row by what its deciders pay."""
+        """Choose in every row by the attention of its deciders."""
         with self._clock.phase("select"):
             stage = self._prompt_stage.move(query.device)
             alive = torch.cat([stage.valid, stage.valid.new_ones(self._deciders.shape)], 1)
@@ -160,13 +160,13 @@ class EntryMerger:
             kept=self.kept[row].to(keys.device),
         )
         merged_keys, merged_values = self._method.merged(entries)
-        # Gaps are closed by counting from the first token on.
+        # Closed gaps: positions count from the first token.
         places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.left
         rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
         return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
 
     def _rotary(self, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the tables (B, S, D) of the prompt's positions, as the model has turned its keys by them."""
+        """Return the tables (B, S, D) of the prompt's positions, as the model applied them to its keys."""
         if keys.device not in self._tables:
             embedding = self._setup.adapter.decoder.rotary_emb
             positions = closed_positions(self._prompt_stage.valid.to(keys.device))
@@ -175,7 +175,7 @@ class EntryMerger:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (..., S, D) turned by tables (S, d): pairs are d / 2 apart; what lies behind the first d stays."""
+    """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay."""
     width = cos.shape[-1]
     rotated_part, unrotated_part = x[..., :width], x[..., width:]
     first_half, second_half = rotated_part.chunk(2, -1)
@@ -185,6 +185,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return what `rotate` by the same tables makes `x` of, however they are scaled or rounded."""
+    """Return the inverse of `rotate` by the same tables, also if they are scaled or rounded."""
     scale = cos.square() + sin.square()
     return rotate(x, cos / scale, -sin / scale)

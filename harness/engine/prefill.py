@@ -1,4 +1,4 @@
-"""A batch while its prompt runs: who is alive, and what the method has decided so far."""
+"""State of a batch while its prompt runs: the tokens alive, and the method's decisions so far."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from espalier.harness.engine.session_setup import SessionSetup
 
 
 class Prefill:
-    """What the sites of one pass share: the stages so far, and the one way to ask the method and to follow its plans.
+    """State shared by the sites of one pass: the stages so far, and the methods that get and apply plans.
 
-    The tokens alive are described by a growing list of stages. A denoising run makes one of these a step; methods see
-    its number as `view.step`.
+    The tokens alive are described by a growing list of stages. A denoising run makes one prefill for each step; methods
+    see its number as `view.step`.
 
     Args:
         setup: method, model and settings.
@@ -53,22 +53,22 @@ class Prefill:
             else (0,) * len(setup.sites)
             for visual, text in zip(layout.counts, layout.text, strict=True)
         )
-        #: Rows that the batch has become for each sample.
+        #: Rows of the batch for each sample.
         self.beams = 1
         self.stages: list[Stage] = []
         #: Tokens really kept after each site, for each sample.
         self.kept: list[tuple[int, ...]] = []
-        #: (B,) of each site that says so: kept tokens that only fill up.
+        #: (B,) for each site that reports it: kept tokens that only fill up the count.
         self.spare: list[Tensor] = []
-        #: Units of each sample that went through the projector a second time.
+        #: Units of each sample that were projected twice.
         self.reprojected = (0,) * layout.rows
-        #: What the first decoder layers add to visual tokens; None if the model has no such, or nothing is dropped.
+        #: Features that the first decoder layers add to visual tokens; None if there are none, or nothing is dropped.
         self.deepstack: DeepStack | None = None
-        #: Whether the decoder stack is at work on the prompt.
+        #: Whether the decoder stack is running the prompt.
         self.running = False
 
     def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Begin with every token alive; return the arguments of the decoder stack without what is the engine's now."""
+        """Begin with every token alive; return the decoder's arguments without those that the engine takes over."""
         hidden = arguments["inputs_embeds"]
         self.running = True
         self.beams = hidden.shape[0] // self.layout.rows
@@ -81,7 +81,7 @@ class Prefill:
 
     @property
     def stage(self) -> Stage:
-        """The tokens alive now."""
+        """Tokens currently alive."""
         return self.stages[-1]
 
     def stage_of(self, layer: int) -> Stage:
@@ -89,16 +89,16 @@ class Prefill:
         return next(stage for stage in reversed(self.stages) if stage.first <= layer)
 
     def active_stage(self) -> Stage | None:
-        """Return the tokens alive while the decoder stack is at work on the prompt, None before and afterwards."""
+        """Return the tokens alive while the decoder stack runs the prompt, None before and after."""
         return self.stage if self.running else None
 
     @property
     def shortened(self) -> bool:
-        """Whether any token has gone."""
+        """Whether any token has been dropped."""
         return len(self.stages) > 1
 
     def tokens(self, hidden: Tensor) -> TokensOf:
-        """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
+        """Return a function that gathers some rows' visual tokens from (B, M, D) hidden states."""
         slots = self.stage.move(hidden.device).slots
         return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
 
@@ -109,13 +109,13 @@ class Prefill:
         merge_onto: TokensOf | None = None,
         halves: LayerHalves | None = None,
     ) -> Decision:
-        """Ask the method for its plans at site `number`, one for each row of the batch as it runs.
+        """Get the method's plans at site `number`, one for each row of the batch as it runs.
 
         Args:
             number: of the site.
-            tokens_of: gives the visual tokens of some rows.
-            merge_onto: gives what is merged where features do not stand for tokens one to one.
-            halves: at `block` sites, what merges in place of the tokens where a plan says so.
+            tokens_of: returns the visual tokens of some rows.
+            merge_onto: returns the tokens to merge where features do not correspond to tokens one to one.
+            halves: at `block` sites, the states to merge instead of the tokens where a plan requires it.
 
         Raises:
             PlanError: a plan breaks its contract.

@@ -1,7 +1,7 @@
-"""A prompt that sees itself alone: run once, its keys and values kept, and an answer's places run against them.
+"""A prompt that sees only itself: run once, its keys and values cached, and an answer's positions run against them.
 
-The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): places of the answer see the prompt and one
-another, tokens of the prompt only the prompt, so that nothing of it changes from step to step.
+The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): positions of the answer see the prompt and one another,
+tokens of the prompt see only the prompt, so that its keys and values do not change from step to step.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CachedPrompt:
     """A batch of prompts that has been run.
 
     Attributes:
-        cache: keys and values, with room for the answer's places; it holds none between two steps.
+        cache: keys and values, with room for the answer's positions; it holds none of these between two steps.
         layout: of the prompts.
         stages: tokens alive in the cache's layers, first to last.
-        records: of each row, as far as its prompt goes.
+        records: of each row, for the run of its prompt.
     """
 
     cache: IndexedCache
@@ -47,7 +47,7 @@ class CachedPrompt:
     records: tuple[Record, ...]
 
     def step_records(self) -> tuple[Record, ...]:
-        """Return what a step that chooses nothing leaves of each row."""
+        """Return each row's record of a step without a choice."""
         return tuple(replace(record, times_ms={"select": 0.0}) for record in self.records)
 
 
@@ -59,23 +59,23 @@ def cache_prompt(
     samples: Sequence[str],
     answer_length: int,
 ) -> CachedPrompt:
-    """Run prompts into a cache with room for `places` tokens more. A method of every prefill acts here, and once.
+    """Run prompts into a cache with room for `answer_length` more tokens. A method for one prefill acts here, once.
 
-    One of denoising steps does not act yet: it looks for the deciders, of which there are none.
+    A method for denoising steps does not act yet: it needs the deciders, which do not exist before the first step.
     """
     acts_in_steps = as_denoiser(setup.method) is not None
     if acts_in_steps:
         setup = replace(setup, method=NoReduction(), sites=(), budget=Budget("kept", 0.0))
     adapter, layout = setup.adapter, prompt.layout
     decoder, embeddings = adapter.decoder, prompt.arguments["inputs_embeds"]
-    # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
+    # A denoising stack takes no other argument of the family than the embeddings.
     embeddings_only = replace(prompt, arguments={"inputs_embeds": embeddings})
     setup.signals.begin(prompt.inputs, prompt.signals)
     cache = IndexedCache(len(decoder.layers), answer_length)
     valid = layout.valid.to(embeddings.device)
     with (
         Pass(setup, layout, tuple(samples), embeddings_only) as current_pass,
-        # No watcher of a method that waits has anything to see.
+        # A method that acts in steps has nothing to watch yet.
         active.running(current_pass.clock, None if acts_in_steps else current_pass),
     ):
         decoder(
@@ -95,16 +95,16 @@ def run_answer(
     cache: Cache,
     embeddings: Tensor,
 ) -> Tensor:
-    """Run the answer's places (B, G, D) against the prompt and one another; return their last states.
+    """Run the answer's positions (B, G, D) against the prompt and one another; return their last states.
 
     Args:
         setup: of the session.
         cached_prompt: the prompt.
         stages: tokens of the prompt alive in the layers of `cache`, first to last.
-        cache: what places are run against; they are appended to it.
-        embeddings: of what stands in the places.
+        cache: keys and values of the prompt; those of the positions are appended.
+        embeddings: of the tokens at the positions.
 
-    Cost: a layer's linear maps on G tokens, attention of G queries to the entries left and themselves.
+    Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
     hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
     with hooks.hooked():
@@ -118,7 +118,7 @@ def run_answer(
 
 
 class _AnswerHooks:
-    """Gives every decoder layer the mask and the rotary tables of its own stage."""
+    """Hooks that give every decoder layer the mask and the rotary tables of its stage."""
 
     def __init__(self, setup: SessionSetup, layout: Layout, stages: Sequence[Stage]) -> None:
         self._setup = setup
@@ -154,7 +154,7 @@ class _AnswerHooks:
         return {"attention_mask": self._mask(stage, hidden), "position_embeddings": tables}
 
     def _mask(self, stage: Stage, hidden: Tensor) -> Tensor | None:
-        """Return the mask of a stage's layers: the library's own knows caches of one length only."""
+        """Return the mask of a stage's layers: the library's masks support caches of one length only."""
         if not (stage.padded or self._setup.emulate):
             return None
         config = self._setup.adapter.decoder.config
@@ -164,7 +164,7 @@ class _AnswerHooks:
         return reference_mask(config, hidden, alive, stage.valid.shape[1])
 
     def positions(self, stage: Stage, hidden: Tensor) -> Tensor:
-        """Return (B, G) positions behind the prompt, or behind what a stage has left of it where gaps are closed."""
+        """Return (B, G) positions after the prompt, or after its remaining tokens if gaps are closed."""
         layout = self._layout
         counts = stage.counts if self._setup.renumber else layout.counts
         first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""From what a pass did to the records of its samples."""
+"""Write the records of a pass's samples."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PHASES = ("vision", "select", "prefill", "decode")
 
 @dataclass(frozen=True)
 class RecordSummary:
-    """What only the end of an answer tells.
+    """Data of a record that is known only at the end of an answer.
 
     Attributes:
         times_ms: of each sample.
         new_tokens: of each row.
         ended: of each row, as `attended`, as in `Record`.
         cache_bytes: of the whole cache after the prefill.
-        shared: phases that a kept prompt had behind it.
+        shared: phases that a stored prompt had completed.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
-        held_special: newline and separator entries likewise; None: all.
+        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
         loop: as in `Record`.
     """
 
@@ -40,7 +40,7 @@ class RecordSummary:
 
 
 def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
-    """Return each sample's part of a batch's time, and the time of one step."""
+    """Return each sample's share of a batch's time, and the time of one step."""
     times = {name: totals_ms.get(name, 0.0) / rows for name in PHASES}
     times["decode_per_token"] = times["decode"] / max(n_steps, 1)
     return times
@@ -87,7 +87,7 @@ def make_records(
 
 
 def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
-    """Return what a row cost before the decoder."""
+    """Return the cost of a row before the decoder."""
     work, extra = prefill.layout.work[row], len(prefill.setup.extra_blocks)
     work = work._replace(
         reprojected=prefill.reprojected[row],

@@ -1,4 +1,4 @@
-"""TowerPlanner a method for its plan and turning the plan into the next stage."""
+"""Get a method's plans and turn them into the next stage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from espalier.methods.select.cosines import judged_by
 #: Rows of a batch.
 Rows = list[int] | slice
 
-#: From rows and their token count to their (b, n, D) visual tokens at the site.
+#: Maps rows and their token count to their (b, n, D) visual tokens at the site.
 TokensOf = Callable[[Rows, int], Tensor]
 
 
 @dataclass(frozen=True)
 class LayerHalves:
-    """Where a layer runs in halves: the visual tokens as they entered it, and what its attention put out for them."""
+    """A layer run in halves: the visual tokens that entered it, and the output of its attention for them."""
 
     entering: TokensOf
     put_out: TokensOf
@@ -32,9 +32,9 @@ class LayerHalves:
 
 @dataclass(frozen=True)
 class MergedTokens:
-    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
+    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`, computed by `merge`.
 
-    `merge` made them. `features` says that they are features, still to be projected.
+    `features` is True for values that are features, still to be projected.
     """
 
     rows: Rows
@@ -46,13 +46,13 @@ class MergedTokens:
 
 @dataclass(frozen=True)
 class Decision:
-    """The plans of all rows at one site, put together.
+    """The plans of all rows at one site, combined.
 
     Attributes:
         kept: (B, K) index into the stage's alive visual tokens, ascending, padded on the right with 0.
         counts: kept tokens of each row.
-        merged: new values of kept tokens, one entry for each group of rows whose method merges.
-        spare: (B,) kept tokens that only fill up, -1 where the method does not say.
+        merged: new values of kept tokens, one entry for each group of rows with merging.
+        spare: (B,) kept tokens that only fill up the count, -1 where the method does not report it.
     """
 
     kept: Tensor
@@ -61,7 +61,7 @@ class Decision:
     spare: Tensor | None = None
 
     def keeps_all(self, stage: Stage) -> bool:
-        """Whether every token alive stays, so that there is nothing to gather."""
+        """Return whether every alive token stays, so that nothing has to be gathered."""
         return self.counts == stage.counts
 
 
@@ -78,9 +78,9 @@ def decide(
     step: int = 0,
     halves: LayerHalves | None = None,
 ) -> Decision:
-    """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
+    """Get `method`'s plans, from one rectangular view for each group of rows with equal counts and budgets.
 
-    An adaptive method keeps another count in each row, so it is shown every row alone.
+    An adaptive method may keep a different count in each row, so each row gets its own view.
 
     Args:
         method: the reducer.
@@ -90,10 +90,10 @@ def decide(
         stage: tokens alive before the site.
         signals: captured so far.
         generators: one for each row.
-        tokens_of: gives the visual tokens of some rows.
-        merge_onto: at a site that shows features, gives the tokens that are merged in rows where those are blends.
+        tokens_of: returns the visual tokens of some rows.
+        merge_onto: at a site that shows features, returns the tokens to merge in rows with blended tokens.
         step: denoising step.
-        halves: at `block` sites, what plans may merge in place of the view's tokens (`Plan.entering`).
+        halves: at `block` sites, the states to merge instead of the view's tokens (`Plan.entering`).
 
     Raises:
         PlanError: a plan breaks its contract.
@@ -103,7 +103,7 @@ def decide(
     merged: list[MergedTokens] = []
     spare: Tensor | None = None
     pieces: list[tuple[Rows, Tensor]] = []
-    # By row, not by batch: no row may depend on its neighbours.
+    # By row, not by batch: a row must not depend on its neighbours.
     features = [merge_onto is not None and not blended for blended in layout.blended]
     group_keys = range(n_rows) if method.adaptive else (0,) * n_rows
     row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
@@ -159,9 +159,9 @@ def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:
 
 
 def survivors(stage: Stage, decision: Decision) -> Tensor:
-    """Return (B, M): the slots that stay, which is every valid slot but the visual tokens not kept."""
+    """Return (B, M): the slots that stay, i.e. every valid slot except the visual tokens not kept."""
     n_slots = stage.valid.shape[1]
-    # Right-padded entries must not touch a real slot: they go to one extra column that is cut off again.
+    # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
     alive = torch.nn.functional.pad(stage.valid, (0, 1))
     slots = _padded(stage.slots, stage.counts, n_slots)
     alive.scatter_(1, slots, torch.zeros_like(slots, dtype=torch.bool))
@@ -183,11 +183,11 @@ def _padded(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
 def shrink(
     stage: Stage, decision: Decision, text: Sequence[int], first: int
 ) -> tuple[Stage, Tensor]:
-    """Drop for real: return the next stage and the (B, M') slots to gather, left-padded.
+    """Drop tokens physically: return the next stage and the (B, M') slots to gather, left-padded.
 
     Args:
         stage: before the site.
-        decision: what stays.
+        decision: plans of the site.
         text: tokens of each row that are neither padding nor prunable.
         first: decoder layer from which the next stage holds.
     """
@@ -204,7 +204,7 @@ def shrink(
 
 
 def hide(stage: Stage, decision: Decision, first: int) -> Stage:
-    """Emulate dropping: nothing moves, the dropped slots are only hidden from later layers."""
+    """Emulate dropping: slots stay in place, and dropped ones are hidden from later layers."""
     alive = survivors(stage, decision)
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)

@@ -1,4 +1,4 @@
-"""Attention rollout without an N x N map kept: rows times one block of the map at a time."""
+"""Attention rollout without storing an N x N map: rows times one block of the map at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from espalier.harness.engine.attention_probe import attention_rows
 #: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
 LayerHeads = tuple[Tensor, Tensor, float]
 
-#: From a slice of query slots to which keys they see, broadcastable to (B, 1, R, S); None for all.
+#: Maps a slice of query slots to the keys they see, broadcastable to (B, 1, R, S); None for all.
 VisibleKeys = Callable[[slice], Tensor | None]
 
 

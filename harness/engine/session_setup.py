@@ -1,4 +1,4 @@
-"""What a session has installed: one method on one model, and how it is to be carried out."""
+"""Setup of a session: one method on one model, and how to run it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class SessionSetup:
         timed: whether phases are timed.
         sites: where the method shortens the prompt, first to last.
         decode_site: where it chooses what decoding steps attend to, or None.
-        signals: captures what the method reads.
-        extra_blocks: blocks of the tower that run for the method alone.
-        idle_blocks: blocks of the tower that nobody reads.
-        evicting: what leaves the cache after the prefill; None: nothing.
+        signals: captures the signals that the method reads.
+        extra_blocks: blocks of the tower that run for the method only.
+        idle_blocks: blocks of the tower with unused output.
+        evicting: cache eviction after the prefill; None: no eviction.
     """
 
     adapter: Parts

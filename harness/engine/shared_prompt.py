@@ -1,4 +1,4 @@
-"""A prompt for several methods: what they read before the decoder, and layers that they leave alone, once for all."""
+"""A prompt for several methods: the signals they read before the decoder, and layers that they share, computed once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from espalier.methods.none import NoReduction
 
 @dataclass(frozen=True)
 class PromptReader(TokenReducer):
-    """Reads before the decoder what others read there, and would keep every token.
+    """Reads the signals that several methods read before the decoder; its plan keeps every token.
 
     Attributes:
         wanted: signals.
-        features: whether anybody acts on what goes into the projector.
+        features: whether any method acts on the projector's input.
     """
 
     wanted: tuple[Need, ...] = ()
@@ -33,7 +33,7 @@ class PromptReader(TokenReducer):
 
     @classmethod
     def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> PromptReader:
-        """Return what reads for all of the methods.
+        """Return the reader for all of the methods.
 
         Raises:
             MethodError: one acts inside the tower.
@@ -49,11 +49,11 @@ class PromptReader(TokenReducer):
         return cls(tuple(wanted), features)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return one site in front of the decoder."""
+        """Return one site before the decoder."""
         return (Site("vision" if self.features else "prefix"),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return what anybody reads."""
+        """Return the signals."""
         return self.wanted
 
     def plan(self, view: View, keep: int) -> Plan:
@@ -72,7 +72,7 @@ def shared_prompt(
     """Make a prompt that all of the methods can start from; see `Session.prompt`.
 
     Raises:
-        MethodError: a method acts inside the vision tower, or reads what the model does not have.
+        MethodError: a method acts inside the vision tower, or reads a signal that the model lacks.
     """
     reader = PromptReader.of(adapter, methods)
     with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
@@ -82,13 +82,13 @@ def shared_prompt(
 def carried_on(
     adapter: Parts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
 ) -> Prompt:
-    """Return a prompt with its first decoder layers run, for all who start there and act only behind them.
+    """Return a prompt with its first decoder layers run, for all methods that start there and act only after them.
 
     Args:
         adapter: the model.
         prompt: of the batch.
         depth: layers; 0 leaves the prompt as it is.
-        room: bytes that their states, queries, keys and values may take: whoever wants more layers runs the rest.
+        room: limit in bytes on their states, queries, keys and values; layers beyond it are not stored.
         **generation: arguments of `generate` of the answers to come.
 
     Cost: these layers of the unreduced prompt.

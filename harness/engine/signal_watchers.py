@@ -1,4 +1,4 @@
-"""What a session installs for its whole life: the watchers of a method's signals, asleep while nothing runs."""
+"""Watchers of a method's signals, installed for the life of a session and inactive while nothing runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from espalier.methods.base import Site, TokenReducer
 
 
 class ActivePass:
-    """The run in progress, for watchers that outlive it."""
+    """The pass in progress, for watchers that outlive it."""
 
     def __init__(self) -> None:
         self._pass: Pass | None = None
@@ -36,7 +36,7 @@ class ActivePass:
 
     @contextmanager
     def running(self, clock: Clock, current_pass: Pass | None = None) -> Iterator[None]:
-        """Let the watchers see what runs inside the block; `this` is None where no decoder is going to run."""
+        """Activate the watchers inside the block; `current_pass` is None if no decoder will run."""
         self._pass, self._clock = current_pass, clock
         try:
             yield
@@ -44,11 +44,11 @@ class ActivePass:
             self._pass = self._clock = None
 
     def stage(self) -> Stage | None:
-        """Return the stage in force while a prefill runs, None outside one."""
+        """Return the current stage while a prefill runs, None otherwise."""
         return None if self._pass is None else self._pass.prefill_stage()
 
     def as_selection(self, watcher: Watcher) -> Watcher:
-        """Count a watcher's work as selection, and let it see nothing outside a run."""
+        """Return the watcher, timed as selection and inactive outside a run."""
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
             if self._clock is not None:
@@ -58,17 +58,17 @@ class ActivePass:
         return watch
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of a tower block to the sites inside the tower."""
+        """Pass queries and keys of a tower block to the sites inside the tower."""
         if self._pass is not None:
             self._pass.watch_tower(query, key, scaling)
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of a decoder layer to what evicts cache entries."""
+        """Pass queries and keys of a decoder layer to the cache eviction."""
         if self._pass is not None:
             self._pass.watch_cache(layer, query, key, scaling)
 
     def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
+        """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
         if self._pass is not None and self._pass.step_mask is not None:
             self._pass.step_mask.choose(query, key, scaling)
 
@@ -86,10 +86,10 @@ def install(
     active: ActivePass,
     evicting: CacheEvictor | None = None,
 ) -> tuple[SessionSetup, AttentionTap]:
-    """Return what all passes of a session share, and the tap that shows the watchers what they asked for.
+    """Return the setup shared by all passes of a session, and the tap that feeds the watchers.
 
     Raises:
-        MethodError: the model cannot carry the method.
+        MethodError: the model cannot run the method.
         UserError: the model's attention is not supported.
     """
     depth = adapter.facts.text.layers
@@ -105,7 +105,7 @@ def install(
         *_cache_watchers(adapter, evicting, active),
     ]
     watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
-    # Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
+    # Tower blocks that the projector does not read: those that a method reads, and idle ones.
     extra, idle = split_idle(adapter.unread_blocks(), watched_modules)
     setup = SessionSetup(
         adapter=adapter,
@@ -129,7 +129,7 @@ def install(
 def _cache_watchers(
     adapter: Parts, evicting: CacheEvictor | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
-    """Watch every decoder layer where cache entries are to go."""
+    """Watch every decoder layer if cache entries will be evicted."""
     if evicting is None:
         return []
     layers = enumerate(adapter.decoder.layers)

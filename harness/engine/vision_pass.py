@@ -1,4 +1,4 @@
-"""From pixels to the decoder's entry: what is timed, watched and kept while the vision side of a model runs."""
+"""Time, watch and store the vision side of a model, from pixels to the decoder's input."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from espalier.harness.engine.session_setup import SessionSetup
 
 
 class VisionSide:
-    """Hooks on tower and projector for one run of them.
+    """Hooks on tower and projector for one run.
 
     Args:
         setup: method, model and settings.
         clock: times the vision phase.
-        keeps_features: whether what goes into the projector is wanted.
+        keeps_features: whether to store the projector's input.
     """
 
     def __init__(self, setup: SessionSetup, clock: Clock, keeps_features: bool) -> None:
@@ -32,7 +32,7 @@ class VisionSide:
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> VisionSide:
-        """Install the hooks, and let blocks idle that nobody reads."""
+        """Install the hooks, and skip blocks with unused output."""
         adapter = self._setup.adapter
         self._idle.__enter__()
         self._handles = [
@@ -49,18 +49,18 @@ class VisionSide:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove what is left."""
+        """Remove the remaining hooks."""
         self.stop_watching()
         self._idle.__exit__()
 
     def stop_watching(self) -> None:
-        """Look no longer: whatever goes through the projector from here on is the engine's own."""
+        """Remove the hooks: later calls of the projector are the engine's."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def features(self) -> Tensor | None:
-        """Return (units, D) what went into the projector; None if it was not wanted, or there were no pictures."""
+        """Return (units, D) input of the projector; None if not requested, or without images."""
         return torch.cat(self._features) if self._features else None
 
     def _before_tower(self, module: nn.Module, args: Any) -> None:

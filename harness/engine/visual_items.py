@@ -1,4 +1,4 @@
-"""What an adapter says about one image or video: its placeholders, and what they cost before the decoder."""
+"""An adapter's description of one image or video: its placeholders, and their cost before the decoder."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class Item:
 
 
 def rectangle(images: int, height: int, width: int, view: int = 0) -> Tensor:
-    """Return (images * height * width, 4) coordinates of whole grids in raster order, image by image."""
+    """Return (images * height * width, 4) coordinates of full grids in raster order, image by image."""
     axes = (torch.arange(images), torch.tensor([view]), torch.arange(height), torch.arange(width))
     return torch.cartesian_prod(*axes)

@@ -316,7 +316,7 @@ EXPERTS = replace(in_doubles("llava").facts.text, experts=4)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"device": "cpu"}, "model.device='cpu' is no GPU"),
+        ({"device": "cpu"}, "model.device='cpu' is not a GPU"),
         ({"attention": "eager"}, "model.attention='eager' is not sdpa"),
         ({"facts": replace(in_doubles("llava").facts, text=EXPERTS)}, "experts"),
     ],

@@ -226,7 +226,7 @@ def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
 
     tiny = Tiny("llava")
     settings = {**SAMPLED, "logits_processor": LogitsProcessorList([nothing])}
-    with pytest.raises(RuntimeError, match="left none to draw"):
+    with pytest.raises(RuntimeError, match="left none with a probability"):
         said(tiny.adapter, tiny.inputs(), "loop", settings)
 
 

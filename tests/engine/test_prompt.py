@@ -239,7 +239,7 @@ def test_what_a_prompt_does_not_hold_is_refused() -> None:
     assert "tower features" in refused(tiny, Scatter(("vision",)), bare)
     message = refused(tiny, method_of("fastervlm"), bare)
     assert "cls_attention" in message
-    assert "kept: nothing" in message
+    assert "stored: nothing" in message
     assert "another model" in refused(Tiny("llava", "float32"), method_of("none"), bare)
     with pytest.raises(MethodError, match="inside the vision tower"):
         shared_prompt(tiny.adapter, tiny.inputs(), [method_of("none"), method_of("tome")])

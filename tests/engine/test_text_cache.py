@@ -102,5 +102,5 @@ def test_a_layer_that_may_not_move_is_full() -> None:
     layer = IndexedLayer(room=1)
     layer.update(drawn(1, 2, 5, 8), drawn(1, 2, 5, 8))
     layer.update(drawn(1, 2, 1, 8), drawn(1, 2, 1, 8))
-    with pytest.raises(RuntimeError, match="room for 6 tokens, 7 came"):
+    with pytest.raises(RuntimeError, match="room for 6 tokens, got 7"):
         layer.update(drawn(1, 2, 1, 8), drawn(1, 2, 1, 8))

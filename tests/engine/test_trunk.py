@@ -60,5 +60,5 @@ def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
 def test_a_trunk_of_one_beam_is_not_taken_for_several() -> None:
     tiny = Tiny("llava", "float32")
     prompt = trunk_of(tiny, shared_prompt(tiny.adapter, tiny.inputs()), 2)
-    with pytest.raises(UserError, match=r"generation.num_beams: .* 3 rows, 6 came"):
+    with pytest.raises(UserError, match=r"generation.num_beams: .* 3 rows, got 6"):
         answered(tiny, method_of("none"), prompt, num_beams=2, output_logits=False)

@@ -1,4 +1,4 @@
-"""What methods read beyond the tokens: one producer a signal or family of signals, found by name in `table.py`."""
+"""Signals that methods read beyond the tokens: one producer for each signal or family, listed in `table.py`."""
 
 from espalier.harness.engine.signals.dispatch import Signals
 

@@ -1,4 +1,4 @@
-"""Values of a calibration at each token's place: `prior`. Nothing is captured."""
+"""Values of a calibration at each token's position: `prior`. Nothing is captured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a denoising step reads: `decider_attention`, `layer_normed`.
+"""Signals of a denoising step: `decider_attention`, `layer_normed`.
 
-The attention is that of the layer named, or of a `block` site's own, which has just run; the states are those that
+The attention is that of the named layer, or of a `block` site's layer, which has just run; the states are those that
 entered it.
 """
 
@@ -18,35 +18,35 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.states import ReachedStates
 from espalier.methods.base import MethodError
 
-#: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
+#: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
 DECIDERS = "deciders"
 
 
 def answer_length(inputs: Mapping[str, Any]) -> int:
-    """Return how many places of an answer stand behind the prompt: none outside denoising steps."""
+    """Return the number of answer positions after the prompt: 0 outside denoising steps."""
     deciders: Tensor | None = inputs.get(DECIDERS)
     return 0 if deciders is None else deciders.shape[1]
 
 
 class DeciderAttention(DecoderSignal):
-    """From the tokens unveiled in the step before, summed up."""
+    """Attention from the tokens unveiled in the previous step, summed."""
 
     _deciders: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note who decides."""
+        """Store the deciders."""
         super().begin(inputs)
         self._deciders = inputs.get(DECIDERS)
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
-        """Return the attention of the site's own layer."""
+        """Return the attention of the site's layer."""
         index = self.site.layer if self.need.layer is None else self.need.layer
         return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Compute the rows of the answer's tokens, and add up those that decide."""
+        """Compute the rows of the answer's tokens, and sum those of the deciders."""
         if self._deciders is None:
-            raise MethodError("decider_attention is there in denoising steps alone")
+            raise MethodError("signal 'decider_attention' is available in denoising steps only")
         deciders = self._deciders.to(query.device)
         first = query.shape[2] - deciders.shape[1]
         slots = torch.arange(first, query.shape[2], device=query.device)
@@ -61,10 +61,10 @@ class DeciderAttention(DecoderSignal):
 
 
 class LayerNormed(ReachedStates):
-    """Visual tokens after the layer's own input norm."""
+    """Visual tokens after the layer's input norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the visual tokens and norm them."""
+        """Take the visual tokens and normalise them."""
         layer = self.context.parts.decoder.layers[self.site.layer]
         self._captured = layer.input_layernorm(self.per_token(stage, hidden))
 

@@ -1,4 +1,4 @@
-"""What entered the decoder: `projected`, `all_projected`, `text_embeddings`.
+"""Inputs of the decoder: `projected`, `all_projected`, `text_embeddings`.
 
 Captured once a pass, the same at every site.
 """
@@ -15,19 +15,19 @@ from espalier.harness.engine.signals.producer import Producer, ViewRequest, word
 
 
 class DecoderInput(Producer):
-    """Base of what is taken from the decoder's input."""
+    """Base of signals taken from the decoder's input."""
 
     shared = True
     _taken: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget what was taken."""
+        """Drop the tokens of the last pass."""
         self._taken = None
 
     @property
     def taken(self) -> Tensor:
-        """What was taken in this pass."""
-        assert self._taken is not None  # the decoder is entered before any site is asked
+        """Tokens taken in this pass."""
+        assert self._taken is not None  # the decoder is entered before any site
         return self._taken
 
 
@@ -44,7 +44,7 @@ class Projected(DecoderInput):
 
 
 class AllProjected(Projected):
-    """Visual tokens, those dropped since included."""
+    """Visual tokens, including dropped ones."""
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M, D)."""

@@ -1,4 +1,4 @@
-"""The producers that a method's needs name, and the moments of a pass at which each of them looks."""
+"""The producers of the signals that a method needs, called at each moment of a pass."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from espalier.methods.base import MethodError, Need, Site, TokenReducer
 
 
 class Signals:
-    """Captures what a method's needs name during a pass and hands it over per visual token.
+    """Captures the signals that a method needs during a pass and returns them per visual token.
 
     Args:
         adapter: the model's facts and modules.
-        method: whose needs to serve.
+        method: the method with these needs.
         sites: its sites.
         prior: calibrated prior, for methods that need one.
-        stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
+        stage: returns the current stage while a decoder layer of a prefill runs, None outside a prefill.
 
     Raises:
         MethodError: the model lacks a signal, or a calibration is missing.
@@ -73,26 +73,26 @@ class Signals:
     # ------------------------------------------------------------------ capturing
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
-        """Return what an `AttentionTap` must watch."""
+        """Return the modules that an `AttentionTap` must watch, with their watchers."""
         return [pair for producer in self._producers for pair in producer.watchers()]
 
     @property
     def watched_layers(self) -> list[nn.Module]:
-        """The tower's layers whose outputs are read."""
+        """The tower's layers with outputs that are read."""
         return [layer for producer in self._producers for layer in producer.watched_layers]
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
-        """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
+        """Watch the tower's layers for one pass, if their states are needed; the caller removes the handles."""
         return [handle for producer in self._producers for handle in producer.hook_tower(clock)]
 
     def begin(
         self, inputs: Mapping[str, Any], kept_units: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Forget the last pass; `inputs` are what the next one's model is given.
+        """Drop the last pass's captures; `inputs` are those of the next pass.
 
         Args:
             inputs: of the batch.
-            kept_units: what a kept prompt holds of the signals before the decoder, as `kept_units` returned it.
+            kept_units: a stored prompt's signals before the decoder, as `kept_units` returned them.
         """
         for producer in self._producers:
             producer.begin(inputs)
@@ -104,7 +104,7 @@ class Signals:
         return {need.key for need in needs if need.signal in BEFORE_DECODER}
 
     def kept_units(self) -> dict[str, Tensor]:
-        """Return what was read before the decoder, for each unit of the projector."""
+        """Return the signals read before the decoder, for each unit of the projector."""
         keys = self.before_decoder()
         return {
             producer.need.key: producer.units()
@@ -113,12 +113,12 @@ class Signals:
         }
 
     def start(self, layout: Layout, hidden: Tensor) -> None:
-        """Note what (B, L, D) enters the decoder."""
+        """Capture the states (B, L, D) that enter the decoder."""
         for producer in self._producers:
             producer.enter(layout, hidden)
 
     def reach(self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
+        """Capture the states (B, M, D) that enter the layer of `site`, before the method plans."""
         for producer in self._by_site[site].values():
             producer.reach(stage, hidden, rotary)
 

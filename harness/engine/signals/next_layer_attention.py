@@ -1,6 +1,6 @@
 """Attention of a decoder layer that has not run yet: `next_last_attention`.
 
-Captured when the site is reached: queries and keys of the site's own layer, for the states that are about to enter it.
+Captured when the site is reached: queries and keys of the site's layer, for the states that are about to enter it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
 class NextLastAttention(DecoderSignal):
-    """`last_attention` of the layer that the site stands before."""
+    """`last_attention` of the layer after the site."""
 
     _answer_length = 0
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note where the prompt ends."""
+        """Store the length of the answer after the prompt."""
         super().begin(inputs)
         self._answer_length = answer_length(inputs)
 
@@ -44,13 +44,13 @@ class NextLastAttention(DecoderSignal):
 
 
 class NextRow:
-    """Runs a layer's own forward up to its attention, and no further: no kernel, no MLP, nothing cached.
+    """Runs a layer's forward up to its attention and no further: no kernel, no MLP, nothing cached.
 
-    So norm, projections and rotary positions are the layer's, whatever the family. The attention is left by an
-    exception that the watcher raises once it has seen queries and keys; the layer's later run passes undisturbed.
+    So norm, projections and rotary positions are the layer's, in every family. The watcher ends the forward by an
+    exception once it has queries and keys; the layer's later run is not affected.
 
     Args:
-        layer: the decoder layer; `watch` must be among what watches its attention.
+        layer: the decoder layer; `watch` must be among the watchers of its attention.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -67,19 +67,19 @@ class NextRow:
     def last(
         self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, answer_length: int = 0
     ) -> Tensor:
-        """Return (B, M): what the prompt's last slot would pay each slot in this layer, mean over heads; 0: not valid.
+        """Return (B, M): attention of the prompt's last slot to each slot in this layer, mean over heads; 0: not valid.
 
         Args:
             hidden: (B, M, D) states that enter the layer.
             rotary: tables of the slots.
-            valid: (B, M) which slots may be attended to.
-            answer_length: slots of an answer behind the prompt.
+            valid: (B, M) slots that may be attended to.
+            answer_length: slots of an answer after the prompt.
 
         Cost: the layer's projections of M slots, and one row of attention.
         """
         self._valid, self._answer_length = valid, answer_length
         try:
-            # Not by calling the layer, whose hooks belong to its real run.
+            # Not by calling the layer: its hooks belong to its real run.
             self._layer.forward(
                 hidden, attention_mask=None, past_key_values=None, position_embeddings=rotary
             )

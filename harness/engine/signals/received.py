@@ -1,4 +1,4 @@
-"""What a decoder layer pays each visual token: `last_attention`, `mean_attention`.
+"""Attention of a decoder layer to each visual token: `last_attention`, `mean_attention`.
 
 Captured in the prefill, in the layer before the site.
 """
@@ -17,12 +17,12 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
 class LastAttention(DecoderSignal):
-    """From the prompt's last token, behind which a denoising step has the answer."""
+    """Attention from the prompt's last token, which in a denoising step precedes the answer."""
 
     _answer_length = 0
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note where the prompt ends."""
+        """Store the length of the answer after the prompt."""
         super().begin(inputs)
         self._answer_length = answer_length(inputs)
 
@@ -37,7 +37,7 @@ class LastAttention(DecoderSignal):
 
 
 class MeanAttention(DecoderSignal):
-    """From all queries that see the token."""
+    """Mean attention from all queries that see the token."""
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute all rows, block by block."""

@@ -1,6 +1,6 @@
-"""What some queries pay each key, largest over heads: `text_received_max`, `visual_received_max`.
+"""Attention of some queries to each key, largest over heads: `text_received_max`, `visual_received_max`.
 
-Captured in the prefill, in the layer before the site, summed up block by block: the maps themselves are never held.
+Captured in the prefill, in the layer before the site, and summed block by block: full maps are never stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
 class VisualReceivedMax(DecoderSignal):
-    """From the visual tokens that are left."""
+    """Attention from the remaining visual tokens."""
 
     def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
@@ -25,7 +25,7 @@ class VisualReceivedMax(DecoderSignal):
         return torch.where(place < counts, stage.slots, -1)
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Compute the asked rows."""
+        """Compute the rows of these queries."""
         slots, visibility = self.query_slots(stage), self.context.visibility
         received = received_max(query, key, scaling, stage.valid, slots, visibility=visibility)
         return self.per_token(stage, received)
@@ -36,12 +36,12 @@ class VisualReceivedMax(DecoderSignal):
 
 
 class TextReceivedMax(VisualReceivedMax):
-    """From the words behind the image."""
+    """Attention from the words after the image."""
 
     _answer_length: Tensor
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
-        """Note which words they are, while all visual tokens are there."""
+        """Find these words while no visual token has been dropped."""
         super().enter(layout, hidden)
         self._answer_length = words_after_image(layout)
 
@@ -51,8 +51,8 @@ class TextReceivedMax(VisualReceivedMax):
 
 
 def words_after_image(layout: Layout) -> Tensor:
-    """Return (B, T): which words stand behind the last visual token of their row, dropped since or not."""
-    # A batch may be of words alone.
+    """Return (B, T): True for words after the last visual token of their row, dropped or not."""
+    # A batch may have no visual tokens.
     last = pad(layout.visual, (1, 0), value=-1).amax(dim=1, keepdim=True)
     return layout.words > last
 
@@ -66,9 +66,9 @@ def received_max(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, S): the largest attention over heads that each key receives, mean over the asked queries.
+    """Return (B, S): the largest attention over heads that each key receives, mean over the given queries.
 
-    Arguments and cost are those of `query_rows`; a row that nobody asks in receives 0. FitPrune (arXiv 2409.10197).
+    Arguments and cost are those of `query_rows`; a row without queries receives 0. FitPrune (arXiv 2409.10197).
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
     total = torch.zeros(valid.shape, dtype=accumulator, device=key.device)

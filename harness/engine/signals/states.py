@@ -13,7 +13,7 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest,
 
 
 class ReachedStates(DecoderSignal):
-    """Base of what is taken from the states themselves."""
+    """Base of signals taken from the states themselves."""
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Watch nothing."""
@@ -36,7 +36,7 @@ class TextNormed(TextStates):
     """Words after the decoder's final norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the words and norm them."""
+        """Take the words and normalise them."""
         self._captured = self.context.parts.decoder.norm(word_states(hidden, stage.words))
 
 
@@ -44,7 +44,7 @@ class Normed(ReachedStates):
     """Visual tokens after the decoder's final norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the visual tokens and norm them."""
+        """Take the visual tokens and normalise them."""
         self._captured = self.context.parts.decoder.norm(self.per_token(stage, hidden))
 
     def view_values(self, request: ViewRequest) -> Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from espalier.harness.specs.registry import Registry
 
-#: Made where a site inside the tower is asked, by the engine's own run of the tower's blocks.
+#: Made at a site inside the tower, by the engine's run of the tower's blocks.
 INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout"})
 
-#: Read before the decoder: for each unit of the projector, so that a kept prompt can hold them.
+#: Read before the decoder, for each unit of the projector, so that a prompt can store them.
 BEFORE_DECODER = frozenset(
     {
         "cls_attention",

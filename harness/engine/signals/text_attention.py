@@ -1,4 +1,4 @@
-"""What each word pays each visual token: `text_attention`. Captured in the prefill, in the layer before the site."""
+"""Attention of each word to each visual token: `text_attention`. Captured in the prefill, before the site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
 class TextAttention(DecoderSignal):
-    """Rows of all words, mean over heads."""
+    """Attention rows of all words, mean over heads."""
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the words' rows."""

@@ -18,7 +18,7 @@ from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
 class TextRollout(DecoderSignal):
-    """Keeps queries and keys of the layers in between, and rolls out behind the last of them."""
+    """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layers since the last site that takes effect between layers."""
@@ -56,9 +56,9 @@ def rollout_of_words(
 
     Args:
         layers: of the decoder, first to last, all with the same slots.
-        valid: (B, S) which slots may be attended to.
+        valid: (B, S) slots that may be attended to.
         words: (B, T) slots.
-        visibility: who sees whom.
+        visibility: attention visibility.
     """
     query = layers[0][0]
     slot = torch.arange(query.shape[2], device=query.device)

@@ -1,4 +1,4 @@
-"""Places, read off the layout; nothing is captured: `text_positions`, `visual_positions`, `all_positions`, `tile`."""
+"""Positions, read from the layout without a capture: `text_positions`, `visual_positions`, `all_positions`, `tile`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tile(Producer):
 
 
 class VisualPositions(Producer):
-    """Place of each visual token in its row's prompt."""
+    """Position of each visual token in its row's prompt."""
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
@@ -28,7 +28,7 @@ class VisualPositions(Producer):
 
 
 class AllPositions(Producer):
-    """Place of each visual token, those dropped since included."""
+    """Position of each visual token, including dropped ones."""
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M), -1 where a row has fewer."""
@@ -38,7 +38,7 @@ class AllPositions(Producer):
 
 
 class TextPositions(Producer):
-    """Place of each word."""
+    """Position of each word."""
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T), -1 where a row has fewer."""
@@ -47,5 +47,5 @@ class TextPositions(Producer):
 
 
 def _padding_length(request: ViewRequest) -> Tensor:
-    """Return (b, 1): how many slots of padding stand before each row's prompt."""
+    """Return (b, 1): the number of padding slots before each row's prompt."""
     return (~request.layout.valid[request.rows]).sum(1, keepdim=True)

@@ -1,7 +1,7 @@
 """Attention and keys of the tower, unit by unit: `cls_attention`, `cls_logits`, `tower_keys`, and both of one head.
 
-Watches the layer whose output the projector reads, or the one named; where a learned query pools the tower's output,
-the pooling head. Captured at every call of the tower; handed over as the model blends units into tokens.
+Watches the layer that the projector reads, or the named one; if a learned query pools the tower's output, the pooling
+head. Captured at every call of the tower; units are blended into tokens as the model does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from espalier.harness.engine.signals.producer import Producer, ViewRequest
 
 
 class UnitSignal(Producer):
-    """Base of what the tower tells about each unit that goes into the projector; the same at every site."""
+    """Base of the tower's signals for each unit of the projector; the same at every site."""
 
     shared = True
 
@@ -58,7 +58,7 @@ class TowerAttention(UnitSignal):
         return by_probe and "keys" not in self.need.signal
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass's pictures."""
+        """Drop the last pass's images."""
         self._parts = []
 
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -69,7 +69,7 @@ class TowerAttention(UnitSignal):
         self._parts = [*self._parts, self.context.parts.to_units(values)]
 
     def units(self) -> Tensor:
-        """Return what was read, over all calls of the tower."""
+        """Return the values of all calls of the tower."""
         return torch.cat(list(self._parts))
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
@@ -86,20 +86,20 @@ class TowerKeys(TowerAttention):
 
 
 class ClassLogits(TowerAttention):
-    """What the class token asks, before the softmax."""
+    """Logits of the class token's query, before the softmax."""
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N), from the one query of a picture, or from all where it has none."""
+        """Return (P, N), from the one class query of an image, or from all queries if there is none."""
         averaged = self.context.parts.facts.class_attention == "mean"
         class_query = query if averaged else query[:, :, :1]
         return mean_logits(class_query, key, scaling)[:, self.context.class_tokens :]
 
 
 class ClassAttention(TowerAttention):
-    """What the class token asks, after the softmax."""
+    """Attention of the class token's query, after the softmax."""
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N), from the one query of a picture (class token, or probe of the pooling head), or from all."""
+        """Return (P, N), from the one query of an image (class token, or probe of the pooling head), or from all."""
         if self.context.parts.facts.class_attention in ("token", "probe"):
             rows = attention_rows(query[:, :, :1], key, scaling, None)
             return rows[:, 0, self.context.class_tokens :]

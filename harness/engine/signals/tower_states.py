@@ -19,10 +19,10 @@ from espalier.methods.base import Need, Site
 
 
 class TowerStates(UnitSignal):
-    """Adds up states as they come.
+    """Sums states as they are computed.
 
-    With hidden state 0 what enters layer 0 and hidden state i what layer i - 1 returns, the states from 2 n / 3 to n of
-    the n layers count: 16 to 24 of 24. All layers that the tower has are among the n, also one whose output the
+    With hidden state 0 the input of layer 0 and hidden state i the output of layer i - 1, the states from 2 n / 3 to n
+    of the n layers are used: 16 to 24 of 24. n counts all layers of the tower, including one with output that the
     projector does not read.
     """
 
@@ -34,11 +34,11 @@ class TowerStates(UnitSignal):
 
     @property
     def watched_layers(self) -> list[nn.Module]:
-        """The layers whose outputs count."""
+        """The layers with outputs that are summed."""
         return self._layers
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
-        """Forget what was seen and watch the layers until the handles are removed; `clock` counts it as selection."""
+        """Reset the sums and watch the layers until the handles are removed; `clock` counts it as selection."""
         self._sums = []
         return [
             layer.register_forward_hook(partial(self._add, clock, layer is self._layers[0]))
@@ -48,7 +48,7 @@ class TowerStates(UnitSignal):
     def _add(self, clock: Clock, first: bool, module: nn.Module, args: Any, output: Tensor) -> None:
         with clock.phase("select"):
             states = output.to(torch.promote_types(output.dtype, torch.float32))
-            # A tower of packed pictures has no axis for them.
+            # A tower of packed images has no image axis.
             states = states.unsqueeze(0) if states.dim() == 2 else states
             units = self.context.parts.to_units(states[:, self.context.class_tokens :])
             if first:

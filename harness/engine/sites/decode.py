@@ -1,4 +1,4 @@
-"""Part of the cache, step by step: which visual entries the upper layers attend to while tokens are generated."""
+"""Choice at each decoding step of the visual cache entries that the upper layers attend to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from espalier.methods.base import Attended, MethodError, Need, Site, TokenReduce
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended
 
-#: What a method may read at a decoding step.
+#: Signals that a method may read at a decoding step.
 STEP_NEEDS = frozenset({Need("last_attention")})
 
 
 class DecodeStepMask:
-    """Asks a method at every decoding step, and turns its answers into the slots that are hidden.
+    """Calls a method at every decoding step, and turns its answers into hidden slots.
 
-    Nothing leaves the cache, since a later step may want any entry again: masks hide what a step leaves out.
+    Nothing leaves the cache, since a later step may need any entry again: masks hide the entries left out at a step.
 
     Args:
         method: the reducer.
@@ -49,18 +49,18 @@ class DecodeStepMask:
         self._counts: list[Tensor] = []
 
     def hides(self, layer: int) -> bool:
-        """Return whether a decoder layer may have to leave out entries at this step."""
+        """Return whether a decoder layer has to leave out entries at this step."""
         return layer >= self._site.layer and self._attended is not None
 
     def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Ask the method, from what the layer below its site just computed for the new token.
+        """Get the method's choice, from the new token's attention in the layer below its site.
 
         Args:
             query: (B, H, 1, Dh) of the new token, rotary positions applied.
             key: (B, H_kv, S, Dh) of all tokens in that layer's cache, the new one included.
             scaling: factor of the logits.
 
-        Cost: O(H S Dh) and the method's own.
+        Cost: O(H S Dh) and the method's cost.
         """
         stage = self._stage.move(query.device)
         new_valid = stage.valid.new_ones(key.shape[0], key.shape[2] - stage.valid.shape[1])
@@ -94,12 +94,12 @@ class DecodeStepMask:
 
     def valid(self, stage: Stage) -> Tensor:
         """Return (B, M): the slots of a stage that this step attends to. Cost: O(B M), no synchronisation."""
-        assert self._attended is not None  # asked only if `hides`
+        assert self._attended is not None  # called only if `hides`
         n_slots, device = stage.valid.shape[1], stage.valid.device
         if id(stage) not in self._slots:
             place = torch.arange(stage.slots.shape[1], device=device)
             real = place < torch.tensor(stage.counts, device=device).unsqueeze(1)
-            # Right-padded entries must not touch a real slot: they go to one extra column that is cut off again.
+            # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
             self._slots[id(stage)] = torch.where(real, stage.slots, n_slots)
         attended = take(self._attended.to(device), stage.origin, -1)
         slots = self._slots[id(stage)].to(device)
@@ -124,7 +124,7 @@ def decode_site(method: TokenReducer, depth: int) -> Site | None:
     """Return a method's decode site in a decoder of `depth` layers.
 
     Raises:
-        MethodError: it asks for signals that a decoding step does not have.
+        MethodError: it needs signals that a decoding step does not have.
     """
     site = method.decode_site(depth)
     for need in () if site is None else method.needs(site):

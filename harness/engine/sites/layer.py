@@ -1,8 +1,7 @@
-"""`layer` sites: they shorten the hidden states that enter their decoder layer, and with them all later layers.
+"""`layer` sites: they shorten the hidden states that enter their decoder layer, and so all later layers.
 
-Layers below still see every token, and their caches stay long. `shorten_states` is where hidden states lose
-tokens between layers; what a family adds to them behind later layers follows by itself (harness/engine/deepstack.py). A
-sweep that forks one prefill at layer K would keep the states, tables and mask that arrive there.
+Earlier layers still see every token, and their caches stay long. `shorten_states` removes tokens from hidden states
+between layers; features that a family adds after later layers follow automatically (harness/engine/deepstack.py).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class LayerSites(Sites):
-    """The method sees hidden states; in front of layer 0 these are the input of the decoder stack."""
+    """The method sees hidden states; before layer 0 these are the input of the decoder stack."""
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at sites in front of layer 0."""
+        """Apply the sites before layer 0."""
         for number, site in self.sites:
             if site.layer == 0:
                 kwargs = plan_before_decoder(self.prefill, number, kwargs)
@@ -35,7 +34,7 @@ class LayerSites(Sites):
         return [site.layer for _, site in self.sites if site.layer > 0]
 
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
-        """Ask at the sites of this layer, and prepare tables and masks of the later ones."""
+        """Apply the sites of this layer, and prepare tables and masks of the later ones."""
         prefill = self.prefill
         for number, site in self.sites:
             if site.layer != layer:

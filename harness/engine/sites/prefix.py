@@ -1,4 +1,4 @@
-"""`prefix` sites: they shorten the input of decoder layer 0, the projected tokens among their words.
+"""`prefix` sites: they shorten the input of decoder layer 0, projected tokens among words.
 
 `gather_arguments` removes tokens from the arguments of the decoder stack, for every kind of site that takes effect
 there. Features that a family adds after its first layers have been taken out by then (harness/engine/deepstack.py).
@@ -20,14 +20,14 @@ class PrefixSites(Sites):
     """The method sees the tokens as they enter the decoder."""
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at each site and gather what is left."""
+        """Apply each site and gather the remaining tokens."""
         for number, _ in self.sites:
             kwargs = plan_before_decoder(self.prefill, number, kwargs)
         return kwargs
 
 
 def plan_before_decoder(prefill: Prefill, number: int, kwargs: Arguments) -> Arguments:
-    """Ask the method about the tokens that enter the decoder, and drop what it drops."""
+    """Get the method's plans for the tokens that enter the decoder, and drop the others."""
     decision = prefill.decide(number, prefill.tokens(kwargs["inputs_embeds"]))
     return gather_arguments(prefill, decision, kwargs)
 

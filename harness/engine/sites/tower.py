@@ -1,4 +1,4 @@
-"""`tower` sites: blocks of the vision tower run on fewer slots, and the input of decoder layer 0 is as much shorter."""
+"""`tower` sites: blocks of the vision tower run on fewer slots, and the input of decoder layer 0 is shortened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from espalier.harness.engine.tower.tower_run import TowerRun
 
 
 class TowerSites(Sites):
-    """The method is asked picture by picture inside the tower, which takes the run's blocks for its own.
+    """The method plans image by image inside the tower, where a `TowerRun` replaces the blocks.
 
     Args:
         prefill: the batch.
@@ -31,7 +31,7 @@ class TowerSites(Sites):
 
     def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         super().__init__(prefill, sites)
-        #: What runs the tower's blocks; None if nothing is to go inside it.
+        #: Runs the tower's blocks; None if nothing is dropped inside the tower.
         self.run: TowerRun | None = None
         setup, layout = prefill.setup, prefill.layout
         if all(
@@ -55,22 +55,22 @@ class TowerSites(Sites):
         )
 
     def open(self) -> None:
-        """Take the place of the tower's blocks."""
+        """Replace the tower's blocks."""
         if self.run is not None:
             self.run.__enter__()
 
     def close(self) -> None:
-        """Give the blocks their own forward back."""
+        """Restore the blocks' forward."""
         if self.run is not None:
             self.run.__exit__()
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Note queries and keys of the block that runs."""
+        """Store queries and keys of the running block."""
         if self.run is not None:
             self.run.watch(query, key, scaling)
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Drop the tokens of the patches that went inside the tower."""
+        """Drop the tokens of the patches that were dropped inside the tower."""
         prefill = self.prefill
         all_tokens = [torch.arange(count) for count in prefill.layout.counts]
         kept = all_tokens if self.run is None else self.run.kept()
@@ -82,5 +82,5 @@ class TowerSites(Sites):
         return gather_arguments(prefill, Decision(index, counts, ()), kwargs)
 
     def work(self, row: int) -> Work:
-        """Return what the row's pictures did not cost."""
+        """Return the cost that the row's images saved."""
         return NO_WORK if self.run is None else self.run.spared(row)

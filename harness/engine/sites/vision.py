@@ -1,7 +1,7 @@
 """`vision` sites: they decide on the features that enter the projector, and shorten the input of decoder layer 0.
 
-The tokens leave where the decoder is entered, for every model alike: some call the projector once, some several times,
-some inside the tower. Features that the method merged are projected once more.
+The tokens are dropped at the decoder's input for every model: some call the projector once, some several times, some
+inside the tower. Features that the method merged are projected again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from espalier.harness.engine.sites.site import Arguments, Sites
 class VisionSites(Sites):
     """The method sees features; a merged token is the projection of merged features.
 
-    Where the model blends projected units into tokens (bilinear pooling), no features stand for one token: the blend is
-    what the method sees, and merging happens after the projector.
+    Where the model blends projected units into tokens (bilinear pooling), features do not correspond to tokens: the
+    method sees the blend, and merging happens after the projector.
     """
 
     reads_features = True
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at each site and gather what is left."""
-        # No picture in the whole batch, no features: then no row has tokens to mix.
+        """Apply each site and gather the remaining tokens."""
+        # Without images in the batch there are no features, and no row has tokens to mix.
         units = torch.empty(0) if features is None else features
         for number, _ in self.sites:
             kwargs = self._reduce(number, units, kwargs)
@@ -54,7 +54,7 @@ class VisionSites(Sites):
 
 
 def _projected(adapter: Parts, decision: Decision) -> Decision:
-    """Return the decision with merged features as wide as the decoder."""
+    """Return the decision with merged features projected to the decoder's width."""
     merged = tuple(
         replace(group, values=_project(adapter, group.values)) if group.features else group
         for group in decision.merged

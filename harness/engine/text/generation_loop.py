@@ -1,9 +1,9 @@
-"""The loop of an ordinary answer: one prefill by the whole model, then steps by its text stack alone.
+"""The loop of an ordinary answer: one prefill by the full model, then steps by its text stack alone.
 
 The library prepares everything (`generate`, which takes this loop as its `custom_generate`): settings, positions and
-masks of the prompt, logits processors, stopping criteria. What is chosen from the logits is what its own loop chooses,
-and sampling draws what it draws from the same seed. What its loop does at every step and this one does not: prepare the
-inputs of a whole multimodal model, make positions and masks anew, and wait for the device.
+masks of the prompt, logits processors, stopping criteria. Tokens are chosen from the logits as in its own loop, and
+sampling draws the same ids from the same seed. Unlike the library's loop, this one does not prepare the inputs of a
+full multimodal model, build positions and masks again, or wait for the device at every step.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.text.fixed_steps import TextForward
 from espalier.harness.engine.text.step_attention import attention_configs, folded
 
-#: Tokens between two looks at whether a GPU has said the last end: each look waits for all that was launched.
+#: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
 END_CHECK_INTERVAL = 8
 
 
 class PrefillState(Protocol):
-    """What the prefill leaves behind, known once it has run."""
+    """State after the prefill, available once it has run."""
 
     following: Tensor
     """Position (..., B, 1) of the token that follows."""
 
     def check_finite(self, lengths: Sequence[int]) -> None:
-        """Raise if the logits behind the first `lengths` tokens of a row are not finite."""
+        """Raise if the logits after the first `lengths` tokens of a row are not finite."""
 
 
 @dataclass(frozen=True)
 class LoopOutput:
-    """What a loop said: `ids` (B, T), the logits (B, V) of each token if asked for, and the steps that it took."""
+    """Output of a loop: `ids` (B, T), the logits (B, V) of each token if requested, and the number of steps."""
 
     ids: Tensor
     logits: tuple[Tensor, ...] | None
@@ -43,11 +43,11 @@ class LoopOutput:
 
 
 class AnswerLoop:
-    """Says the answers of a batch, greedily or by sampling.
+    """Generates the answers of a batch, greedily or by sampling.
 
     Args:
         adapter: the model.
-        behind: sees the prefill, and completes what the decoder stack is given at each step.
+        prefill: observes the prefill, and completes the decoder's arguments at each step.
     """
 
     def __init__(self, adapter: Parts, prefill: PrefillState) -> None:
@@ -64,10 +64,10 @@ class AnswerLoop:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> LoopOutput:
-        """Run the prompt and say the answers; the arguments are those of the library's own loop.
+        """Run the prompt and generate the answers; the arguments are those of the library's loop.
 
         Raises:
-            RuntimeError: sampling from probabilities that are none, and the model's own logits are finite.
+            RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
         """
         cache = model_kwargs["past_key_values"]
         inputs = model.prepare_inputs_for_generation(
@@ -86,32 +86,32 @@ class AnswerLoop:
                 logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
         if answer.sampling_failed:
             self._prefill.check_finite([answer.needed] * len(input_ids))
-            raise RuntimeError("no token has a probability: the processors left none to draw")
+            raise RuntimeError("no token can be drawn: the processors left none with a probability")
         return answer.output()
 
 
 def interval(device: torch.device) -> int:
-    """Return the tokens between two looks at whether all rows have ended."""
+    """Return the number of tokens between two checks whether all rows have ended."""
     return 1 if device.type == "cpu" else END_CHECK_INTERVAL
 
 
 def draw_ids(probabilities: Tensor) -> Tensor:
     """Draw one id (B,) a row from probabilities (B, V), without waiting for the device.
 
-    torch.multinomial draws one sample by this very race, so the same seed draws the same ids; on a GPU it waits twice,
-    to check what it was given.
+    torch.multinomial draws one sample by the same computation, so the same seed draws the same ids; on a GPU it
+    synchronises twice, to check its arguments.
     """
     noise = torch.empty_like(probabilities).exponential_(1)
     return torch.div(probabilities, noise, out=noise).argmax(-1)
 
 
 class _GeneratedAnswer:
-    """The tokens said so far, and which rows go on."""
+    """The tokens generated so far, and which rows continue."""
 
     def __init__(self, prompt: Tensor, processors: Any, criteria: Any, config: Any) -> None:
         rows, self._start = prompt.shape
         self._processors, self._criteria, self._config = processors, criteria, config
-        # Written by index; processors and criteria see what is written.
+        # Written by index; processors and criteria see the written part.
         self._ids = prompt.new_empty(rows, config.max_length)
         self._ids[:, : self._start] = prompt
         self._end = self._start
@@ -124,7 +124,7 @@ class _GeneratedAnswer:
 
     @property
     def count(self) -> int:
-        """Tokens said to each row."""
+        """Tokens generated for each row."""
         return self._end - self._start
 
     @property
@@ -133,7 +133,7 @@ class _GeneratedAnswer:
         return self._ids[:, self._end - 1 : self._end]
 
     def extend(self, logits: Tensor) -> bool:
-        """Say one more token to each row, from logits (B, V), and return whether all rows are known to have ended."""
+        """Add one token to each row, from logits (B, V), and return whether all rows are known to have ended."""
         # A copy in fp32, which processors may write to, as in the library's loop.
         logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
         scores = self._processors(self._ids[:, : self._end], logits)
@@ -160,16 +160,16 @@ class _GeneratedAnswer:
 
     @property
     def sampling_failed(self) -> bool:
-        """Whether a row had no probabilities to draw from. Cost: waits for the device."""
+        """Whether a row had no probabilities to draw from. Cost: one synchronisation with the device."""
         return bool(self._has_nan)
 
     @property
     def needed(self) -> int:
-        """Tokens until the last row ended. Cost: waits for the device."""
+        """Tokens until the last row ended. Cost: one synchronisation with the device."""
         return int(self._needed)
 
     def output(self) -> LoopOutput:
-        """Return the answers without what was said behind the end of all rows."""
+        """Return the answers without the tokens after the end of all rows."""
         ids = self._ids[:, self._start : self._start + self.needed].clone()
         logits = None if self._logits is None else tuple(self._logits[: self.needed])
         return LoopOutput(ids, logits, self.count - 1)

@@ -1,4 +1,4 @@
-"""TowerImages on their way through the tower, and what is done to their slots."""
+"""Images on their way through the tower, and operations on their slots."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SlotPolicy:
 
     Attributes:
         extra: 1 if slot 0 is a class token.
-        emulate: keep all slots and mask what is gone, the slow reference.
-        weighed: whether keys count by the size of their slot.
+        emulate: keep all slots and mask dropped ones, the slow reference.
+        weighed: whether keys are weighted by the size of their slot.
     """
 
     extra: int
@@ -30,14 +30,14 @@ class SlotPolicy:
 
 @dataclass(eq=False)
 class TowerImages:
-    """TowerImages with equally many slots, on their way through the blocks.
+    """Images with the same number of slots, on their way through the blocks.
 
     Attributes:
-        members: their numbers over the whole batch.
-        hidden: (P, E + n, D) residual stream, E = 1 where the tower has a class token; emulated: all N slots.
-        origin: (P, n) patch that each slot stands for, ascending.
-        sizes: (P, n) how many patches each slot stands for.
-        order: (P, n) slots in the order that the method's last plan gave them.
+        members: their numbers in the batch.
+        hidden: (P, E + n, D) residual stream, E = 1 if the tower has a class token; emulated: all N slots.
+        origin: (P, n) patch of each slot, ascending.
+        sizes: (P, n) number of patches that each slot represents.
+        order: (P, n) slots in the order of the method's last plan.
         heads: queries and keys of the blocks since the last site.
     """
 
@@ -50,21 +50,21 @@ class TowerImages:
 
     @classmethod
     def all_alive(cls, hidden: Tensor, extra: int) -> TowerImages:
-        """Every patch of (P, E + N, D) alive, each for itself."""
+        """Return images (P, E + N, D) with every patch alive, each in its own slot."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - extra
         origin = torch.arange(n_units, device=hidden.device).expand(n_pictures, -1)
         sizes = torch.ones(n_pictures, n_units, device=hidden.device)
         return cls(list(range(n_pictures)), hidden, origin, sizes, origin, [])
 
     def slots(self, emulate: bool) -> Tensor:
-        """Return (P, n) where the slots alive stand behind the class token."""
+        """Return (P, n) positions of the alive slots after the class token."""
         if emulate:
             return self.origin
         indices = torch.arange(self.origin.shape[1], device=self.origin.device)
         return indices.expand_as(self.origin)
 
     def bias(self, policy: SlotPolicy) -> Tensor | None:
-        """Return what is added to the logits: log-sizes if keys count by them, -inf where emulation hides."""
+        """Return the bias added to the logits: log-sizes if keys are weighted, -inf where emulation hides."""
         if not policy.weighed and not policy.emulate:
             return None
         bias = self.hidden.new_zeros(self.hidden.shape[:2])
@@ -78,11 +78,11 @@ class TowerImages:
 def restore_grids(
     groups: Sequence[TowerImages], like: Tensor, policy: SlotPolicy
 ) -> tuple[Tensor, Tensor]:
-    """Put slots back on the grids (P, E + N, D) of `like`, zero where a patch is gone.
+    """Put slots back on the grids (P, E + N, D) of `like`, zero where a patch was dropped.
 
     Returns:
-        whole: (P, E + N, D).
-        alive: (P, N) which patches are.
+        grids: (P, E + N, D).
+        alive: (P, N) mask of the patches alive.
     """
     extra = policy.extra
     n_units = like.shape[1] - extra
@@ -101,7 +101,7 @@ def restore_grids(
 
 
 def new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
-    """Return (P, K): how many patches the kept slots stand for, out of (P, N)."""
+    """Return (P, K): number of patches that each kept slot represents, from (P, N)."""
     if plan.merge is None:
         return take(sizes, plan.kept, -1)
     if isinstance(plan.merge, Assignment):

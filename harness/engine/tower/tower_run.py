@@ -1,8 +1,9 @@
-"""Methods inside the vision tower: blocks run on the slots still alive, and the grid is whole again behind the last.
+"""Methods inside the vision tower: blocks run on the alive slots, and the last block's output is a full grid again.
 
-What follows the tower (projector, stitching of crops, placeholders) counts on whole grids, so the output of the last
-block is put back on the grid, zero where a patch is gone; the decoder's stage then drops the tokens of those patches
-before layer 0. Patches that no token is made of (the padding of a high-resolution image) leave at the first site.
+The modules after the tower (projector, stitching of crops, placeholders) need full grids, so the output of the last
+block is put back on the grid, zero where a patch was dropped; the decoder's stage then drops the tokens of those
+patches before layer 0. Patches that no token is made of (the padding of a high-resolution image) are dropped at the
+first site.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from espalier.methods.base import MethodError, Site, TokenReducer
 
 
 class TowerRun:
-    """Takes the place of the tower's blocks for one batch.
+    """Replaces the tower's blocks for one batch.
 
     Args:
         method: the reducer.
@@ -36,8 +37,8 @@ class TowerRun:
         extra: 1 if slot 0 is a class token.
         layout: of the batch.
         requested: tokens to keep after each tower site, for each row.
-        generator_of: called with (row, picture of the row, number of the site) for a seeded generator.
-        emulate: keep all slots and mask what is gone, the slow reference.
+        generator_of: called with (row, image of the row, number of the site) for a seeded generator.
+        emulate: keep all slots and mask dropped ones, the slow reference.
         clock: phase timer.
 
     Raises:
@@ -87,14 +88,14 @@ class TowerRun:
     # ------------------------------------------------------------------ life
 
     def __enter__(self) -> TowerRun:
-        """Put the run in the place of the blocks' own forward."""
+        """Replace the blocks' forward."""
         for number, block in enumerate(self._blocks):
             self._saved.append((block.module, block.module.__dict__.get("forward")))
             block.module.__dict__["forward"] = partial(self._forward, number)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give the blocks their own forward back."""
+        """Restore the blocks' forward."""
         for module, forward in self._saved:
             del module.__dict__["forward"]
             if forward is not None:
@@ -102,13 +103,13 @@ class TowerRun:
         self._saved.clear()
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Note queries and keys of the block that runs."""
+        """Store queries and keys of the running block."""
         self._block_heads = (query, key, scaling)
 
     # ------------------------------------------------------------------ blocks
 
     def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run block `number`; what comes in is used by the first block only."""
+        """Run block `number`; only the first block uses its input."""
         kwargs.pop("attention_mask", None)
         if number == 0:
             self._start(hidden)
@@ -117,11 +118,11 @@ class TowerRun:
             following += self._run(number, pictures, kwargs)
         self._batch = following
         if number < len(self._blocks) - 1:
-            return hidden  # of the right shape for whoever looks; nobody reads it
+            return hidden  # unused, but hooks may check its shape
         return self._finish(hidden)
 
     def _start(self, hidden: Tensor) -> None:
-        """Enter with (P, E + N, D) patch embeddings; which picture is whose is read off the layout."""
+        """Start with (P, E + N, D) patch embeddings; the row of each image is read from the layout."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._policy.extra
         self._owners = image_owners(self._layout, self._first_unit, n_pictures, n_units)
         self._planner = self._make_planner(owners=self._owners)
@@ -165,7 +166,7 @@ class TowerRun:
         return [alive[row_indices].nonzero()[:, 0] for row_indices in units]
 
     def _count(self, pictures: TowerImages, attended: bool) -> None:
-        """Note for each row the slots that a half of a block runs on."""
+        """Count for each row the slots that a half of a block runs on."""
         n_slots = pictures.origin.shape[1] + self._policy.extra
         for member in pictures.members:
             ran = self._ran[self._owners.rows[member]]
@@ -176,7 +177,7 @@ class TowerRun:
                 ran[1] += n_slots
 
     def spared(self, row: int) -> Work:
-        """Return what a row's pictures did not cost, in the fields of Work that say so."""
+        """Return the cost that a row's images saved, in the `spared_*` fields of Work."""
         attention, mlp, pairs = (
             full - ran for full, ran in zip(self._full[row], self._ran[row], strict=True)
         )

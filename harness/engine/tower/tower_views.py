@@ -27,7 +27,7 @@ HEADS = frozenset({"block_keys", "rollout"})
 def watched_blocks(
     adapter: Parts, method: TokenReducer, sites: Sequence[Site]
 ) -> Sequence[TowerBlock]:
-    """Return the blocks whose queries and keys a method inside the tower reads, if it reads any.
+    """Return the blocks with queries and keys that a method inside the tower reads, if any.
 
     Raises:
         UserError: the model has no such blocks, or its kernel takes no bias for sizes.
@@ -45,15 +45,15 @@ def watched_blocks(
 
 
 class TowerPlanner:
-    """Asks about the pictures of one call of the tower.
+    """Gets and applies plans for the images of one tower call.
 
     Args:
         method: the reducer.
         sites: its tower sites, first to last.
-        owners: whose the pictures are.
+        owners: batch rows of the images.
         requested: tokens to keep after each tower site, for each row.
-        generator_of: called with (row, picture of the row, number of the site) for a seeded generator.
-        how: how slots are kept.
+        generator_of: called with (row, image of the row, number of the site) for a seeded generator.
+        policy: how slots are kept.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TowerPlanner:
         ]
 
     def reduce(self, site: int, pictures: TowerImages) -> list[TowerImages]:
-        """Return what is left of some pictures behind site number `site`; those without a token left are gone.
+        """Return the images after site number `site`; images without a remaining token are dropped.
 
         Raises:
             PlanError: a plan breaks its contract.
@@ -104,9 +104,9 @@ class TowerPlanner:
     def _select_slots(
         self, pictures: TowerImages, members: list[int], n: int
     ) -> tuple[TowerImages, Tensor]:
-        """Return some of the pictures with the `n` slots each that tokens are made of, and the (p, n) numbers of these.
+        """Return some images with the `n` slots each that tokens are made of, and the (p, n) indices of these slots.
 
-        Slots are gone before a site at the first one only, where the order is that of the raster.
+        Slots are dropped before a site at the first one only, where the order is that of the raster.
         """
         device = pictures.origin.device
         index = torch.tensor(members, device=device)
@@ -168,7 +168,7 @@ class TowerPlanner:
     def _hidden(
         self, plan: Plan, rows: Tensor, tokens: Tensor, slots: Tensor, n_keep: int
     ) -> Tensor:
-        """Return the residual stream with the kept slots alone; emulated: with new values in their slots."""
+        """Return the residual stream of the kept slots; emulated: all slots, with new values in the kept ones."""
         extra = self._policy.extra
         merge = plan.merge
         values = take(tokens, plan.kept, -2) if merge is None else merge.apply(tokens, n_keep)
