@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.batch_layout import read_layout
 from espalier.harness.engine.brightness import Pictures
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.visual_items import Item, read_layout
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 

@@ -8,18 +8,24 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.free_memory import fits_beside
 from espalier.harness.engine.deepstack import DeepStack, extract_features
-from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.layout import Layout, Stage, groups, take
 from espalier.harness.engine.reduce import (
     Decision,
     LayerHalves,
+    MergedTokens,
+    Rows,
     TokensOf,
-    decide,
+    combine,
     hide,
+    merged_values,
     row_generators,
     shrink,
 )
 from espalier.harness.engine.session_setup import SessionSetup
+from espalier.methods.base import Plan, View
+from espalier.methods.select.cosines import judged_by
 
 
 class Prefill:
@@ -109,34 +115,53 @@ class Prefill:
         merge_onto: TokensOf | None = None,
         halves: LayerHalves | None = None,
     ) -> Decision:
-        """Get the method's plans at site `number`, one for each row of the batch as it runs.
+        """Get the method's plans at site `number`, from one view for each group of rows with equal counts and budgets.
+
+        An adaptive method may keep a different count in each row, so each row gets its own view.
 
         Args:
             number: of the site.
             tokens_of: returns the visual tokens of some rows.
-            merge_onto: returns the tokens to merge where features do not correspond to tokens one to one.
-            halves: at `block` sites, the states to merge instead of the tokens where a plan requires it.
+            merge_onto: at a site that shows features, returns the tokens to merge in rows with blended tokens.
+            halves: at `block` sites, the states to merge instead of the view's tokens (`Plan.entering`).
 
         Raises:
             PlanError: a plan breaks its contract.
         """
-        setup, stage = self.setup, self.stage
+        setup, stage, site = self.setup, self.stage, self.setup.sites[number]
         keep = [counts[number] for counts in self.requested for _ in range(self.beams)]
         names = [name for name in self.samples for _ in range(self.beams)]
         with self.clock.phase("select"):
-            return decide(
-                method=setup.method,
-                site=setup.sites[number],
-                keep=keep,
-                layout=self.layout.repeat(self.beams).on(stage.valid.device),
-                stage=stage,
-                signals=setup.signals,
-                generators=row_generators(setup.seed, names, number),
-                tokens_of=tokens_of,
-                merge_onto=merge_onto,
-                step=self.step,
-                halves=halves,
-            )
+            layout = self.layout.repeat(self.beams).on(stage.valid.device)
+            generators = row_generators(setup.seed, names, number)
+            # By row, not by batch: a row must not depend on its neighbours.
+            features = [merge_onto is not None and not blended for blended in layout.blended]
+            group_keys = range(len(keep)) if setup.method.adaptive else (0,) * len(keep)
+            row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
+            plans: list[tuple[Rows, Plan]] = []
+            merged: list[MergedTokens] = []
+            for (n_tokens, n_keep, of_features, _), members in row_groups:
+                if n_tokens == 0:
+                    continue
+                rows: Rows = slice(None) if len(row_groups) == 1 else members
+                origin = stage.origin[rows][:, :n_tokens]
+                view = View(
+                    site=site,
+                    tokens=tokens_of(rows, n_tokens),
+                    grid=take(layout.grid[rows], origin, -2),
+                    signals=setup.signals.collect(site, layout, origin, rows),
+                    generators=[generators[row] for row in members],
+                    step=self.step,
+                )
+                with judged_by(fits_beside):
+                    plan = setup.method.answer(view, n_keep)
+                plans.append((rows, plan))
+                if plan.merge is not None:
+                    onto = None if of_features else merge_onto
+                    tokens = view.tokens if onto is None else onto(rows, n_tokens)
+                    values = merged_values(plan, plan.merge, tokens, rows, halves)
+                    merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
+            return combine(plans, stage, tuple(merged))
 
     def advance(self, first: int, decision: Decision) -> Tensor | None:
         """Enter the next stage, which holds from decoder layer `first` on.

@@ -1,4 +1,4 @@
-"""Get a method's plans and turn them into the next stage."""
+"""Combine a method's plans into a decision, and turn it into the next stage."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import fits_beside
-from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
-from espalier.harness.engine.signals import Signals
-from espalier.methods.base import Assignment, Mixture, Site, TokenReducer, View
-from espalier.methods.select.cosines import judged_by
+from espalier.harness.engine.layout import Stage, left_padded, take
+from espalier.methods.base import Assignment, Mixture, Plan
 
 #: Rows of a batch.
 Rows = list[int] | slice
@@ -65,85 +62,40 @@ class Decision:
         return self.counts == stage.counts
 
 
-def decide(
-    method: TokenReducer,
-    site: Site,
-    keep: Sequence[int],
-    layout: Layout,
-    stage: Stage,
-    signals: Signals,
-    generators: Sequence[torch.Generator],
-    tokens_of: TokensOf,
-    merge_onto: TokensOf | None = None,
-    step: int = 0,
-    halves: LayerHalves | None = None,
-) -> Decision:
-    """Get `method`'s plans, from one rectangular view for each group of rows with equal counts and budgets.
+def merged_values(
+    plan: Plan, merge: Assignment | Mixture, tokens: Tensor, rows: Rows, halves: LayerHalves | None
+) -> Tensor:
+    """Return the (b, k, D) values of a plan's kept tokens after `merge` of `tokens` (b, n, D).
 
-    An adaptive method may keep a different count in each row, so each row gets its own view.
-
-    Args:
-        method: the reducer.
-        site: where it acts.
-        keep: tokens to keep, for each row.
-        layout: of the batch.
-        stage: tokens alive before the site.
-        signals: captured so far.
-        generators: one for each row.
-        tokens_of: returns the visual tokens of some rows.
-        merge_onto: at a site that shows features, returns the tokens to merge in rows with blended tokens.
-        step: denoising step.
-        halves: at `block` sites, the states to merge instead of the view's tokens (`Plan.entering`).
-
-    Raises:
-        PlanError: a plan breaks its contract.
+    With halves and `plan.entering`, the states that entered the layer are merged instead, and the attention's output
+    for the kept tokens is added.
     """
-    n_rows = len(keep)
-    counts = [0] * n_rows
-    merged: list[MergedTokens] = []
+    if halves is None or not plan.entering:
+        return merge.apply(tokens, plan.kept.shape[1])
+    values = merge.apply(halves.entering(rows, tokens.shape[1]), plan.kept.shape[1])
+    return values + take(halves.put_out(rows, tokens.shape[1]), plan.kept, -2)
+
+
+def combine(
+    plans: Sequence[tuple[Rows, Plan]], stage: Stage, merged: tuple[MergedTokens, ...]
+) -> Decision:
+    """Return the decision made of the plans of some rows each; rows without a plan keep no token."""
+    every_row = range(len(stage.counts))
+    counts = [0] * len(every_row)
     spare: Tensor | None = None
-    pieces: list[tuple[Rows, Tensor]] = []
-    # By row, not by batch: a row must not depend on its neighbours.
-    features = [merge_onto is not None and not blended for blended in layout.blended]
-    group_keys = range(n_rows) if method.adaptive else (0,) * n_rows
-    row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
-    for (n_tokens, n_keep, of_features, _), members in row_groups:
-        if n_tokens == 0:
-            continue
-        rows: Rows = slice(None) if len(row_groups) == 1 else members
-        origin = stage.origin[rows][:, :n_tokens]
-        view = View(
-            site=site,
-            tokens=tokens_of(rows, n_tokens),
-            grid=take(layout.grid[rows], origin, -2),
-            signals=signals.collect(site, layout, origin, rows),
-            generators=[generators[row] for row in members],
-            step=step,
-        )
-        with judged_by(fits_beside):
-            plan = method.answer(view, n_keep)
-        for row in members:
+    for rows, plan in plans:
+        for row in every_row[rows] if isinstance(rows, slice) else rows:
             counts[row] = plan.kept.shape[1]
-        pieces.append((rows, plan.kept))
         if plan.spare is not None:
-            spare = stage.slots.new_full((n_rows,), -1) if spare is None else spare
+            spare = stage.slots.new_full((len(counts),), -1) if spare is None else spare
             spare[rows] = plan.spare.to(spare)
-        if plan.merge is not None:
-            onto = None if of_features else merge_onto
-            tokens = view.tokens if onto is None else onto(rows, n_tokens)
-            if plan.entering and halves is not None:
-                tokens = halves.entering(rows, n_tokens)
-            values = plan.merge.apply(tokens, plan.kept.shape[1])
-            if plan.entering and halves is not None:
-                values = values + take(halves.put_out(rows, n_tokens), plan.kept, -2)
-            merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
-    if len(pieces) == 1 and isinstance(pieces[0][0], slice):
-        kept = pieces[0][1]
+    if len(plans) == 1 and isinstance(plans[0][0], slice):
+        kept = plans[0][1].kept
     else:
-        kept = stage.slots.new_zeros(n_rows, max(counts))
-        for rows, row_kept in pieces:
-            kept[rows, : row_kept.shape[1]] = row_kept
-    return Decision(kept, tuple(counts), tuple(merged), spare)
+        kept = stage.slots.new_zeros(len(counts), max(counts))
+        for rows, plan in plans:
+            kept[rows, : plan.kept.shape[1]] = plan.kept
+    return Decision(kept, tuple(counts), merged, spare)
 
 
 def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:

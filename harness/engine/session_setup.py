@@ -1,17 +1,51 @@
-"""Setup of a session: one method on one model, and how to run it."""
+"""Setup of a session: one method on one model, how to run it, and the protocols of cache eviction.
+
+harness/engine/eviction.py implements the protocols. The engine depends on these only, so that the code of eviction is
+part of the runs that evict, and of no others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.evictor import CacheEvictor
+from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.signals import Signals
+from espalier.harness.engine.signals.dispatch import Signals
 from espalier.methods.base import Site, TokenReducer
+
+
+class PassEviction(Protocol):
+    """Eviction from the cache of one pass."""
+
+    @property
+    def held_visual(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; filled by `shorten`."""
+
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries that each layer holds, for each row; empty if all of them stay."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
+
+    def shorten(self, cache: Any) -> list[Stage]:
+        """Shorten the cache and return each layer's stage for the decoding steps."""
+
+
+class CacheEvictor(Protocol):
+    """Cache eviction of a session, after each prefill."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of the candidates to evict; 0 leaves the cache unchanged."""
+
+    def begin(self, prefill: Any, depth: int) -> PassEviction:
+        """Return the eviction of one pass: a `Prefill` of a decoder of `depth` layers."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,17 +12,16 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
-from espalier.harness.engine.evictor import CacheEvictor
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.idle_blocks import split_idle
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals import Signals
+from espalier.harness.engine.session_setup import CacheEvictor, SessionSetup
+from espalier.harness.engine.signals.dispatch import Signals
 from espalier.harness.engine.sites.decode import decode_site
 from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
 from espalier.harness.engine.tower.tower_views import watched_blocks
+from espalier.harness.engine.vision_pass import split_idle
 from espalier.harness.specs.run_spec import PositionPolicy
 from espalier.methods.base import Site, TokenReducer
 

@@ -14,10 +14,10 @@ from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.engine.eviction import CacheBudget
-from espalier.harness.engine.evictor import PassEviction
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session import Session
+from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import composed, parts
 from espalier.harness.kinds.lookup import as_compressor

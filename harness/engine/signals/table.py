@@ -28,7 +28,7 @@ PRODUCERS.add(
     "wide_cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention"
 )
 PRODUCERS.add("wide_tower_keys", "espalier.harness.engine.signals.tower_attention:TowerKeys")
-PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_states:TowerStates")
+PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_attention:TowerStates")
 PRODUCERS.add("projected", "espalier.harness.engine.signals.decoder_inputs:Projected")
 PRODUCERS.add("all_projected", "espalier.harness.engine.signals.decoder_inputs:AllProjected")
 PRODUCERS.add("text_embeddings", "espalier.harness.engine.signals.decoder_inputs:TextEmbeddings")

@@ -1,17 +1,21 @@
-"""Attention and keys of the tower, unit by unit: `cls_attention`, `cls_logits`, `tower_keys`, and both of one head.
+"""Signals of the tower, by unit: `cls_attention`, `cls_logits`, `tower_keys`, both of one head, and `tower_states`.
 
-Watches the layer that the projector reads, or the named one; if a learned query pools the tower's output, the pooling
-head. Captured at every call of the tower; units are blended into tokens as the model does.
+Attention and keys come from the layer that the projector reads, or the named one; if a learned query pools the tower's
+output, from the pooling head. `tower_states` is the mean of the hidden states over the tower's last third. Captured at
+every call of the tower; units are blended into tokens as the model does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import (
     Watcher,
     attention_rows,
@@ -19,7 +23,8 @@ from espalier.harness.engine.attention_probe import (
     received_unmasked,
 )
 from espalier.harness.engine.layout import mix, take
-from espalier.harness.engine.signals.producer import Producer, ViewRequest
+from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
+from espalier.methods.base import Need, Site
 
 
 class UnitSignal(Producer):
@@ -109,3 +114,46 @@ class ClassAttention(TowerAttention):
 def _one_head(states: Tensor) -> Tensor:
     """Return (B, 1, S, H Dh) of (B, H, S, Dh)."""
     return states.transpose(1, 2).flatten(2).unsqueeze(1)
+
+
+class TowerStates(UnitSignal):
+    """Sums states as they are computed.
+
+    With hidden state 0 the input of layer 0 and hidden state i the output of layer i - 1, the states from 2 n / 3 to n
+    of the n layers are used: 16 to 24 of 24. n counts all layers of the tower, including one with output that the
+    projector does not read.
+    """
+
+    def __init__(self, context: Context, site: Site, need: Need) -> None:
+        super().__init__(context, site, need)
+        layers = context.parts.tower_layers()
+        self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
+        self._sums: list[Tensor] = []
+
+    @property
+    def watched_layers(self) -> list[nn.Module]:
+        """The layers with outputs that are summed."""
+        return self._layers
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Reset the sums and watch the layers until the handles are removed; `clock` counts it as selection."""
+        self._sums = []
+        return [
+            layer.register_forward_hook(partial(self._add, clock, layer is self._layers[0]))
+            for layer in self._layers
+        ]
+
+    def _add(self, clock: Clock, first: bool, module: nn.Module, args: Any, output: Tensor) -> None:
+        with clock.phase("select"):
+            states = output.to(torch.promote_types(output.dtype, torch.float32))
+            # A tower of packed images has no image axis.
+            states = states.unsqueeze(0) if states.dim() == 2 else states
+            units = self.context.parts.to_units(states[:, self.context.class_tokens :])
+            if first:
+                self._sums.append(units)
+            else:
+                self._sums[-1] = self._sums[-1].to(units.device) + units
+
+    def units(self) -> Tensor:
+        """Return (units, D) in the projector's order, in at least fp32."""
+        return torch.cat(self._sums) / len(self._layers)

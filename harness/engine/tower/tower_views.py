@@ -10,11 +10,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from espalier.harness.cost.free_memory import fits_beside
-from espalier.harness.engine.image_rows import ImageOwners, picture_counts
 from espalier.harness.engine.layout import groups, take
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.rollout import rollout
-from espalier.harness.engine.tower.tower_images import SlotPolicy, TowerImages, new_sizes
+from espalier.harness.engine.tower.tower_images import (
+    ImageOwners,
+    SlotPolicy,
+    TowerImages,
+    new_sizes,
+    picture_counts,
+)
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, Site, TokenReducer, View
